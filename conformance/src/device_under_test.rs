@@ -86,7 +86,7 @@ pub struct DeviceUnderTest<B> {
     arithmetic: Arithmetic,
     attention: Attention,
     coverage: Coverage,
-    rows_stand_alone: bool,
+    is_batch_invariant: bool,
 }
 
 /// Poisoned guard values after every output, which must stay unchanged.
@@ -95,7 +95,7 @@ const MARGIN: usize = 3;
 impl<B: Backend> DeviceUnderTest<B> {
     /// Creates a device under test for all suites.
     pub fn new(name: &'static str, device: B, arithmetic: Arithmetic, attention: Attention) -> Self {
-        Self { name, device, arithmetic, attention, coverage: Coverage::Every, rows_stand_alone: true }
+        Self { name, device, arithmetic, attention, coverage: Coverage::Every, is_batch_invariant: true }
     }
 
     /// Sets the coverage of combinations of edge sizes.
@@ -105,7 +105,7 @@ impl<B: Backend> DeviceUnderTest<B> {
 
     /// Declares that rounding of attention depends on other rows of the same sequence in the step.
     pub fn without_batch_invariance(self) -> Self {
-        Self { rows_stand_alone: false, ..self }
+        Self { is_batch_invariant: false, ..self }
     }
 
     /// Returns its name in messages.
@@ -131,11 +131,11 @@ impl<B: Backend> DeviceUnderTest<B> {
     /// Returns whether attention of a row is bit-identical for any other rows of its sequence in
     /// the step. Rows of other sequences never affect it.
     pub fn is_batch_invariant(&self) -> bool {
-        self.rows_stand_alone
+        self.is_batch_invariant
     }
 
     /// Returns an empty list of skipped cases.
-    pub fn lacks(&self) -> Skipped {
+    pub fn skipped(&self) -> Skipped {
         Skipped::new(self.coverage)
     }
 
@@ -188,9 +188,9 @@ impl<B: Backend> DeviceUnderTest<B> {
     #[track_caller]
     pub fn results(&self, got: &B::Buffer, len: usize, what: &dyn Fn() -> String) -> Vec<f32> {
         let mut got = self.download(got, len + MARGIN);
-        let behind = got.split_off(len);
-        if let Some(index) = first_written(&behind) {
-            panic!("{}: value {index} beyond the output was written: {}", what(), behind[index]);
+        let guard = got.split_off(len);
+        if let Some(index) = first_written(&guard) {
+            panic!("{}: value {index} beyond the output was written: {}", what(), guard[index]);
         }
         got
     }

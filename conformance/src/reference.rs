@@ -62,7 +62,7 @@ pub fn soft_cap(x: f64, cap: f32) -> f64 {
 
 /// Rotates the pairs of `head` by `angles` `[n_rot / 2][cos, sin]`; the rest is unchanged
 /// (RoFormer, arXiv 2104.09864).
-pub fn turn(head: &mut [f64], pairing: Pairing, angles: &[[f32; 2]]) {
+pub fn rotate_pairs(head: &mut [f64], pairing: Pairing, angles: &[[f32; 2]]) {
     for (i, &[cos, sin]) in angles.iter().enumerate() {
         let (first, second) = pair(pairing, angles.len(), i);
         let (a, b, cos, sin) = (head[first], head[second], f64::from(cos), f64::from(sin));
@@ -92,14 +92,14 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
     let rotation = Rotation::tq();
     let n = rotation.len();
     let sign = |is_negative: bool| if is_negative { -1.0 } else { 1.0 };
-    let turned = |block: &[f64], i: usize| -> f64 {
+    let rotated = |block: &[f64], i: usize| -> f64 {
         let terms = block
             .iter()
             .enumerate()
             .map(|(j, x)| sign((i & j).count_ones() % 2 == 1) * sign(rotation.before() >> j & 1 == 1) * x);
         sign(rotation.after() >> i & 1 == 1) * terms.sum::<f64>() / (n as f64).sqrt()
     };
-    x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| turned(block, i))).collect()
+    x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| rotated(block, i))).collect()
 }
 
 /// Computes the factor of a gate: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, or g.
@@ -139,23 +139,23 @@ pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usi
 /// Computes [`Backend::linear_attention`](kvant_backend::Backend::linear_attention) for each of the
 /// first rows of a sequence, `[rows, n_v_heads * v_dim]`.
 ///
-/// With the delta rule, a row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of
+/// With the delta rule, a row maps a state S to `decay (I - write k kᵀ) S + write k vᵀ` with k of
 /// length one and both gates from 0 to 1, which increases no distance between two states: the
 /// roundings of each row (those of two products of `k_dim` terms, of k, of the gates, and of keep
 /// by as many as its exponent counts) add up, times the largest state and value so far. A state
-/// space maps S to `keep S + t k vᵀ`, which increases no distance either, and adds a write of its
+/// space maps S to `decay S + t k vᵀ`, which increases no distance either, and adds a write of its
 /// own size.
-pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Expected> {
+pub fn linear_attention(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Expected> {
     let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
     let n_qkv = heads.n_qkv();
     let n_rows = inputs.qkv.len() / n_qkv;
-    let mut wants = vec![Expected { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
+    let mut expected = vec![Expected { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
     for head in 0..n_v_heads {
         let mut state = vec![vec![0.0; k_dim]; v_dim];
-        let (mut off, mut largest) = (0.0, vec![0.0; v_dim]);
+        let (mut error, mut largest) = (0.0, vec![0.0; v_dim]);
         for row in 0..n_rows {
             let x: Vec<f64> = inputs.qkv[row * n_qkv..][..n_qkv].iter().map(|&x| f64::from(x)).collect();
-            let meeting = |side: usize| {
+            let unit_vector = |side: usize| {
                 let x = &x[(side * n_k_heads + heads.key_head(head)) * k_dim..][..k_dim];
                 let length = match inputs.rule {
                     StateRule::GatedDeltaNet { eps, .. } => (norm_of(x).powi(2) + f64::from(eps)).sqrt(),
@@ -163,33 +163,33 @@ pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Expected> {
                 };
                 x.iter().map(|x| x / length).collect::<Vec<f64>>()
             };
-            let (q, k) = (meeting(0), meeting(1));
+            let (q, k) = (unit_vector(0), unit_vector(1));
             let of_head = |values: &[f32]| f64::from(values[row * n_v_heads + head]);
             let step = (of_head(inputs.step) + f64::from(inputs.bias[head])).exp().ln_1p();
             let exponent = f64::from(inputs.decay[head]) * step;
-            let keep = exponent.exp();
-            off += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
+            let decay = exponent.exp();
+            error += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
             for (column, state) in state.iter_mut().enumerate() {
                 let value = x[2 * n_k_heads * k_dim + head * v_dim + column];
                 let (change, scale, past) = match inputs.rule {
                     StateRule::GatedDeltaNet { write, .. } => {
-                        let met: f64 = state.iter().zip(&k).map(|(s, k)| keep * s * k).sum();
-                        let change = (value - met) * gate(Gate::Sigmoid, of_head(write));
+                        let predicted: f64 = state.iter().zip(&k).map(|(s, k)| decay * s * k).sum();
+                        let change = (value - predicted) * gate(Gate::Sigmoid, of_head(write));
                         (change, 1.0 / (k_dim as f64).sqrt(), 0.0)
                     }
                     StateRule::Mamba2 { skip } => (step * value, 1.0, f64::from(skip[head]) * value),
                 };
-                state.iter_mut().zip(&k).for_each(|(s, k)| *s = keep * *s + k * change);
+                state.iter_mut().zip(&k).for_each(|(s, k)| *s = decay * *s + k * change);
                 let reach = norm_of(state) + value.abs() + change.abs() * norm_of(&k);
                 largest[column] = reach.max(largest[column]);
                 let sum: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
-                let off = scale * (off + roundings(2 * k_dim)) * largest[column] * norm_of(&q);
-                wants[(row * n_v_heads + head) * v_dim + column] =
-                    Expected { value: scale * sum + past, tolerance: off + roundings(3) * past.abs() };
+                let error = scale * (error + roundings(2 * k_dim)) * largest[column] * norm_of(&q);
+                expected[(row * n_v_heads + head) * v_dim + column] =
+                    Expected { value: scale * sum + past, tolerance: error + roundings(3) * past.abs() };
             }
         }
     }
-    wants
+    expected
 }
 
 /// Computes the 2-norm.

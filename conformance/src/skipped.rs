@@ -11,16 +11,16 @@ pub struct Skipped {
     coverage: Coverage,
     cases: usize,
     reasons: Vec<String>,
-    left_out: usize,
-    asked: usize,
+    omitted: usize,
+    requested: usize,
     /// Number of selections: each begins at another offset, so that the pairs vary.
-    turn: usize,
+    n_selections: usize,
 }
 
 impl Skipped {
     /// Creates an empty list for a device with this coverage.
     pub fn new(coverage: Coverage) -> Self {
-        Self { coverage, cases: 0, reasons: Vec::new(), left_out: 0, asked: 0, turn: 0 }
+        Self { coverage, cases: 0, reasons: Vec::new(), omitted: 0, requested: 0, n_selections: 0 }
     }
 
     /// Returns the requested pairs of a value of `a` with one of `b`.
@@ -29,11 +29,11 @@ impl Skipped {
         if self.coverage == Coverage::Every || every.is_empty() {
             return every;
         }
-        let pair = |i: usize| (a[i % a.len()].clone(), b[(i + self.turn) % b.len()].clone());
+        let pair = |i: usize| (a[i % a.len()].clone(), b[(i + self.n_selections) % b.len()].clone());
         let chosen: Vec<_> = (0..a.len().max(b.len())).map(pair).collect();
-        self.turn += 1;
-        self.asked += chosen.len();
-        self.left_out += every.len() - chosen.len();
+        self.n_selections += 1;
+        self.requested += chosen.len();
+        self.omitted += every.len() - chosen.len();
         chosen
     }
 
@@ -74,11 +74,11 @@ impl Skipped {
     /// Returns why a suite is incomplete, in one line; `None` if it is complete.
     pub fn reason(&self) -> Option<String> {
         let lacking = (self.cases > 0).then(|| format!("{} cases: {}", self.cases, self.reasons.join("; ")));
-        let left_out = (self.left_out > 0).then(|| {
-            let all = self.left_out + self.asked;
-            format!("{} of {all} combinations of edge sizes, each of which is in another", self.left_out)
+        let omitted = (self.omitted > 0).then(|| {
+            let all = self.omitted + self.requested;
+            format!("{} of {all} combinations of edge sizes, each of which is in another", self.omitted)
         });
-        let both: Vec<_> = lacking.into_iter().chain(left_out).collect();
+        let both: Vec<_> = lacking.into_iter().chain(omitted).collect();
         (!both.is_empty()).then(|| both.join("; "))
     }
 }

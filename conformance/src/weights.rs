@@ -40,7 +40,7 @@ const HALF: f64 = 1.0 / 2048.0;
 const MIN_HALF: f64 = HALF / (1u64 << 14) as f64;
 /// Roundings of a rotation in butterflies: five additions, the factor; in the codec also the level
 /// times its scale.
-const TURN: usize = 14;
+const ROTATION_ROUNDINGS: usize = 14;
 
 /// Returns independent Gaussians of standard deviation `sigma`.
 pub fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
@@ -96,7 +96,7 @@ impl Weights {
     pub fn row(&self, index: usize) -> Vec<Expected> {
         let row = &self.rows[index];
         let tolerances: Vec<f64> = match (&row.levels, FieldSpec::of(self.dtype)) {
-            (Some((levels, _)), _) => levels.chunks_exact(BLOCK).flat_map(turn_errors).collect(),
+            (Some((levels, _)), _) => levels.chunks_exact(BLOCK).flat_map(rotated_errors).collect(),
             (None, Some(_)) => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
             (None, None) => vec![0.0; self.n_in],
         };
@@ -113,21 +113,23 @@ impl Weights {
         let lost = match &row.levels {
             _ if in_halves => self.lost_to_halves(row, x),
             Some((levels, half_steps)) if in_bytes => {
-                let cols = levels.iter().zip(half_steps).zip(x.turned_most.iter().zip(&x.turned_half_steps));
+                let cols = levels.iter().zip(half_steps).zip(x.rotated_max.iter().zip(&x.rotated_half_steps));
                 let bytes = cols.map(|((w, dw), (x, dx))| {
                     let w = w.abs();
                     w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
                 });
-                let turns = levels.chunks_exact(BLOCK).zip(x.most.chunks_exact(BLOCK));
-                let turns =
-                    turns.map(|(w, x)| roundings(TURN) * norm_1(w) * norm_1(x) / (BLOCK as f64).sqrt());
-                bytes.sum::<f64>() + turns.sum::<f64>()
+                let rotation_errors = levels.chunks_exact(BLOCK).zip(x.max_magnitudes.chunks_exact(BLOCK));
+                let rotation_errors = rotation_errors.map(|(w, x)| {
+                    roundings(ROTATION_ROUNDINGS) * norm_1(w) * norm_1(x) / (BLOCK as f64).sqrt()
+                });
+                bytes.sum::<f64>() + rotation_errors.sum::<f64>()
             }
             None if in_bytes => {
-                let cols = row.values.iter().zip(&row.magnitudes).zip(x.most.iter().zip(&x.half_steps));
+                let cols =
+                    row.values.iter().zip(&row.magnitudes).zip(x.max_magnitudes.iter().zip(&x.half_steps));
                 cols.map(|((w, m), (x, dx))| w.abs() * dx + summed * m * (x + dx)).sum()
             }
-            _ => row.magnitudes.iter().zip(&x.most).map(|(m, x)| summed * m * x).sum(),
+            _ => row.magnitudes.iter().zip(&x.max_magnitudes).map(|(m, x)| summed * m * x).sum(),
         };
         let of_input: f64 = row.values.iter().zip(&x.errors).map(|(w, dx)| w.abs() * dx).sum();
         Expected { value: dot(&row.values, &x.values), tolerance: lost + of_input }
@@ -138,16 +140,16 @@ impl Weights {
         let decoded: Vec<f64> = match &row.levels {
             Some((levels, half_steps)) => {
                 let finer = half_steps.chunks_exact(BLOCK).flat_map(|steps| spread(norm_1(steps) / FINER));
-                levels.chunks_exact(BLOCK).flat_map(turn_errors).zip(finer).map(|(a, b)| a + b).collect()
+                levels.chunks_exact(BLOCK).flat_map(rotated_errors).zip(finer).map(|(a, b)| a + b).collect()
             }
             None => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
         };
-        let largest = x.most.iter().fold(0.0f64, |most, x| most.max(*x));
-        let least = (MIN_HALF / (1u64 << 14) as f64 * largest).max(MIN_HALF / 2f64.powi(100));
-        let cols = row.values.iter().zip(decoded).zip(&x.most).map(|((w, decoded), x)| {
+        let largest = x.max_magnitudes.iter().fold(0.0f64, |max, x| max.max(*x));
+        let min_half_step = (MIN_HALF / (1u64 << 14) as f64 * largest).max(MIN_HALF / 2f64.powi(100));
+        let cols = row.values.iter().zip(decoded).zip(&x.max_magnitudes).map(|((w, decoded), x)| {
             let w = w.abs();
             let dw = decoded + HALF * (w + decoded) + MIN_HALF;
-            let dx = HALF * x + least;
+            let dx = HALF * x + min_half_step;
             w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
         });
         cols.sum()
@@ -200,8 +202,8 @@ fn norm_1(values: &[f64]) -> f64 {
 }
 
 /// Returns the error bounds of a rotated block, from the magnitudes of its inputs.
-fn turn_errors(block: &[f64]) -> impl Iterator<Item = f64> {
-    spread(roundings(TURN) * norm_1(block))
+fn rotated_errors(block: &[f64]) -> impl Iterator<Item = f64> {
+    spread(roundings(ROTATION_ROUNDINGS) * norm_1(block))
 }
 
 /// Returns the error bounds of a block after rotation, for errors with the sum `total`.
@@ -217,10 +219,10 @@ pub struct Activations {
     /// row.
     errors: Vec<f64>,
     /// Maximum magnitudes, before and after rotation.
-    most: Vec<f64>,
-    turned_most: Vec<f64>,
+    max_magnitudes: Vec<f64>,
+    rotated_max: Vec<f64>,
     half_steps: Vec<f64>,
-    turned_half_steps: Vec<f64>,
+    rotated_half_steps: Vec<f64>,
 }
 
 impl Activations {
@@ -231,44 +233,47 @@ impl Activations {
 
     /// Creates a row of integers up to 127, with 127 among any 32, after rotation for the rotated
     /// types: exact in bytes, except for the roundings of the rotation and its inverse.
-    pub fn whole(x: &[f32]) -> Self {
+    pub fn integers(x: &[f32]) -> Self {
         let row = Self::new(x);
-        let turns =
-            row.values.chunks_exact(BLOCK).flat_map(|block| spread(roundings(TURN + 1) * norm_1(block)));
-        let turned_half_steps = turns.collect();
-        Self { half_steps: vec![0.0; x.len()], turned_half_steps, ..row }
+        let rotation_errors = row
+            .values
+            .chunks_exact(BLOCK)
+            .flat_map(|block| spread(roundings(ROTATION_ROUNDINGS + 1) * norm_1(block)));
+        let rotated_half_steps = rotation_errors.collect();
+        Self { half_steps: vec![0.0; x.len()], rotated_half_steps, ..row }
     }
 
     /// Creates a row after its norm: `n` squares added in any order, whose error the root halves,
     /// then a mean, eps, a root, its inverse (two units of the last place if a device approximates
     /// it) and two factors: eight roundings.
-    pub fn normalised(x: &[f32], weight: &[f32], eps: f32) -> Self {
+    pub fn normalized(x: &[f32], weight: &[f32], eps: f32) -> Self {
         let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
-        let (values, share) = (crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()));
-        let errors = values.iter().map(|v| share * v.abs()).collect();
+        let (values, relative) = (crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()));
+        let errors = values.iter().map(|v| relative * v.abs()).collect();
         Self::known_within(values, errors)
     }
 
     /// Creates a row from another op's results.
-    pub fn given(row: &[Expected]) -> Self {
+    pub fn from_expected(row: &[Expected]) -> Self {
         let [values, errors] = [|want: &Expected| want.value, |want: &Expected| want.tolerance]
             .map(|of| row.iter().map(of).collect());
         Self::known_within(values, errors)
     }
 
     fn known_within(values: Vec<f64>, errors: Vec<f64>) -> Self {
-        let most: Vec<f64> = values.iter().zip(&errors).map(|(x, dx)| x.abs() + dx).collect();
+        let max_magnitudes: Vec<f64> = values.iter().zip(&errors).map(|(x, dx)| x.abs() + dx).collect();
         // A row that ends within a block never has a rotated type.
-        let turned_errors = errors.chunks_exact(BLOCK).flat_map(|errors| spread(norm_1(errors)));
-        let turned = rotate(&values);
-        let turned_most: Vec<f64> = turned.iter().zip(turned_errors).map(|(x, dx)| x.abs() + dx).collect();
-        let (half_steps, turned_half_steps) = (half_steps(&most), half_steps(&turned_most));
-        Self { values, errors, most, turned_most, half_steps, turned_half_steps }
+        let errors_after_rotation = errors.chunks_exact(BLOCK).flat_map(|errors| spread(norm_1(errors)));
+        let rotated = rotate(&values);
+        let rotated_max: Vec<f64> =
+            rotated.iter().zip(errors_after_rotation).map(|(x, dx)| x.abs() + dx).collect();
+        let (half_steps, rotated_half_steps) = (half_steps(&max_magnitudes), half_steps(&rotated_max));
+        Self { values, errors, max_magnitudes, rotated_max, half_steps, rotated_half_steps }
     }
 }
 
 /// Returns the maximum relative error of a row of `n` after its RMS norm; see
-/// [`Activations::normalised`].
+/// [`Activations::normalized`].
 pub fn norm_error(n: usize) -> f64 {
     roundings(n.div_ceil(2) + 8)
 }

@@ -2,7 +2,7 @@
 each loop by execution pipe.
 
     cargo test -p kvant-cuda every_kernel        # leaves PTX in the folder kvant-cuda-tests of the temporary files
-    python3 tools/gpu-report/pipes.py /tmp/kvant-cuda-tests --of many.cu TYPE=4
+    python3 tools/gpu-report/pipes.py /tmp/kvant-cuda-tests --of gemm.cu TYPE=4
 
 `ptxas` and `nvdisasm` come from NVIDIA's toolkit, or from the PyPI packages nvidia-cuda-nvcc and
 triton (`--ptxas`, `--nvdisasm`). An older ptxas rejects PTX of a newer NVRTC.

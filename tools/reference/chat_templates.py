@@ -40,15 +40,15 @@ TOOL = {
     },
 }
 SYSTEM = {"role": "system", "content": "You are brief. "}
-ASK = {"role": "user", "content": "What is 2 + 2?\nThink  twice."}
+QUESTION = {"role": "user", "content": "What is 2 + 2?\nThink  twice."}
 ANSWER = {"role": "assistant", "content": "It is 4."}
 AGAIN = {"role": "user", "content": 'And <b>3</b> & "3"?'}
 CASES = {
-    "user": {"messages": [ASK], "add_generation_prompt": True},
-    "turns": {"messages": [ASK, ANSWER, AGAIN], "add_generation_prompt": True},
-    "system": {"messages": [SYSTEM, ASK, ANSWER], "add_generation_prompt": False},
-    "tools": {"messages": [SYSTEM, ASK], "add_generation_prompt": True, "tools": [TOOL]},
-    "no_thinking": {"messages": [ASK], "add_generation_prompt": True, "enable_thinking": False},
+    "user": {"messages": [QUESTION], "add_generation_prompt": True},
+    "turns": {"messages": [QUESTION, ANSWER, AGAIN], "add_generation_prompt": True},
+    "system": {"messages": [SYSTEM, QUESTION, ANSWER], "add_generation_prompt": False},
+    "tools": {"messages": [SYSTEM, QUESTION], "add_generation_prompt": True, "tools": [TOOL]},
+    "no_thinking": {"messages": [QUESTION], "add_generation_prompt": True, "enable_thinking": False},
 }
 
 
@@ -66,8 +66,8 @@ def render(source, case):
         return {"error": f"{type(error).__name__}: {error}"}
     except Exception as error:
         return {"error": type(error).__name__} | lenient(template, source, context(case, []))
-    told = lenient(template, source, context(case, None))
-    return {"text": text} | (told if told["lenient"] != text else {})
+    result = lenient(template, source, context(case, None))
+    return {"text": text} | (result if result["lenient"] != text else {})
 
 
 def lenient(template, source, given):

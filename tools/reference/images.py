@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Creates tiny random vision models, and the outputs of `transformers` for two images.
 
-Writes to `crates/vision/tests`: `images/wide.png` and `tall.png`, and for every model of SIGHTS
+Writes to `crates/vision/tests`: `images/wide.png` and `tall.png`, and for every model of VLMS
 that is made by default, or for the named ones, in `models/NAME`
 
 text.gguf      the text model by the conventions of llama.cpp's converter, as `make_fixtures.py` writes those, with a vocabulary:
@@ -42,7 +42,7 @@ import torch
 import transformers as hf
 from make_fixtures import MAX_ROUNDING_ERROR, MIN_EFFECT, build_model, stored_tensors, to_interleaved, write_file, write_metadata
 from PIL import Image, ImageDraw, ImageOps
-from vision_models import SIGHTS, Sight, Text
+from vision_models import VLMS, Text, VlmSpec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -59,45 +59,45 @@ def draw(width: int, height: int) -> Image.Image:
     """Returns an image of gradients and shapes, with edges that distinguish resampling methods."""
     y, x = np.mgrid[:height, :width] / max(width, height)
     slopes = np.stack([x, y, 1 - x * y], axis=-1) * 200 + 20 * np.sin(np.stack([40 * y, 30 * x, 25 * (x + y)], axis=-1))
-    picture = Image.fromarray(slopes.clip(0, 255).astype(np.uint8))
-    pen = ImageDraw.Draw(picture)
+    image = Image.fromarray(slopes.clip(0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(image)
     pen.ellipse((0.1 * width, 0.15 * height, 0.5 * width, 0.6 * height), fill=(230, 40, 30))
     pen.rectangle((0.55 * width, 0.4 * height, 0.9 * width, 0.75 * height), fill=(20, 90, 220))
     pen.polygon([(0.3 * width, 0.95 * height), (0.6 * width, 0.1 * height), (0.7 * width, 0.9 * height)], fill=(250, 220, 60))
     for i in range(0, max(width, height), 5):
         pen.line((i, height, i + 0.3 * width, 0.8 * height), fill=(10, 10, 10))
-    return picture
+    return image
 
 
-def tokenizer_of(sight: Sight) -> hf.PreTrainedTokenizerFast:
+def tokenizer_of(vlm: VlmSpec) -> hf.PreTrainedTokenizerFast:
     """Returns the vocabulary: bytes, two newlines, and the marks."""
     vocab = {letter: byte for byte, letter in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE({**vocab, "ĊĊ": 256}, [("Ċ", "Ċ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in sight.marks])
-    if sight.adds_bos:
-        bos = sight.named["bos_token"]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in vlm.marks])
+    if vlm.adds_bos:
+        bos = vlm.named["bos_token"]
         ids = [(bos, tokenizer.token_to_id(bos))]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=ids)
-    usual = {key: mark for key, mark in sight.named.items() if key in ("bos_token", "eos_token", "pad_token")}
-    others = {key: mark for key, mark in sight.named.items() if key not in usual}
+    usual = {key: mark for key, mark in vlm.named.items() if key in ("bos_token", "eos_token", "pad_token")}
+    others = {key: mark for key, mark in vlm.named.items() if key not in usual}
     return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=others, **usual)
 
 
-def spec_of(sight: Sight, n_vocab: int) -> Text:
+def spec_of(vlm: VlmSpec, n_vocab: int) -> Text:
     """Returns the text model."""
-    head_dim = 64 if sight.family in ("llama", "mistral", "mistral3", "qwen3vl") else None
-    name = f"{sight.family}-{sight.name}"
-    return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **sight.text})
+    head_dim = 64 if vlm.family in ("llama", "mistral", "mistral3", "qwen3vl") else None
+    name = f"{vlm.family}-{vlm.name}"
+    return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **vlm.text})
 
 
-def reader_of(model: torch.nn.Module) -> torch.nn.Module:
+def text_model_of(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the text model without its head."""
     return model.model.text_model if hasattr(model.model, "text_model") else model.model.language_model
 
 
-def seeing(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def vision_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yields the modules outside the text model."""
     for name, weight in model.model.named_parameters():
         if not name.startswith(("text_model.", "language_model.")):
@@ -110,14 +110,14 @@ def offset_of(name: str) -> float:
     return 1.0 if "soft_emb_norm" in name else 0.0
 
 
-def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Module:
+def build(vlm: VlmSpec, text: torch.nn.Module, image_token: int) -> torch.nn.Module:
     """Returns a model around this text model, with scores, norms and branches far from uniform, and
     matrices exact in f16."""
-    torch.manual_seed(zlib.crc32(sight.name.encode()))
-    model = hf.AutoModelForImageTextToText.from_config(sight.to_config(text.config, image_token)).eval()
-    reader_of(model).load_state_dict(text.model.state_dict())
+    torch.manual_seed(zlib.crc32(vlm.name.encode()))
+    model = hf.AutoModelForImageTextToText.from_config(vlm.to_config(text.config, image_token)).eval()
+    text_model_of(model).load_state_dict(text.model.state_dict())
     model.lm_head.load_state_dict(text.lm_head.state_dict())
-    for name, weight in seeing(model):
+    for name, weight in vision_parameters(model):
         n_in = weight[0].numel()
         if "lambda_" in name:
             values = 0.6 + 0.8 * torch.rand_like(weight)
@@ -139,7 +139,7 @@ def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Mod
 
 
 @torch.no_grad()
-def see(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the rows of the image as the text model reads them, and the logits."""
     entered, added = [], []
 
@@ -147,7 +147,7 @@ def see(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, 
         entered.append(given["inputs_embeds"][0])
         added.extend(given.get("deepstack_visual_embeds") or [])
 
-    hook = reader_of(model).register_forward_pre_hook(keep, with_kwargs=True)
+    hook = text_model_of(model).register_forward_pre_hook(keep, with_kwargs=True)
     kind = next(model.parameters()).dtype
     given = {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
     logits = model(**given).logits[0]
@@ -174,48 +174,48 @@ def tiles_of(inputs: hf.BatchFeature) -> list[torch.Tensor]:
     return tiles
 
 
-def ask(processor: hf.ProcessorMixin, picture: Image.Image) -> hf.BatchFeature:
+def inputs_for(processor: hf.ProcessorMixin, image: Image.Image) -> hf.BatchFeature:
     """Returns the model's inputs for PROMPT with this image."""
-    content = [{**part, "image": picture} if part["type"] == "image" else part for part in PROMPT]
+    content = [{**part, "image": image} if part["type"] == "image" else part for part in PROMPT]
     messages = [{"role": "user", "content": content}]
     return processor.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
 
 
-def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMixin, picture: Image.Image) -> None:
+def check_sensitivity(vlm: VlmSpec, model: torch.nn.Module, processor: hf.ProcessorMixin, image: Image.Image) -> None:
     """Rejects a model whose golden data is inexact or insensitive to mistakes; prints the
     figures."""
-    inputs = ask(processor, picture)
-    rows, logits = see(model, inputs)
-    exact = see(model.double(), inputs)
+    inputs = inputs_for(processor, image)
+    rows, logits = forward(model, inputs)
+    exact = forward(model.double(), inputs)
     rounding = max(float((one - other).abs().max()) for one, other in zip(exact, (rows, logits)))
     model.float()
-    assert rounding <= MAX_ROUNDING_ERROR, f"{sight.name}: rounding error {rounding}"
+    assert rounding <= MAX_ROUNDING_ERROR, f"{vlm.name}: rounding error {rounding}"
     extent = float(rows.std())
-    assert EXTENT[0] <= extent <= EXTENT[1], f"{sight.name}: rows are {extent} wide"
-    other = see(model, ask(processor, ImageOps.invert(picture)))[1]
+    assert EXTENT[0] <= extent <= EXTENT[1], f"{vlm.name}: rows are {extent} wide"
+    other = forward(model, inputs_for(processor, ImageOps.invert(image)))[1]
     effect = float((other - logits).abs().max())
-    assert effect >= MIN_EFFECT, f"{sight.name}: the picture changes logits by {effect} only"
+    assert effect >= MIN_EFFECT, f"{vlm.name}: the image changes logits by {effect} only"
     effects = [effect]
-    for leave_out in sight.without:
+    for leave_out in vlm.ablations:
         other, given = copy.deepcopy(model), dict(inputs)
         leave_out(other, given)
-        effects.append(float((see(other, given)[1] - logits).abs().max()))
-        assert effects[-1] >= MIN_EFFECT, f"{sight.name}: a feature changes logits by {effects[-1]} only"
-    least = {}
-    for name, _, weight in stored_parts(sight, model):
+        effects.append(float((forward(other, given)[1] - logits).abs().max()))
+        assert effects[-1] >= MIN_EFFECT, f"{vlm.name}: a feature changes logits by {effects[-1]} only"
+    row_effects = {}
+    for name, _, weight in stored_parts(vlm, model):
         if name.endswith("attn_k.bias"):  # equal for all keys of a query, so softmax cancels it
             continue
         values = weight.clone()
         weight.data.zero_()
-        least[name] = float((see(model, inputs)[0] - rows).abs().max())
+        row_effects[name] = float((forward(model, inputs)[0] - rows).abs().max())
         weight.data.copy_(values)
-    name = min(least, key=least.get)
-    assert least[name] >= MIN_ROW_EFFECT, f"{sight.name}: {name} changes rows by {least[name]} only"
+    name = min(row_effects, key=row_effects.get)
+    assert row_effects[name] >= MIN_ROW_EFFECT, f"{vlm.name}: {name} changes rows by {row_effects[name]} only"
     print(
-        f"{sight.name:10} rows' std {extent:.2f}  logits' std {float(logits.std()):.2f}  rounding {rounding:.1e}  "
-        f"effects of the picture and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {least[name]:.2f}"
+        f"{vlm.name:10} rows' std {extent:.2f}  logits' std {float(logits.std()):.2f}  rounding {rounding:.1e}  "
+        f"effects of the image and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {row_effects[name]:.2f}"
     )
 
 
@@ -263,18 +263,18 @@ INNER = {
 }
 
 
-def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+def stored_parts(vlm: VlmSpec, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
     """Yields the vision encoder's tensors in file format, with the names in the file and here."""
-    for name, weight in seeing(model):
+    for name, weight in vision_parameters(model):
         *path, end = name.split(".")
         part, suffix = (path[-1], f".{end}") if end in ("weight", "bias") else (end, "")
         layer = next((int(step) for step in path if step.isdigit()), None)
         if path[0] in ("connector", "multi_modal_projector") or "merger" in path:
-            yield sight.projecting[part] + suffix, name, weight
+            yield vlm.projector_names[part] + suffix, name, weight
         elif "deepstack_merger_list" in path:
             behind = model.config.vision_config.deepstack_visual_indexes[layer]
             yield f"v.deepstack.{behind}.{part.removeprefix('linear_')}{suffix}", name, weight
-        elif part == "qkv" and sight.is_split:
+        elif part == "qkv" and vlm.is_split:
             for letter, third in zip("qkv", weight.chunk(3)):
                 yield f"v.blk.{layer}.attn_{letter}{suffix}", name, third
         elif weight.ndim == 5:  # of two frames
@@ -286,7 +286,7 @@ def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, st
             yield f"v.{OUTER[part]}{suffix}", name, weight
 
 
-def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMixin, tokenizer: Any) -> None:
+def write_mmproj(path: Path, vlm: VlmSpec, model: torch.nn.Module, processor: hf.ProcessorMixin, tokenizer: Any) -> None:
     """Writes the vision encoder as a GGUF file."""
     writer = gguf.GGUFWriter(path, "clip")
     vision = model.config.vision_config
@@ -294,7 +294,7 @@ def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf
     patch = vision.patch_size
     keys = {
         "general.type": "mmproj",
-        "general.name": sight.name,
+        "general.name": vlm.name,
         "general.file_type": int(gguf.LlamaFileType.MOSTLY_F16),
         "clip.has_vision_encoder": True,
         "clip.vision.projection_dim": model.config.text_config.hidden_size,
@@ -307,29 +307,29 @@ def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf
         "clip.vision.attention.layer_norm_epsilon": getattr(vision, "layer_norm_eps", None),
         "clip.vision.image_mean": list(processor.image_processor.image_mean),
         "clip.vision.image_std": list(processor.image_processor.image_std),
-        **sight.keys,
+        **vlm.keys,
     }
     adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     for key, value in keys.items():
         if value is not None:
             adds[type(value)](key, value)
-    for name, here, weight in stored_parts(sight, model):
-        if sight.is_turned and name.endswith(("attn_q.weight", "attn_k.weight")):
+    for name, here, weight in stored_parts(vlm, model):
+        if vlm.has_rope and name.endswith(("attn_q.weight", "attn_k.weight")):
             weight = to_interleaved(weight, vision.num_attention_heads)
         if name == "v.patch_embd.weight" and weight.ndim == 2:  # in the order of patches: rows, columns, colours
             weight = weight.reshape(len(weight), patch, patch, 3).permute(0, 3, 1, 2).contiguous()
         weight = weight + offset_of(name)
-        is_vector = weight.ndim == 1 or "class_embd" in name or any(part in here for part in sight.in_f32)
+        is_vector = weight.ndim == 1 or "class_embd" in name or any(part in here for part in vlm.in_f32)
         stored = weight.detach().to(torch.float32 if is_vector else torch.float16)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {stored.dtype}"
         writer.add_tensor(name, stored.contiguous().numpy())
-    if sight.is_turned:
-        row = reader_of(model).embed_tokens.weight[tokenizer.convert_tokens_to_ids("[IMG_BREAK]")]
+    if vlm.has_rope:
+        row = text_model_of(model).embed_tokens.weight[tokenizer.convert_tokens_to_ids("[IMG_BREAK]")]
         writer.add_tensor("v.token_embd.img_break", row.detach().numpy())
     write_file(writer)
 
 
-def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, tokenizer: hf.PreTrainedTokenizerFast) -> None:
+def write_text(path: Path, vlm: VlmSpec, spec: Text, text: torch.nn.Module, tokenizer: hf.PreTrainedTokenizerFast) -> None:
     """Writes the text model with its vocabulary, as a GGUF file."""
     arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
     writer = gguf.GGUFWriter(path, arch)
@@ -338,16 +338,16 @@ def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, toke
         del writer.kv_data[0][key]  # the file has tokens
     writer.add_vocab_size(len(tokenizer))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(sight.pre)
-    n_usual = len(tokenizer) - len(sight.marks)
+    writer.add_tokenizer_pre(vlm.pre)
+    n_usual = len(tokenizer) - len(vlm.marks)
     writer.add_token_list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
-    writer.add_token_types([gguf.TokenType.NORMAL] * n_usual + [gguf.TokenType.CONTROL] * len(sight.marks))
+    writer.add_token_types([gguf.TokenType.NORMAL] * n_usual + [gguf.TokenType.CONTROL] * len(vlm.marks))
     writer.add_token_merges(["Ċ Ċ"])
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_add_bos_token(sight.adds_bos)
-    writer.add_chat_template(sight.template)
-    for key, value in sight.reading.items():
+    writer.add_add_bos_token(vlm.adds_bos)
+    writer.add_chat_template(vlm.template)
+    for key, value in vlm.text_keys.items():
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{arch}.{key}", value)
     for name, stored in stored_tensors(spec, text):
         writer.add_tensor(name, stored)
@@ -357,7 +357,7 @@ def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, toke
 def write_golden(path: Path, model: torch.nn.Module, inputs: hf.BatchFeature) -> None:
     """Writes the golden file; see the top of this file for its layout."""
     tokens, image_token = inputs["input_ids"][0], model.config.image_token_id
-    rows, logits = see(model, inputs)
+    rows, logits = forward(model, inputs)
     tiles = tiles_of(inputs)
     assert len(rows) == int((tokens == image_token).sum()) and len(logits) == len(tokens)
     counts = (len(tokens), logits.shape[-1], len(tiles), *rows.shape)
@@ -373,25 +373,25 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="models to make (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    pictures = {name: draw(*size) for name, size in SIZES.items()}
+    images = {name: draw(*size) for name, size in SIZES.items()}
     (args.out / "images").mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        picture.save(args.out / f"images/{name}.png")
-    for sight in SIGHTS:
-        if args.names and sight.name not in args.names:
+    for name, image in images.items():
+        image.save(args.out / f"images/{name}.png")
+    for vlm in VLMS:
+        if args.names and vlm.name not in args.names:
             continue
-        tokenizer = tokenizer_of(sight)
-        processor = sight.to_processor(tokenizer, sight.template)
-        spec = spec_of(sight, len(tokenizer))
+        tokenizer = tokenizer_of(vlm)
+        processor = vlm.to_processor(tokenizer, vlm.template)
+        spec = spec_of(vlm, len(tokenizer))
         text = build_model(spec)
-        model = build(sight, text, tokenizer.convert_tokens_to_ids(sight.image_token))
-        check_worth(sight, model, processor, pictures["wide"])
-        folder = args.out / "models" / sight.name
+        model = build(vlm, text, tokenizer.convert_tokens_to_ids(vlm.image_token))
+        check_sensitivity(vlm, model, processor, images["wide"])
+        folder = args.out / "models" / vlm.name
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "text.gguf", sight, spec, text, tokenizer)
-        write_mmproj(folder / "mmproj.gguf", sight, model, processor, tokenizer)
-        for name, picture in pictures.items():
-            write_golden(folder / f"{name}.golden", model, ask(processor, picture))
+        write_text(folder / "text.gguf", vlm, spec, text, tokenizer)
+        write_mmproj(folder / "mmproj.gguf", vlm, model, processor, tokenizer)
+        for name, image in images.items():
+            write_golden(folder / f"{name}.golden", model, inputs_for(processor, image))
 
 
 if __name__ == "__main__":

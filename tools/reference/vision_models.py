@@ -18,14 +18,14 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
-SEEING = {
+VISION_CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "attn_implementation": "eager",
 }
-DEEPER = {**SEEING, "num_hidden_layers": 3}
+DEEP_VISION_CONFIG = {**VISION_CONFIG, "num_hidden_layers": 3}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Text(Spec):
 
 
 @dataclass(frozen=True)
-class Sight:
+class VlmSpec:
     """A vision model."""
 
     name: str
@@ -57,14 +57,14 @@ class Sight:
     to_config: Callable[[hf.PreTrainedConfig, int], hf.PreTrainedConfig]  # of the text model's and of image_token
     to_processor: Callable[[hf.PreTrainedTokenizerFast, str], hf.ProcessorMixin]  # of the template too
     keys: dict[str, Any]  # additional metadata of the vision encoder; None removes a key
-    projecting: dict[str, str]  # names of the projector's parts in files
+    projector_names: dict[str, str]  # names of the projector's parts in files
     text: dict[str, Any] = field(default_factory=dict)  # of its Spec
     adds_bos: bool = False
-    is_turned: bool = False  # with RoPE, for which rows of Q and K are reordered
+    has_rope: bool = False  # with RoPE, for which rows of Q and K are reordered
     in_f32: tuple[str, ...] = ("position_embedding",)  # matrices in f32 in files
     is_split: bool = False  # files have separate Q, K and V where the model has one matrix
-    reading: dict[str, Any] = field(default_factory=dict)  # additional metadata of the text model
-    without: tuple[Callable[[torch.nn.Module, dict[str, torch.Tensor]], Any], ...] = ()  # parts to remove for the sensitivity check
+    text_keys: dict[str, Any] = field(default_factory=dict)  # additional metadata of the text model
+    ablations: tuple[Callable[[torch.nn.Module, dict[str, torch.Tensor]], Any], ...] = ()  # parts to remove for the sensitivity check
 
 
 def marks_of_grid(mark: str, rows: int, columns: int) -> tuple[str, ...]:
@@ -226,9 +226,9 @@ class Lfm2VlImageProcessor(hf.Lfm2VlImageProcessor, PillowBackend):
     """The common processor, which has no Pillow variant."""
 
 
-def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> Sight:
+def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> VlmSpec:
     """Pixtral and its successors."""
-    return Sight(
+    return VlmSpec(
         name,
         marks=("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
         named={"bos_token": "<s>", "eos_token": "</s>"},
@@ -246,7 +246,7 @@ def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> Sight:
             **keys,
         },
         adds_bos=True,
-        is_turned=True,
+        has_rope=True,
         **more,
     )
 
@@ -267,10 +267,10 @@ def qwenvl(
     keys: dict[str, Any],
     more_of_images: dict[str, Any],
     **more: Any,
-) -> Sight:
+) -> VlmSpec:
     """Qwen2.5-VL and its successors."""
-    least, most = (count * (2 * patch) ** 2 for count in rows)
-    return Sight(
+    min_pixels, max_pixels = (count * (2 * patch) ** 2 for count in rows)
+    return VlmSpec(
         name,
         marks=(
             *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
@@ -281,7 +281,7 @@ def qwenvl(
         pre="qwen2",
         to_processor=lambda tokenizer, template: kinds[0](
             Qwen2VLImageProcessorPil(
-                size={"shortest_edge": least, "longest_edge": most}, patch_size=patch, merge_size=2, **more_of_images
+                size={"shortest_edge": min_pixels, "longest_edge": max_pixels}, patch_size=patch, merge_size=2, **more_of_images
             ),
             tokenizer,
             kinds[1](),
@@ -290,8 +290,8 @@ def qwenvl(
         keys={
             "clip.vision.attention.layer_norm_epsilon": 1e-6,
             # Keys that the converter omits: values that differ from all published models.
-            "clip.vision.image_min_pixels": least,
-            "clip.vision.image_max_pixels": most,
+            "clip.vision.image_min_pixels": min_pixels,
+            "clip.vision.image_max_pixels": max_pixels,
             **keys,
         },
         **more,
@@ -313,10 +313,10 @@ def turn_once(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
     model.model.language_model.rotary_emb.mrope_section = [32, 0, 0]
 
 
-PIXTRAL_VISION = hf.PixtralVisionConfig(**SEEING, image_size=64, patch_size=8, hidden_act="silu")
+PIXTRAL_VISION = hf.PixtralVisionConfig(**VISION_CONFIG, image_size=64, patch_size=8, hidden_act="silu")
 
-SIGHTS = [
-    Sight(
+VLMS = [
+    VlmSpec(
         "smolvlm",
         "llama",
         marks=(
@@ -328,7 +328,7 @@ SIGHTS = [
         pre="smollm",
         template=SMOLVLM,
         to_config=lambda text, image_token: hf.SmolVLMConfig(
-            vision_config=hf.SmolVLMVisionConfig(**SEEING, image_size=32, patch_size=8),
+            vision_config=hf.SmolVLMVisionConfig(**VISION_CONFIG, image_size=32, patch_size=8),
             text_config=text,
             scale_factor=2,
             image_token_id=image_token,
@@ -351,10 +351,10 @@ SIGHTS = [
             "clip.vision.preproc_image_size": 96,
             "clip.vision.projector.scale_factor": 2,
         },
-        projecting={"proj": "mm.model.fc"},
+        projector_names={"proj": "mm.model.fc"},
         in_f32=("patch_embedding", "position_embedding"),
     ),
-    Sight(
+    VlmSpec(
         "internvl",
         "qwen2",
         marks=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
@@ -371,7 +371,7 @@ SIGHTS = [
         pre="qwen2",
         template=INTERNVL,
         to_config=lambda text, image_token: hf.InternVLConfig(
-            vision_config=hf.InternVLVisionConfig(**SEEING, image_size=32, patch_size=8, attention_bias=True),
+            vision_config=hf.InternVLVisionConfig(**VISION_CONFIG, image_size=32, patch_size=8, attention_bias=True),
             text_config=text,
             image_token_id=image_token,
             image_seq_length=4,
@@ -393,7 +393,7 @@ SIGHTS = [
             "clip.vision.preproc_max_tiles": 6,
             "clip.vision.projector.scale_factor": 2,
         },
-        projecting={"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1", "linear_2": "mm.model.mlp.3"},
+        projector_names={"layer_norm": "mm.model.mlp.0", "linear_1": "mm.model.mlp.1", "linear_2": "mm.model.mlp.3"},
     ),
     pixtral(
         "pixtral",
@@ -407,7 +407,7 @@ SIGHTS = [
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
         ),
-        projecting={"linear_1": "mm.1", "linear_2": "mm.2"},
+        projector_names={"linear_1": "mm.1", "linear_2": "mm.2"},
         text={"theta": 1e6, "eps": 1e-5, "extra": {"sliding_window": None}},
     ),
     pixtral(
@@ -418,10 +418,10 @@ SIGHTS = [
         to_config=lambda text, image_token: hf.Mistral3Config(
             vision_config=PIXTRAL_VISION, text_config=text, image_token_index=image_token, tie_word_embeddings=False
         ),
-        projecting={"norm": "mm.input_norm", "merging_layer": "mm.patch_merger", "linear_1": "mm.1", "linear_2": "mm.2"},
+        projector_names={"norm": "mm.input_norm", "merging_layer": "mm.patch_merger", "linear_1": "mm.1", "linear_2": "mm.2"},
         text={"theta": 1e6, "eps": 1e-5, "rope": GROWING},
     ),
-    Sight(
+    VlmSpec(
         "lfm2vl",
         "lfm2",
         marks=(
@@ -434,7 +434,7 @@ SIGHTS = [
         pre="lfm2",
         template=LFM2VL,
         to_config=lambda text, image_token: hf.Lfm2VlConfig(
-            vision_config=hf.Siglip2VisionConfig(**SEEING, patch_size=16, num_patches=16, vision_use_head=False),
+            vision_config=hf.Siglip2VisionConfig(**VISION_CONFIG, patch_size=16, num_patches=16, vision_use_head=False),
             text_config=text,
             image_token_id=image_token,
             projector_hidden_size=96,
@@ -456,7 +456,7 @@ SIGHTS = [
             "clip.vision.preproc_min_tiles": 2,
             "clip.vision.preproc_max_tiles": 6,
         },
-        projecting={"layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"},
+        projector_names={"layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"},
         text={
             "tied": True,
             "theta": 1e6,
@@ -473,7 +473,7 @@ SIGHTS = [
         template=QWEN25VL,
         to_config=lambda text, image_token: hf.Qwen2_5_VLConfig(
             vision_config=hf.Qwen2_5_VLVisionConfig(
-                **DEEPER, out_hidden_size=text.hidden_size, patch_size=14, window_size=112, fullatt_block_indexes=[1]
+                **DEEP_VISION_CONFIG, out_hidden_size=text.hidden_size, patch_size=14, window_size=112, fullatt_block_indexes=[1]
             ),
             text_config=as_config(hf.Qwen2_5_VLTextConfig, text, mrope_section=[8, 12, 12]),
             **marks_of_qwenvl(image_token),
@@ -485,10 +485,10 @@ SIGHTS = [
             "clip.vision.image_size": 560,
             "clip.vision.n_wa_pattern": 2,
         },
-        projecting={"ln_q": "v.post_ln", "0": "mm.0", "2": "mm.2"},
+        projector_names={"ln_q": "v.post_ln", "0": "mm.0", "2": "mm.2"},
         is_split=True,
-        reading={"rope.dimension_sections": [8, 12, 12, 0]},
-        without=(
+        text_keys={"rope.dimension_sections": [8, 12, 12, 0]},
+        ablations=(
             turn_once,
             lambda model, _: setattr(model.model.visual, "fullatt_block_indexes", [0, 1, 2]),
             lambda model, _: setattr(model.model.visual, "fullatt_block_indexes", []),
@@ -503,7 +503,7 @@ SIGHTS = [
         template=QWEN3VL,
         to_config=lambda text, image_token: hf.Qwen3VLConfig(
             vision_config=hf.Qwen3VLVisionConfig(
-                **DEEPER,
+                **DEEP_VISION_CONFIG,
                 out_hidden_size=text.hidden_size,
                 patch_size=8,
                 num_position_embeddings=49,
@@ -520,10 +520,10 @@ SIGHTS = [
             "clip.vision.spatial_merge_size": 2,
             "clip.vision.is_deepstack_layers": [True, False, True],
         },
-        projecting={"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"},
-        reading={"rope.dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 2},
+        projector_names={"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"},
+        text_keys={"rope.dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 2},
         text={"hidden": 64, "layers": 3},
         in_f32=("pos_embed",),
-        without=(turn_once, lambda model, _: setattr(model.model.visual, "deepstack_visual_indexes", [])),
+        ablations=(turn_once, lambda model, _: setattr(model.model.visual, "deepstack_visual_indexes", [])),
     ),
 ]

@@ -17,12 +17,12 @@ import time
 
 TEXT = {"type": "string", "maxLength": 60}
 FEW = {"type": "integer", "minimum": 1, "maximum": 4}
-CHANCE = {"type": "number", "minimum": 0, "maximum": 1}
+PROBABILITY = {"type": "number", "minimum": 0, "maximum": 1}
 ANYTHING = {"type": "object", "maxProperties": 4}
 
 
-def listed(item, most=3):
-    return {"type": "array", "items": item, "maxItems": most}
+def listed(item, max_items=3):
+    return {"type": "array", "items": item, "maxItems": max_items}
 
 
 def fields(required, **properties):
@@ -34,13 +34,13 @@ TOOL = fields(
     ["type", "function"], type={"const": "function"}, function=fields(["name"], name=TEXT, description=TEXT, parameters=ANYTHING)
 )
 FORM = fields(["type"], type={"enum": ["text", "json_object", "json_schema"]}, json_schema=fields(["name"], name=TEXT, schema=ANYTHING))
-DRAWING = {
+SAMPLING = {
     "stream": {"type": "boolean"},
     "n": {"type": "integer", "minimum": 1, "maximum": 2},
     "seed": {"type": "integer"},
     "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-    "top_p": CHANCE,
-    "min_p": CHANCE,
+    "top_p": PROBABILITY,
+    "min_p": PROBABILITY,
     "top_k": {"type": "integer", "minimum": 0},
     "stop": {"anyOf": [TEXT, listed(TEXT)]},
     "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": 3},
@@ -53,16 +53,16 @@ TOKENS = listed({"type": "integer", "minimum": 0, "maximum": 2000}, 8)
 PROMPT = {"anyOf": [TEXT, TOKENS, listed(TEXT)]}
 BODIES = {
     "/v1/chat/completions": fields(
-        ["messages", "max_tokens"], messages=listed(MESSAGE), max_tokens=FEW, tools=listed(TOOL, 2), tool_choice=TEXT, logprobs={"type": "boolean"}, **DRAWING
+        ["messages", "max_tokens"], messages=listed(MESSAGE), max_tokens=FEW, tools=listed(TOOL, 2), tool_choice=TEXT, logprobs={"type": "boolean"}, **SAMPLING
     ),
-    "/v1/completions": fields(["prompt", "max_tokens"], prompt=PROMPT, max_tokens=FEW, echo={"type": "boolean"}, logprobs=FEW, **DRAWING),
+    "/v1/completions": fields(["prompt", "max_tokens"], prompt=PROMPT, max_tokens=FEW, echo={"type": "boolean"}, logprobs=FEW, **SAMPLING),
     "/v1/responses": fields(["input", "max_output_tokens"], input={"anyOf": [TEXT, listed(MESSAGE)]}, instructions=TEXT, max_output_tokens=FEW),
     "/v1/messages": fields(["messages", "max_tokens"], messages=listed(MESSAGE), system=TEXT, max_tokens=FEW, tools=listed(ANYTHING)),
     "/v1/messages/count_tokens": fields(["messages"], messages=listed(MESSAGE), system=TEXT),
     "/v1/embeddings": fields(["input"], input=PROMPT, dimensions={"type": "integer"}, encoding_format={"enum": ["float", "base64"]}, kv_type=TEXT),
     "/embedding": fields(["content"], content=PROMPT, embd_normalize={"type": "integer", "minimum": -1, "maximum": 2}),
     "/api/embed": fields(["input"], input=PROMPT),
-    "/completion": fields(["prompt", "n_predict"], prompt=PROMPT, n_predict=FEW, n_probs=FEW, **DRAWING),
+    "/completion": fields(["prompt", "n_predict"], prompt=PROMPT, n_predict=FEW, n_probs=FEW, **SAMPLING),
     "/api/chat": fields(["messages", "options"], messages=listed(MESSAGE), options=fields(["num_predict"], num_predict=FEW)),
     "/api/generate": fields(["prompt", "options"], prompt=TEXT, options=fields(["num_predict"], num_predict=FEW)),
     "/tokenize": fields(["content"], content=TEXT, add_special={"type": "boolean"}),

@@ -45,7 +45,7 @@ class Crowd:
         begin, at = chance.randrange(8) * 2000, chance.randrange(20_000, len(self.text) - 6000)
         return self.text[begin : begin + 2000] + self.text[at : at + chance.randrange(20, 4800)], chance.choice([4, 16, 64])
 
-    def ask(self, chance):
+    def complete(self, chance):
         prompt, n = self.prompt(chance)
         leaves = chance.random() < 0.1
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "stream": True, "ignore_eos": True}
@@ -53,10 +53,10 @@ class Crowd:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
-            said = answer.read().decode(errors="replace")
+            message = answer.read().decode(errors="replace")
             self.count(f"status {answer.status}")
             if answer.status != 429:
-                self.wrong.append(f"{answer.status}: {said[:200]}")
+                self.wrong.append(f"{answer.status}: {message[:200]}")
             else:
                 time.sleep(min(float(answer.headers.get("Retry-After", 1)), 5))
             return
@@ -75,19 +75,19 @@ class Crowd:
                     return self.count("left")
         if not ended:
             return self.wrong.append("a stream that was cut")
-        said = "".join(pieces)
+        text = "".join(pieces)
         with self.lock:
-            known = self.answers.setdefault((prompt, n), said)
+            known = self.answers.setdefault((prompt, n), text)
             self.counts["answers"] += 1
-            self.counts["answers known before"] += known is not said
-        if known != said:
-            self.wrong.append(f"another answer to the same prompt: {said[:80]!r}, before {known[:80]!r}")
+            self.counts["answers known before"] += known is not text
+        if known != text:
+            self.wrong.append(f"another answer to the same prompt: {text[:80]!r}, before {known[:80]!r}")
 
     def client(self, seed):
         chance = random.Random(seed)
         while time.time() < self.until:
             try:
-                self.ask(chance)
+                self.complete(chance)
             except Exception as error:  # broken connections are faults
                 self.wrong.append(f"{type(error).__name__}: {error}")
                 time.sleep(1)

@@ -38,10 +38,10 @@ def busy(url):
 def gaps(url, prompt, n_out):
     """Returns the median ITL, and the longest after a long prompt arrives."""
     body = {"prompt": "Once upon a time", "max_tokens": n_out, "temperature": 0, "stream": True, "ignore_eos": True}
-    times, came = [], []
+    times, sent = [], []
 
     def enter():
-        came.append(time.perf_counter())
+        sent.append(time.perf_counter())
         post(url, {"prompt": prompt, "max_tokens": 1}).getresponse().read()
 
     other = threading.Thread(target=enter)
@@ -52,8 +52,8 @@ def gaps(url, prompt, n_out):
                 other.start()
     other.join()
     pauses = [(b - a, b) for a, b in zip(times, times[1:])]
-    before = [pause for pause, at in pauses if at < came[0]]
-    return statistics.median(before), max(pause for pause, at in pauses if at >= came[0])
+    before = [pause for pause, at in pauses if at < sent[0]]
+    return statistics.median(before), max(pause for pause, at in pauses if at >= sent[0])
 
 
 def leave(url, prompt):

@@ -102,32 +102,32 @@ KNOWN = [
 
 def as_server(args):
     """Stands in for llama-server: translates its flags to those of `kvant serve`."""
-    said, at = {}, 0
+    options, at = {}, 0
     while at < len(args):
         flag = args[at]
         if flag == "--reasoning":
             # llama-server enables reasoning unless it is off.
-            said[flag], at = "off" if args[at + 1] == "off" else "on", at + 2
+            options[flag], at = "off" if args[at + 1] == "off" else "on", at + 2
         elif flag == "--pooling" and args[at + 1] not in ("mean", "last"):
             absent(f"{flag} {args[at + 1]}")
         elif flag in SWITCHES:
-            said[flag], at = True, at + 1
+            options[flag], at = True, at + 1
         elif flag in VALUES:
-            said[flag], at = args[at + 1], at + 2
+            options[flag], at = args[at + 1], at + 2
         else:
             absent(f"{flag} {args[at + 1] if at + 1 < len(args) else ''}".strip())
-    n_parallel = int(said.get("--parallel", 1))
-    if "--ctx-size" in said and "--kv-unified" not in said:
+    n_parallel = int(options.get("--parallel", 1))
+    if "--ctx-size" in options and "--kv-unified" not in options:
         # Per conversation here, for all together in llama-server.
-        said["--ctx-size"] = str(int(said["--ctx-size"]) // n_parallel)
-    template = said.get("--chat-template")
+        options["--ctx-size"] = str(int(options["--ctx-size"]) // n_parallel)
+    template = options.get("--chat-template")
     if template and template not in ("chatml", "llama3", "gemma", "mistral", "phi3"):
         if re.fullmatch(r"[\w-]+", template):
             absent(f"the chat template {template} by its name")
         with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
             file.write(template)
-        said["--chat-template"] = file.name
-    mapped = [[VALUES[flag], str(value)] for flag, value in said.items() if VALUES.get(flag)]
+        options["--chat-template"] = file.name
+    mapped = [[VALUES[flag], str(value)] for flag, value in options.items() if VALUES.get(flag)]
     kvant = os.environ["KVANT_SUITE_BINARY"]
     os.execv(kvant, [kvant, "serve", "--device", "cpu", *sum(mapped, [])])
 

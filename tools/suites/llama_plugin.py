@@ -29,11 +29,11 @@ class Count:
     def __init__(self, name):
         self.name = name
 
-    def __eq__(self, told):
+    def __eq__(self, count):
         if LEARNS:
-            known[self.name] = told
+            known[self.name] = count
             return True
-        return told == known[self.name] if self.name in known else told > 0
+        return count == known[self.name] if self.name in known else count > 0
 
     def __repr__(self):
         return f"<{known.get(self.name, 'any count')}>"

@@ -46,10 +46,10 @@ def written(folder, text):
     """Writes data and tasks, and returns the names of the tasks."""
     ends, whole = folder / "ends.jsonl", folder / "text.jsonl"
     ends.write_text("".join(json.dumps({"text": begin, "choices": ends_}) + "\n" for begin, ends_ in ENDS))
-    said = {"until": ["\n", "."], "max_gen_toks": 8, "temperature": 0}
+    generation = {"until": ["\n", "."], "max_gen_toks": 8, "temperature": 0}
     tasks = [
         task("ends", ends, "multiple_choice", ["acc"], doc_to_text="{{text}}", doc_to_choice="{{choices}}", doc_to_target=0),
-        task("said", ends, "generate_until", ["exact_match"], doc_to_text="{{text}}", doc_to_target="{{choices[0]}}", generation_kwargs=said),
+        task("said", ends, "generate_until", ["exact_match"], doc_to_text="{{text}}", doc_to_target="{{choices[0]}}", generation_kwargs=generation),
     ]
     if text:
         words = pathlib.Path(text).read_text(encoding="utf-8")

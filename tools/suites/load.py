@@ -20,7 +20,7 @@ import urllib.request
 COLUMNS = ["tok/s", "first p50", "first max", "gap p50", "gap max", "prompt tokens read", "CPU s/token"]
 
 
-def ask(url, prompt, n_out):
+def complete(url, prompt, n_out):
     """Returns TTFT in seconds, the times of all tokens, and the number of cached prompt tokens."""
     body = {"prompt": prompt, "max_tokens": n_out, "temperature": 0, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
@@ -54,7 +54,7 @@ def a_round(url, pid, shared, n_clients, n_out):
     started, before = time.perf_counter(), cpu_seconds(pid)
     with concurrent.futures.ThreadPoolExecutor(n_clients) as pool:
         prompts = [f"{shared}\n\nNumber {i} goes on like this:" for i in range(n_clients)]
-        answers = list(pool.map(lambda prompt: ask(url, prompt, n_out), prompts))
+        answers = list(pool.map(lambda prompt: complete(url, prompt, n_out), prompts))
     seconds = time.perf_counter() - started
     first = sorted(times[0] for times, *_ in answers)
     gaps = [b - a for times, *_ in answers for a, b in zip(times, times[1:])]

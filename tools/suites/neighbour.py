@@ -48,7 +48,7 @@ class Client:
         connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), heads)
         return connection, connection.getresponse()
 
-    def whole(self, path, body, seconds=300):
+    def fetch(self, path, body, seconds=300):
         connection, answer = self.post(path, body, seconds)
         with contextlib.closing(connection):
             return answer.status, answer.read()
@@ -70,10 +70,10 @@ def chat(client, prompt, seen):
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue
-            said = json.loads(line[6:])
-            if "error" in said:
-                return seen.errors.append(str(said["error"])[:120])
-            if any(choice["delta"].get("content") for choice in said["choices"]):
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                return seen.errors.append(str(chunk["error"])[:120])
+            if any(choice["delta"].get("content") for choice in chunk["choices"]):
                 now = time.perf_counter()
                 (seen.first if is_first else seen.between).append(now - (began if is_first else last))
                 is_first, last = False, now
@@ -84,22 +84,22 @@ def chat(client, prompt, seen):
 
 def long_prompts(client, text, chance):
     at = chance.randrange(len(text) - 16_000)
-    client.whole("/v1/completions", {"prompt": text[at : at + 16_000], "max_tokens": 1})
+    client.fetch("/v1/completions", {"prompt": text[at : at + 16_000], "max_tokens": 1})
 
 
 def many_answers(client, text, chance):
-    client.whole("/v1/completions", {"prompt": "Go on.", "n": 64, "max_tokens": 4000, "ignore_eos": True}, 20)
+    client.fetch("/v1/completions", {"prompt": "Go on.", "n": 64, "max_tokens": 4000, "ignore_eos": True}, 20)
 
 
 def full_queue(client, text, chance):
     at = chance.randrange(len(text) - 400_000)
     prompts = [text[at + i : at + i + 40] for i in range(0, 400_000, 400)]
-    client.whole("/v1/completions", {"prompt": prompts, "max_tokens": 8}, 20)
+    client.fetch("/v1/completions", {"prompt": prompts, "max_tokens": 8}, 20)
 
 
 def wide_grammar(client, text, chance):
     ways = " | ".join(['"a" root "b"'] * chance.choice([1900, 5000]))
-    client.whole("/completion", {"prompt": "hi", "n_predict": 200, "grammar": f'root ::= {ways} | "c"\n'}, 3)
+    client.fetch("/completion", {"prompt": "hi", "n_predict": 200, "grammar": f'root ::= {ways} | "c"\n'}, 3)
 
 
 def deep_schema(client, text, chance):
@@ -108,21 +108,21 @@ def deep_schema(client, text, chance):
 
     links = {str(i): nested(chance.choice([0, 40, 110]), {"$ref": f"#/$defs/{i + 1}"}) for i in range(300)}
     schema = {"$defs": links | {"300": {}}, "$ref": "#/$defs/0"}
-    client.whole("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "guided_json": schema})
+    client.fetch("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "guided_json": schema})
 
 
 def large_choice(client, text, chance):
     choice = [str(chance.random()) for _ in range(chance.choice([2000, 100_000]))]
-    client.whole("/v1/completions", {"prompt": "hi", "max_tokens": 2, "guided_choice": choice})
+    client.fetch("/v1/completions", {"prompt": "hi", "max_tokens": 2, "guided_choice": choice})
 
 
 def nested_body(client, text, chance):
     body = chance.choice([b'{"prompt":[' + b",".join([b"[0]"] * 7_000_000) + b"]}", b'{"x":' + b"[" * 127 + b"0," * 10_000_000 + b"0" + b"]" * 127 + b"}"])
-    client.whole("/v1/completions", body)
+    client.fetch("/v1/completions", body)
 
 
 def long_text(client, text, chance):
-    client.whole("/tokenize", {"content": chance.choice([" ", "a"]) * chance.choice([7_000_000, 30_000_000])})
+    client.fetch("/tokenize", {"content": chance.choice([" ", "a"]) * chance.choice([7_000_000, 30_000_000])})
 
 
 def stalled(client, sent, seconds):
@@ -149,7 +149,7 @@ def stalled_heads(client, text, chance):
 def gone_clients(client, text, chance):
     at = chance.randrange(len(text) - 16_000)
     with contextlib.suppress(TimeoutError):
-        client.whole("/v1/completions", {"prompt": text[at : at + 16_000], "max_tokens": 500}, 0.3)
+        client.fetch("/v1/completions", {"prompt": text[at : at + 16_000], "max_tokens": 500}, 0.3)
 
 
 KINDS = [long_prompts, many_answers, full_queue, wide_grammar, deep_schema, large_choice, nested_body, long_text]

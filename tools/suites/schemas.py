@@ -52,16 +52,16 @@ def within(schema):
     return {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
 
 
-def ask(url, schema, seed, way):
+def generate(url, schema, seed, way):
     """Returns finish reason and answer: `stop` requires validity; or `refused` and the error."""
     if way == "answer":
         more = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     else:
         tool = {"type": "function", "function": {"name": TOOL, "parameters": schema}}
         more = {"tools": [tool], "tool_choice": way, "parallel_tool_calls": False}
-    asked = "Write some JSON." if way == "answer" else f"Call the tool {TOOL} with any arguments."
+    question = "Write some JSON." if way == "answer" else f"Call the tool {TOOL} with any arguments."
     body = {
-        "messages": [{"role": "user", "content": asked}],
+        "messages": [{"role": "user", "content": question}],
         # The template needs a tool call; long texts must end.
         "temperature": 1.5 if way == "answer" else 0.7,
         "top_k": 0,
@@ -125,7 +125,7 @@ def main():
     outcomes, refused, wrong = collections.Counter(), collections.Counter(), []
 
     def tried(case):
-        return [ask(args.url, case[2], seed, args.way) for seed in range(args.seeds)]
+        return [generate(args.url, case[2], seed, args.way) for seed in range(args.seeds)]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for (keyword, name, schema), answers in zip(cases, pool.map(tried, cases)):

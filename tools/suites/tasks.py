@@ -38,23 +38,23 @@ class Task:
     is_right: typing.Callable[[str], bool]
 
 
-def sums(draw, n):
+def sums(rng, n):
     """Returns a two-step problem with integers, with chain of thought."""
     for _ in range(n):
-        a, b, c = draw.randint(11, 99), draw.randint(11, 99), draw.randint(2, 9)
+        a, b, c = rng.randint(11, 99), rng.randint(11, 99), rng.randint(2, 9)
         want = (a + b) * c
         question = f"A shop has {a} red and {b} blue boxes. Each box holds {c} pens. How many pens are there? "
         question += "Work it out step by step, then write the result in the form 'Answer: N'."
-        yield Task("sums", question, lambda text, want=want: said(text) == want)
+        yield Task("sums", question, lambda text, want=want: last_number(text) == want)
 
 
-def said(text):
+def last_number(text):
     """Returns the last number of an answer."""
     found = re.findall(r"(?:Answer:|boxed)\D*?([\d,]*\d)", text)
     return int(found[-1].replace(",", "")) if found else None
 
 
-def broken_json(draw, n):
+def broken_json(rng, n):
     """Returns a list of JSON records with one typical mistake."""
     faults = [
         lambda text: text.replace('": ', '" ', 1),
@@ -65,7 +65,7 @@ def broken_json(draw, n):
     ]
     words = ["amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron"]
     for i in range(n):
-        record = lambda: {"id": draw.randint(1, 999), "name": draw.choice(words), "tags": draw.sample(words, 2), "size": draw.randint(1, 99) / 4}
+        record = lambda: {"id": rng.randint(1, 999), "name": rng.choice(words), "tags": rng.sample(words, 2), "size": rng.randint(1, 99) / 4}
         want = [record() for _ in range(4)]
         question = "Repair this JSON. Keep all values. Answer with the JSON alone.\n\n" + faults[i % len(faults)](json.dumps(want))
         yield Task("JSON", question, lambda text, want=want: read_json(text) == want)
@@ -110,8 +110,8 @@ def passes(text, problem):
     return done.returncode == 0
 
 
-def ask(url, task, kv_type, most):
-    body = {"messages": [{"role": "user", "content": task.question}], "temperature": 0, "max_tokens": most, "kv_type": kv_type}
+def complete(url, task, kv_type, max_tokens):
+    body = {"messages": [{"role": "user", "content": task.question}], "temperature": 0, "max_tokens": max_tokens, "kv_type": kv_type}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)["choices"][0]["message"]["content"]
@@ -134,14 +134,14 @@ def main():
     args = parser.parse_args()
     folder = args.folder.resolve() / "tasks"
     folder.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(7)
-    tasks = [*sums(draw, args.each), *broken_json(draw, args.each), *programs(folder, args.each)]
+    rng = random.Random(7)
+    tasks = [*sums(rng, args.each), *broken_json(rng, args.each), *programs(folder, args.each)]
     print("| task | KV type | right | as right as the first | same text | alike before the first difference |")
     print("|---|---|---|---|---|---|")
     first = None
     for kv_type in args.types.split(","):
         with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
-            answers = list(pool.map(lambda task: ask(args.url, task, kv_type, args.most), tasks))
+            answers = list(pool.map(lambda task: complete(args.url, task, kv_type, args.most), tasks))
         verdicts = [task.is_right(answer) for task, answer in zip(tasks, answers)]
         first = first or (answers, verdicts)
         for kind in dict.fromkeys(task.kind for task in tasks):

@@ -28,7 +28,7 @@
 //!   [`EXP2`].
 //!
 //! A soft cap contracts scores, so that these bounds hold with it too; its tanh is off by at most
-//! [`WALK`] roundings of the cap.
+//! [`SUM_ROUNDINGS`] roundings of the cap.
 //!
 //! An attention sink reduces all weights by one factor: they are smaller, and so is the effect of
 //! their errors. The sink itself is off by a rounding or two, as a score is; an error of a weight
@@ -55,7 +55,7 @@ use crate::reference::{norm, soft_cap, softmax};
 /// Roundings of two rotations of 128 values, at both ends.
 const ROTATIONS: usize = 20;
 /// Roundings of a sum of 256 terms, and of `2^x` in f32 (2.5e-7 relative).
-const WALK: usize = 16 + EXP2;
+const SUM_ROUNDINGS: usize = 16 + EXP2;
 /// Roundings of `2^x`.
 const EXP2: usize = 5;
 /// Variance of three roundings to f16, for a square of 1.
@@ -80,7 +80,7 @@ struct VisibleToken<'a> {
     /// The decoded value, `[v_head_dim]`.
     plain: &'a [f32],
     /// `sum q[d]² k[d]²`, with |k| the sum of the stored key and its centre in magnitude.
-    meeting: f64,
+    squared_products: f64,
 }
 
 /// One side of a token.
@@ -115,14 +115,14 @@ impl Answer {
         let q = &tokens.queries[kv_head].apply(q);
         let mut stored = vec![0.0; spec.dim()];
         prepare_query(spec.rotates, q, &mut stored);
-        let (mut scores, mut seen) = (Vec::new(), Vec::new());
+        let (mut scores, mut visible) = (Vec::new(), Vec::new());
         for token in oldest..=position {
-            let (key, key_in_codes) = tokens.keys[kv_head].seen(position, token);
-            let (value, value_in_codes) = tokens.values[kv_head].seen(position, token);
+            let (key, key_in_codes) = tokens.keys[kv_head].read_at(position, token);
+            let (value, value_in_codes) = tokens.values[kv_head].read_at(position, token);
             let products = q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k));
             let score = scale * products.sum::<f64>();
             scores.push(shape.soft_cap.map_or(score, |cap| soft_cap(score, cap)));
-            seen.push(VisibleToken {
+            visible.push(VisibleToken {
                 weight: 0.0,
                 key: Side { norm: norm(&key.stored), centre: norm(&key.centre), in_codes: key_in_codes },
                 value: Side {
@@ -131,7 +131,7 @@ impl Answer {
                     in_codes: value_in_codes,
                 },
                 plain: &value.plain,
-                meeting: stored
+                squared_products: stored
                     .iter()
                     .zip(key.stored.iter().zip(&key.centre))
                     .map(|(q, (k, c))| f64::from(q.abs() * (k.abs() + c.abs())).powi(2))
@@ -141,21 +141,21 @@ impl Answer {
         scores.extend(shape.sinks().map(|sinks| f64::from(sinks[head])));
         softmax(&mut scores);
         let mut out = vec![0.0; shape.v_head_dim];
-        for (seen, weight) in seen.iter_mut().zip(scores) {
-            seen.weight = weight;
-            out.iter_mut().zip(seen.plain).for_each(|(out, &v)| *out += weight * f64::from(v));
+        for (visible, weight) in visible.iter_mut().zip(scores) {
+            visible.weight = weight;
+            out.iter_mut().zip(visible.plain).for_each(|(out, &v)| *out += weight * f64::from(v));
         }
         let distance = match attention {
-            Attention::Exact => exact(&seen, scale * norm(&stored)),
+            Attention::Exact => exact(&visible, scale * norm(&stored)),
             Attention::Integers { .. } | Attention::Halves => {
-                DEVIATIONS * variance(tokens, &seen, &out, &stored, attention).sqrt()
+                DEVIATIONS * variance(tokens, &visible, &out, &stored, attention).sqrt()
             }
         };
         // Factors on the output scale its error, and take a rounding or two themselves.
-        let back = &tokens.outs[kv_head];
-        let stretched = distance * back.max_stretch();
-        let out = back.apply(&out);
-        let lost = roundings(2) * back.reach(&out);
+        let output_map = &tokens.outs[kv_head];
+        let stretched = distance * output_map.max_stretch();
+        let out = output_map.apply(&out);
+        let lost = roundings(2) * output_map.reach(&out);
         Self { out, distance: stretched + lost }
     }
 
@@ -174,37 +174,47 @@ impl Answer {
 }
 
 /// Returns the bound of exact readers. A score is at most `reach` times the norm of its key.
-fn exact(seen: &[VisibleToken<'_>], reach: f64) -> f64 {
-    let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm + seen.key.centre);
-    ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.reach_of_value())
+fn exact(visible: &[VisibleToken<'_>], reach: f64) -> f64 {
+    let e = roundings(ROTATIONS) * reach * max_over(visible, |visible| visible.key.norm + visible.key.centre);
+    ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * max_over(visible, |visible| visible.reach_of_value())
 }
 
 /// Returns the variance of the output of rounding readers, summed over its dimensions.
-fn variance(tokens: &Tokens, seen: &[VisibleToken<'_>], out: &[f64], q: &[f32], attention: Attention) -> f64 {
+fn variance(
+    tokens: &Tokens,
+    visible: &[VisibleToken<'_>],
+    out: &[f64],
+    q: &[f32],
+    attention: Attention,
+) -> f64 {
     let shape = &tokens.shape;
     let scale = f64::from(shape.params().scale);
-    let largest = q.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
+    let largest = q.iter().fold(0.0f64, |max, x| max.max(f64::from(x.abs())));
     let query_unit = largest / attention.query_steps(shape.k);
-    let of_weights = most(seen, |seen| seen.weight).powi(2) * attention.weight_variance(shape.v);
+    let of_weights = max_over(visible, |visible| visible.weight).powi(2) * attention.weight_variance(shape.v);
     let lost_by_books = codebook_loss(shape.k) * norm(q).powi(2) / q.len() as f64;
     let halves = if attention == Attention::Halves { THREE_HALVES } else { 0.0 };
     let mut variance = 0.0;
-    for VisibleToken { weight, key, value, plain, meeting } in seen {
-        let mut of_score = halves * scale.powi(2) * meeting;
+    for VisibleToken { weight, key, value, plain, squared_products } in visible {
+        let mut of_score = halves * scale.powi(2) * squared_products;
         if key.in_codes {
             of_score += (scale * key.norm).powi(2) * (query_unit.powi(2) / 12.0 + lost_by_books);
         }
-        let away: f64 = plain.iter().zip(out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
+        let squared_distance: f64 = plain.iter().zip(out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
         let mut of_weight = halves * weight.powi(2);
         if value.in_codes {
             of_weight += of_weights + weight.powi(2) * codebook_loss(shape.v);
         }
-        variance += weight.powi(2) * of_score * away + value.norm.powi(2) * of_weight;
+        variance += weight.powi(2) * of_score * squared_distance + value.norm.powi(2) * of_weight;
     }
     let cap = shape.soft_cap.map_or(0.0, f64::from);
-    let sink = shape.sinks().map_or(0.0, |sinks| sinks.iter().fold(0.0, |most, sink| sink.abs().max(most)));
-    let reach = scale * norm(q) * most(seen, |seen| seen.key.norm + seen.key.centre) + cap + f64::from(sink);
-    variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.reach_of_value())).powi(2)
+    let sink = shape.sinks().map_or(0.0, |sinks| sinks.iter().fold(0.0, |max, sink| sink.abs().max(max)));
+    let reach = scale * norm(q) * max_over(visible, |visible| visible.key.norm + visible.key.centre)
+        + cap
+        + f64::from(sink);
+    variance
+        + (roundings(SUM_ROUNDINGS) * (1.0 + reach) * max_over(visible, |visible| visible.reach_of_value()))
+            .powi(2)
 }
 
 /// Returns the loss of a type's codebook in bytes, for a variance of 1; see
@@ -218,6 +228,6 @@ fn codebook_loss(dtype: DType) -> f64 {
     }
 }
 
-fn most(seen: &[VisibleToken<'_>], of: impl Fn(&VisibleToken<'_>) -> f64) -> f64 {
-    seen.iter().map(of).fold(0.0, f64::max)
+fn max_over(visible: &[VisibleToken<'_>], of: impl Fn(&VisibleToken<'_>) -> f64) -> f64 {
+    visible.iter().map(of).fold(0.0, f64::max)
 }

@@ -40,7 +40,7 @@ struct Sequence<'a, B: Backend> {
 
 /// All bytes of a sequence's memory.
 #[derive(Debug, PartialEq)]
-pub struct Image {
+pub struct MemoryBytes {
     sink: Vec<u8>,
     tail: Vec<u8>,
     blocks: Vec<Vec<u8>>,
@@ -107,8 +107,8 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     fn append_rows(&mut self, k: &[f32], v: &[f32]) -> Result<()> {
         let [k, v] = [k, v].map(|rows| self.subject.upload(rows));
-        let mut parts = parts(&mut self.sequences);
-        self.subject.device().kv_append(&mut parts, &k, &v, self.band.as_mut())
+        let mut entries = entries(&mut self.sequences);
+        self.subject.device().kv_append(&mut entries, &k, &v, self.band.as_mut())
     }
 
     /// As [`Batch::append`], with RoPE on the keys, together with the queries `q`.
@@ -120,8 +120,8 @@ impl<'a, B: Backend> Batch<'a, B> {
     ) -> Result<()> {
         self.begin(counts)?;
         let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
-        let mut parts = parts(&mut self.sequences);
-        self.subject.device().rope_append(&mut parts, rope, q, &mut k, &v, self.band.as_mut())
+        let mut entries = entries(&mut self.sequences);
+        self.subject.device().rope_append(&mut entries, rope, q, &mut k, &v, self.band.as_mut())
     }
 
     /// The equivalent of [`Batch::rope_append`] in two ops.
@@ -136,21 +136,21 @@ impl<'a, B: Backend> Batch<'a, B> {
         let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
         device.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
         device.rope(&mut k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
-        device.kv_append(&mut parts(&mut self.sequences), &k, &v, self.band.as_mut())
+        device.kv_append(&mut entries(&mut self.sequences), &k, &v, self.band.as_mut())
     }
 
     /// Computes attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
     pub fn attend(&mut self, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
         let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
-        self.attend_by(q, what, |device, params, parts, q, band, out| {
-            device.attend(params, parts, q, sinks.as_ref(), band, out)
+        self.attend_by(q, what, |device, params, entries, q, band, out| {
+            device.attend(params, entries, q, sinks.as_ref(), band, out)
         })
     }
 
     /// As [`Batch::attend`], up to one stage.
     pub fn attend_staged(&mut self, stage: usize, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
-        self.attend_by(q, what, |device, params, parts, q, band, out| {
-            device.attend_staged(stage, params, parts, q, band, out)
+        self.attend_by(q, what, |device, params, entries, q, band, out| {
+            device.attend_staged(stage, params, entries, q, band, out)
         })
     }
 
@@ -171,8 +171,8 @@ impl<'a, B: Backend> Batch<'a, B> {
         let rows: usize = self.sequences.iter().map(|sequence| sequence.rows.n).sum();
         let len = rows * shape.n_heads() * shape.v_head_dim;
         let (q, mut out) = (self.subject.upload(q), self.subject.poisoned(len));
-        let parts = parts(&mut self.sequences);
-        attend(self.subject.device(), &shape.params(), &parts, &q, self.band.as_ref(), &mut out)?;
+        let entries = entries(&mut self.sequences);
+        attend(self.subject.device(), &shape.params(), &entries, &q, self.band.as_ref(), &mut out)?;
         Ok(self.subject.results(&out, len, what))
     }
 
@@ -211,12 +211,12 @@ impl<'a, B: Backend> Batch<'a, B> {
     }
 
     /// Returns the bytes of sequence `index`.
-    pub fn image(&self, index: usize) -> Image {
+    pub fn memory_bytes(&self, index: usize) -> MemoryBytes {
         let read = |page: &Arc<CountedPage<B::Page>>| self.subject.page_bytes(page);
         let memory = &self.sequences[index].memory;
         let optional = |page: Option<_>| page.map(read).unwrap_or_default();
         let blocks = memory.blocks().iter().map(|block| optional(block.as_ref())).collect();
-        Image { sink: optional(memory.sink()), tail: optional(memory.tail()), blocks }
+        MemoryBytes { sink: optional(memory.sink()), tail: optional(memory.tail()), blocks }
     }
 
     /// Returns the bytes of the last step's tiles with their guard bytes; empty without step tiles.
@@ -230,17 +230,17 @@ impl<'a, B: Backend> Batch<'a, B> {
         let mut first = 0;
         for (Sequence { tokens, layer, memory, rows, .. }, &n) in self.sequences.iter_mut().zip(counts) {
             let start = rows.end();
-            let tailed = layer.tensors().find(|stream| stream.spec.tail_tiles > 0);
-            let coded = tailed.map_or(tokens.shape.sink_tiles, |stream| stream.spec.n_coded_tiles(start));
+            let tailed = layer.tensors().find(|tensor| tensor.spec.tail_tiles > 0);
+            let coded = tailed.map_or(tokens.shape.sink_tiles, |tensor| tensor.spec.n_coded_tiles(start));
             *rows = TokenSpan { first, n, start, coded };
             first += n;
-            let written = |stream: &KvTensor| {
-                stream.spec.writes(*rows).find_map(|write| match write.place {
+            let written = |tensor: &KvTensor| {
+                tensor.spec.writes(*rows).find_map(|write| match write.place {
                     TileLocation::Main(tile) => Some(tile / TILES_PER_BLOCK),
                     _ => None,
                 })
             };
-            let end = layer.tensors().map(|stream| stream.spec.main_end(rows.end())).max();
+            let end = layer.tensors().map(|tensor| tensor.spec.main_end(rows.end())).max();
             let end = end.unwrap_or(0).div_ceil(TOKENS_PER_BLOCK);
             let blocks = layer.tensors().filter_map(written).min().unwrap_or(end)..end;
             memory.reserve(blocks, true, &pages)?;
@@ -249,7 +249,8 @@ impl<'a, B: Backend> Batch<'a, B> {
     }
 
     fn make_band(&mut self) -> Result<()> {
-        let sizes: Vec<usize> = all_parts(&mut self.sequences).map(|(part, _)| part.band_bytes()).collect();
+        let sizes: Vec<usize> =
+            all_entries(&mut self.sequences).map(|(entry, _)| entry.band_bytes()).collect();
         let mut end = MARGIN;
         for (sequence, bytes) in self.sequences.iter_mut().zip(sizes) {
             sequence.band = end;
@@ -289,22 +290,26 @@ impl<'a, B: Backend> Batch<'a, B> {
     #[track_caller]
     pub fn assert_stored_tokens(&mut self, what: &dyn Fn() -> String) {
         for index in 0..self.sequences.len() {
-            let image = self.image(index);
+            let memory_bytes = self.memory_bytes(index);
             let Sequence { tokens, layer, rows, .. } = &self.sequences[index];
-            for (stream, record) in streams(layer, tokens) {
-                let coded = stream.spec.n_coded_tiles(rows.end());
+            for (tensor, record) in tensors(layer, tokens) {
+                let coded = tensor.spec.n_coded_tiles(rows.end());
                 for token in 0..rows.end() {
-                    let place = stream.spec.location(token / TILE, coded);
-                    let (layout, offset) = stream.locate(place);
+                    let location = tensor.spec.location(token / TILE, coded);
+                    let (layout, offset) = tensor.locate(location);
                     let mut got = vec![f32::NAN; layout.dim()];
-                    layout.get(&image.page(place)[offset..][..layout.bytes()], token % TILE, &mut got);
-                    let is_main = matches!(place, TileLocation::Main(_));
+                    layout.get(
+                        &memory_bytes.page(location)[offset..][..layout.bytes()],
+                        token % TILE,
+                        &mut got,
+                    );
+                    let is_main = matches!(location, TileLocation::Main(_));
                     let want = if is_main { record.main(token) } else { record.sixteen(token) };
                     assert!(
                         got == want.stored,
-                        "{}: sequence {index}, {:?}, token {token} at {place:?} is {got:?}, want {:?}",
+                        "{}: sequence {index}, {:?}, token {token} at {location:?} is {got:?}, want {:?}",
                         what(),
-                        stream.spec,
+                        tensor.spec,
                         want.stored
                     );
                 }
@@ -317,11 +322,11 @@ impl<'a, B: Backend> Batch<'a, B> {
     fn assert_band_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
         let bytes = self.band_bytes();
         let mut end = MARGIN;
-        for (part, tokens) in all_parts(&mut self.sequences) {
-            for (stream, record) in streams(part.layer, tokens) {
-                let (tiles, layout) = (part.band_tiles(stream), stream.spec.f16_layout());
-                for token in tiles.start * TILE..part.rows.end().min(tiles.end * TILE) {
-                    let offset = part.band_offset(stream, token / TILE);
+        for (entry, tokens) in all_entries(&mut self.sequences) {
+            for (tensor, record) in tensors(entry.layer, tokens) {
+                let (tiles, layout) = (entry.band_tiles(tensor), tensor.spec.f16_layout());
+                for token in tiles.start * TILE..entry.rows.end().min(tiles.end * TILE) {
+                    let offset = entry.band_offset(tensor, token / TILE);
                     let mut got = vec![f32::NAN; layout.dim()];
                     layout.get(&bytes[offset..][..layout.bytes()], token % TILE, &mut got);
                     let want = &record.sixteen(token).stored;
@@ -329,11 +334,11 @@ impl<'a, B: Backend> Batch<'a, B> {
                         got == *want,
                         "{}: {:?}, token {token} in the band is {got:?}, want {want:?}",
                         what(),
-                        stream.spec
+                        tensor.spec
                     );
                 }
             }
-            end += part.band_bytes();
+            end += entry.band_bytes();
         }
         if !bytes.is_empty() {
             let around = bytes[..MARGIN].iter().chain(&bytes[end..]);
@@ -346,9 +351,9 @@ impl<'a, B: Backend> Batch<'a, B> {
     }
 }
 
-impl Image {
-    fn page(&self, place: TileLocation) -> &[u8] {
-        match place {
+impl MemoryBytes {
+    fn page(&self, location: TileLocation) -> &[u8] {
+        match location {
             TileLocation::Sink(_) => &self.sink,
             TileLocation::Main(tile) => &self.blocks[tile / TILES_PER_BLOCK],
             TileLocation::Tail(_) => &self.tail,
@@ -357,7 +362,7 @@ impl Image {
 }
 
 /// Returns the KV tensors of a layer, each with its expected content.
-fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (&'a KvTensor, &'a Record)> {
+fn tensors<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (&'a KvTensor, &'a Record)> {
     layer.k.iter().zip(&tokens.keys).chain(layer.v.iter().zip(&tokens.values))
 }
 
@@ -373,11 +378,11 @@ fn balance_page<B: Backend>(subject: &DeviceUnderTest<B>, values: &[f32]) -> B::
 }
 
 /// Returns the sequences of the step as a device receives them.
-fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvBatchEntry<'s, B::Page>> {
-    all_parts(sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
+fn entries<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvBatchEntry<'s, B::Page>> {
+    all_entries(sequences).map(|(entry, _)| entry).filter(|entry| entry.rows.n > 0).collect()
 }
 
-fn all_parts<'s, 't, B: Backend>(
+fn all_entries<'s, 't, B: Backend>(
     sequences: &'s mut [Sequence<'t, B>],
 ) -> impl Iterator<Item = (KvBatchEntry<'s, B::Page>, &'t Tokens)> {
     sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, band, balance }| {

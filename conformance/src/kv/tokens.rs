@@ -89,7 +89,7 @@ impl Affine {
 
     /// Returns the maximum factor by which it lengthens a vector.
     pub fn max_stretch(&self) -> f64 {
-        self.scale.iter().fold(0.0, |most, s| most.max(f64::from(s.abs())))
+        self.scale.iter().fold(0.0, |max, s| max.max(f64::from(s.abs())))
     }
 
     /// Returns the norm of the largest intermediate values that are rounded for `out`; 0 for the
@@ -218,7 +218,7 @@ impl Record {
     }
 
     /// Returns the row of `token` as a query at `position` reads it, and whether it is quantized.
-    pub fn seen(&self, position: usize, token: usize) -> (&Row, bool) {
+    pub fn read_at(&self, position: usize, token: usize) -> (&Row, bool) {
         let tile = token / TILE;
         if tile < self.spec.sink_tiles || tile >= self.spec.f16_window_start(position / TILE) {
             (&self.sixteen[token], false)
@@ -234,9 +234,9 @@ impl Row {
         let (mut tile, mut stored) = (vec![0; layout.bytes()], vec![0.0; row.len()]);
         layout.put(&mut tile, 0, row);
         layout.get(&tile, 0, &mut stored);
-        let mut whole: Vec<f32> = stored.iter().zip(centre).map(|(v, c)| v + c).collect();
+        let mut restored: Vec<f32> = stored.iter().zip(centre).map(|(v, c)| v + c).collect();
         let mut plain = vec![0.0; spec.head_dim];
-        restore_row(spec.rotates, &mut whole, &mut plain);
+        restore_row(spec.rotates, &mut restored, &mut plain);
         Self { stored, centre: centre.to_vec(), plain }
     }
 }

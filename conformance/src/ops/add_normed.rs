@@ -30,10 +30,10 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows:
     let normed = y.chunks_exact(n).flat_map(|row| rms_norm(row, &gain, EPS));
     // A sum of n squares in any order, halved by the root; the mean, eps, the root, its inverse and
     // two products.
-    let share = roundings(n.div_ceil(2) + 6);
+    let relative = roundings(n.div_ceil(2) + 6);
     let want = |(x, normed): (&f32, f64)| {
         let value = f64::from(*x) + normed;
-        let of_norm = share * normed.abs();
+        let of_norm = relative * normed.abs();
         Expected { value, tolerance: of_norm + roundings(1) * (value.abs() + of_norm) }
     };
     subject.expect(&sum, &x.iter().zip(normed).map(want).collect::<Vec<_>>(), &what);

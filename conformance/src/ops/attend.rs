@@ -12,23 +12,23 @@ use crate::{DeviceUnderTest, Skipped};
 /// Compares `attend` with its equation for every pair of types: for one row, for some of a tile and
 /// for some that cross tiles.
 pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let shape = Shape { group: 3, ..Shape::new(DType::F16, DType::F16) };
     let steps = [
         (Shape { n_kv_heads: 2, ..shape }, 1),
         (Shape { sink_tiles: 1, extra_tail_tiles: 1, alpha: 1.02, ..shape }, 5),
         (Shape { window: Some(50), ..shape }, 20),
     ];
-    for ((k, v), (shape, rows)) in product(&lacks.combine(&DType::KV, &DType::KV), &steps) {
+    for ((k, v), (shape, rows)) in product(&skipped.combine(&DType::KV, &DType::KV), &steps) {
         let tokens = Tokens::gaussian(Shape { k, v, ..shape }, 90, rows as u64);
-        equals_its_equation(subject, &tokens, 90, rows, &mut lacks);
+        equals_its_equation(subject, &tokens, 90, rows, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 /// Compares `attend` with its equation for every size of heads and groups.
 pub fn heads<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let types = [
         (DType::Turbo3, DType::Turbo4),
         (DType::Turbo2, DType::Turbo2),
@@ -37,29 +37,29 @@ pub fn heads<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     ];
     // Number of tokens, and rows of the step among them.
     let sizes = product(&HEAD_DIMS, &[(55, 1), (37, 9)]);
-    let types_and_groups = lacks.combine(&types, &[1, 2, 6, 8, 12]);
-    for ((dim, (n, rows)), ((k, v), group)) in lacks.combine(&sizes, &types_and_groups) {
+    let types_and_groups = skipped.combine(&types, &[1, 2, 6, 8, 12]);
+    for ((dim, (n, rows)), ((k, v), group)) in skipped.combine(&sizes, &types_and_groups) {
         let shape = Shape { k_head_dim: dim, v_head_dim: dim, group, n_kv_heads: 2, ..Shape::new(k, v) };
-        equals_its_equation(subject, &Tokens::gaussian(shape, n, 4), n, rows, &mut lacks);
+        equals_its_equation(subject, &Tokens::gaussian(shape, n, 4), n, rows, &mut skipped);
     }
-    for ((k, v), k_head_dim) in lacks.combine(&types, &HEAD_DIMS) {
+    for ((k, v), k_head_dim) in skipped.combine(&types, &HEAD_DIMS) {
         let shape = Shape { k_head_dim, v_head_dim: 128, ..Shape::new(k, v) };
-        equals_its_equation(subject, &Tokens::gaussian(shape, 40, 5), 40, 3, &mut lacks);
+        equals_its_equation(subject, &Tokens::gaussian(shape, 40, 5), 40, 3, &mut skipped);
     }
     // Heads of several slices of 128, with K and V of other sizes.
-    let wide =
+    let large =
         [(512, 512, 8, (150, 1)), (512, 64, 1, (37, 9)), (96, 512, 6, (55, 20)), (352, 288, 3, (33, 1))];
-    for ((k, v), (k_head_dim, v_head_dim, group, (n, rows))) in lacks.combine(&types, &wide) {
+    for ((k, v), (k_head_dim, v_head_dim, group, (n, rows))) in skipped.combine(&types, &large) {
         let shape = Shape { k_head_dim, v_head_dim, group, n_kv_heads: 2, ..Shape::new(k, v) };
-        equals_its_equation(subject, &Tokens::gaussian(shape, n, 5), n, rows, &mut lacks);
+        equals_its_equation(subject, &Tokens::gaussian(shape, n, 5), n, rows, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 /// Compares `attend` with its equation for every number of tokens and rows, with windows, across
 /// tiles, blocks and prefix boundaries.
 pub fn steps<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let types = [(DType::Turbo3, DType::Turbo3), (DType::Q8_0, DType::Turbo2), (DType::F16, DType::Q4_0)];
     let shape = Shape::new(DType::F16, DType::F16);
     let shapes = [
@@ -75,18 +75,18 @@ pub fn steps<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut steps = product(&lengths, &[1, 2, 33]);
     // After a few tiles, two rows test the same as one or many.
     steps.retain(|(n, rows)| rows <= n && (*rows != 2 || *n <= 33));
-    for (((k, v), shape), (n, rows)) in lacks.combine(&product(&types, &shapes), &steps) {
+    for (((k, v), shape), (n, rows)) in skipped.combine(&product(&types, &shapes), &steps) {
         let tokens = Tokens::gaussian(Shape { k, v, ..shape }, n, 6);
-        equals_its_equation(subject, &tokens, n, rows, &mut lacks);
+        equals_its_equation(subject, &tokens, n, rows, &mut skipped);
     }
-    what_is_not_there_is_refused(subject);
-    lacks
+    wrong_sizes_are_refused(subject);
+    skipped
 }
 
 /// Compares `attend` with its equation with soft caps, on scores of spread 1: strongly and hardly
 /// bent ones.
 pub fn capped<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let types = [
         (DType::Turbo3, DType::Turbo3),
         (DType::Q8_0, DType::Turbo2),
@@ -95,18 +95,18 @@ pub fn capped<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     ];
     let caps = [(128, 1.0, None), (256, 1.5, Some(40)), (256, 50.0, None)];
     let steps = [(1, 1), (70, 2), (150, 1), (150, 7), (150, 40)];
-    for (((k, v), (head_dim, cap, window)), (n, rows)) in lacks.combine(&product(&types, &caps), &steps) {
+    for (((k, v), (head_dim, cap, window)), (n, rows)) in skipped.combine(&product(&types, &caps), &steps) {
         let heads = Shape { k_head_dim: head_dim, v_head_dim: head_dim, group: 4, ..Shape::new(k, v) };
         let tokens = Tokens::gaussian(Shape { soft_cap: Some(cap), window, ..heads }, n, 8);
-        equals_its_equation(subject, &tokens, n, rows, &mut lacks);
+        equals_its_equation(subject, &tokens, n, rows, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 /// Compares `attend` with its equation with attention sinks of little, most and nearly all of the
 /// weight, different per head.
 pub fn sinks<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let types = [
         (DType::Turbo3, DType::Turbo3),
         (DType::Q8_0, DType::Turbo2),
@@ -120,27 +120,27 @@ pub fn sinks<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     ];
     let steps = [(1, 1), (70, 2), (150, 1), (150, 7), (150, 40)];
     for (((k, v), (head_dim, sinks, window, soft_cap)), (n, rows)) in
-        lacks.combine(&product(&types, &sinks), &steps)
+        skipped.combine(&product(&types, &sinks), &steps)
     {
         let heads =
             Shape { k_head_dim: head_dim, v_head_dim: head_dim, group: 4, n_kv_heads: 2, ..Shape::new(k, v) };
         let tokens = Tokens::gaussian(Shape { sinks: Some(sinks), window, soft_cap, ..heads }, n, 9);
-        equals_its_equation(subject, &tokens, n, rows, &mut lacks);
+        equals_its_equation(subject, &tokens, n, rows, &mut skipped);
     }
     too_few_sinks_are_refused(subject);
-    lacks
+    skipped
 }
 
 /// Compares `attend` with its equation where values are a prefix of their keys (MLA), for every
 /// type: heads as in MLA, values that end within and at the end of a slice, few queries and many,
 /// across tiles, blocks and prefix boundaries.
 pub fn joint<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let heads = [(576, 512, 16), (40, 32, 4), (224, 192, 7), (96, 80, 1)];
     let shape = Shape::new(DType::F16, DType::F16);
     // Without a tail, a centre depends on the chunks.
     let at_once = Shape { has_tail: false, centres: false, ..shape };
-    let behind_a_sink = Shape { scaled: Scaled::All, sink_tiles: 1, alpha: 1.02, ..shape };
+    let after_sink = Shape { scaled: Scaled::All, sink_tiles: 1, alpha: 1.02, ..shape };
     let windowed = Shape { window: Some(50), soft_cap: Some(2.0), extra_tail_tiles: 1, ..shape };
     let with_sinks = Shape { sinks: Some([1.0, 0.5]), sink_tiles: 3, n_kv_heads: 2, ..shape };
     let cases = [
@@ -148,20 +148,22 @@ pub fn joint<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         (windowed, (170, 1)),
         (at_once, (150, 1)),
         (shape, (1, 1)),
-        (behind_a_sink, (150, 1)),
+        (after_sink, (150, 1)),
         (with_sinks, (150, 9)),
-        (behind_a_sink, (300, 20)),
+        (after_sink, (300, 20)),
         (shape, (540, 33)),
         (windowed, (70, 20)),
         (at_once, (33, 2)),
     ];
-    let shapes = lacks.combine(&heads, &cases);
-    for (dtype, ((k_head_dim, v_head_dim, group), (kept, (n, rows)))) in lacks.combine(&DType::KV, &shapes) {
+    let shapes = skipped.combine(&heads, &cases);
+    for (dtype, ((k_head_dim, v_head_dim, group), (storage, (n, rows)))) in
+        skipped.combine(&DType::KV, &shapes)
+    {
         let (k, v) = (dtype, dtype);
-        let shape = Shape { k, v, joint: true, k_head_dim, v_head_dim, group, ..kept };
-        equals_its_equation(subject, &Tokens::gaussian(shape, n, 10), n, rows, &mut lacks);
+        let shape = Shape { k, v, joint: true, k_head_dim, v_head_dim, group, ..storage };
+        equals_its_equation(subject, &Tokens::gaussian(shape, n, 10), n, rows, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 fn too_few_sinks_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
@@ -178,12 +180,12 @@ fn equals_its_equation<B: Backend>(
     tokens: &Tokens,
     n: usize,
     rows: usize,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let shape = tokens.shape;
     let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, {rows} rows"));
     let q = gaussian(8, rows * shape.n_heads() * shape.k_head_dim, 1.0);
-    if let Some((batch, got)) = lacks.take(attended(subject, tokens, n, rows, &q, &what), &what) {
+    if let Some((batch, got)) = skipped.take(attended(subject, tokens, n, rows, &q, &what), &what) {
         batch.assert_answers(&q, &got, &what);
     }
 }
@@ -204,7 +206,7 @@ pub fn attended<'a, B: Backend>(
     Ok((batch, got))
 }
 
-fn what_is_not_there_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
+fn wrong_sizes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let what = || subject.case("attend", "too few queries");
     let tokens = Tokens::gaussian(Shape::new(DType::F16, DType::F16), 4, 7);
     let mut batch = Batch::fed(subject, &tokens, 4, 4).unwrap_or_else(|error| panic!("{}: {error}", what()));

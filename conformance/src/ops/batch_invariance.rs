@@ -15,9 +15,9 @@ const STEPS: [[(usize, usize); 3]; 3] =
 
 /// Checks that `attend`, after `kv_append`, is batch-invariant.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     if !subject.is_batch_invariant() {
-        lacks.leave_out("batch invariance within a sequence is not promised".to_owned());
+        skipped.leave_out("batch invariance within a sequence is not promised".to_owned());
     }
     let types = [
         (DType::Turbo3, DType::Turbo3),
@@ -41,15 +41,15 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
             ..shape
         },
     ];
-    for ((shape, steps), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {
-        rows_have_the_bits_they_have_alone(subject, Shape { k, v, ..shape }, steps, &mut lacks);
+    for ((shape, steps), (k, v)) in skipped.combine(&product(&shapes, &STEPS), &types) {
+        rows_have_the_bits_they_have_alone(subject, Shape { k, v, ..shape }, steps, &mut skipped);
     }
     let joint = [DType::Turbo3, DType::Q8_0, DType::F16];
-    for (dtype, steps) in lacks.combine(&joint, &STEPS) {
+    for (dtype, steps) in skipped.combine(&joint, &STEPS) {
         let shape = Shape { group: 5, sink_tiles: 1, ..Shape::joint(dtype, 160, 128) };
-        rows_have_the_bits_they_have_alone(subject, shape, steps, &mut lacks);
+        rows_have_the_bits_they_have_alone(subject, shape, steps, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 /// Compares rows processed one by one, in one step, and in one step among rows of other sequences.
@@ -57,7 +57,7 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
     subject: &DeviceUnderTest<B>,
     shape: Shape,
     [(n, rows), (first, first_rows), (second, second_rows)]: [(usize, usize); 3],
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let of = |n, seed| Tokens::gaussian(shape, n, seed);
     let [tokens, before, after] =
@@ -66,12 +66,12 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
     let width = shape.n_heads() * shape.k_head_dim;
     let q = gaussian(4, rows * width, 1.0);
     let outs = (|| {
-        let mut by_one = Vec::new();
+        let mut one_by_one = Vec::new();
         if subject.is_batch_invariant() {
             let mut alone = Batch::fed(subject, tokens, n, 100)?;
             for q in q.chunks_exact(width) {
                 alone.append(&[1])?;
-                by_one.extend(alone.attend(q, &what)?);
+                one_by_one.extend(alone.attend(q, &what)?);
             }
         }
 
@@ -79,27 +79,27 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
         together.append(&[rows])?;
         let together = together.attend(&q, &what)?;
 
-        let mut among = Batch::new(subject, &[before, tokens, after]);
-        among.feed(&[first, n, second], 100)?;
-        among.append(&[first_rows, rows, second_rows])?;
+        let mut mixed = Batch::new(subject, &[before, tokens, after]);
+        mixed.feed(&[first, n, second], 100)?;
+        mixed.append(&[first_rows, rows, second_rows])?;
         let [before, after] =
             [(5, first_rows), (6, second_rows)].map(|(seed, rows)| gaussian(seed, rows * width, 1.0));
         let q = [&before[..], &q, &after].concat();
-        let got = among.attend(&q, &what)?;
-        among.assert_answers(&q, &got, &what);
+        let got = mixed.attend(&q, &what)?;
+        mixed.assert_answers(&q, &got, &what);
         let skip = first_rows * shape.n_heads() * shape.v_head_dim;
-        let among = got[skip..skip + together.len()].to_vec();
-        Ok([by_one, together, among])
+        let mixed = got[skip..skip + together.len()].to_vec();
+        Ok([one_by_one, together, mixed])
     })();
-    let Some([by_one, together, among]) = lacks.take(outs, &what) else { return };
-    let mut alone = vec![("other sequences", &together, among)];
+    let Some([one_by_one, together, mixed]) = skipped.take(outs, &what) else { return };
+    let mut alone = vec![("other sequences", &together, mixed)];
     if subject.is_batch_invariant() {
-        alone.push(("other rows", &by_one, together.clone()));
+        alone.push(("other rows", &one_by_one, together.clone()));
     }
-    for (company, alone, got) in alone {
+    for (others, alone, got) in alone {
         let differs = |(alone, got): (&f32, &f32)| alone.to_bits() != got.to_bits();
         if let Some(i) = alone.iter().zip(&got).position(differs) {
-            panic!("{}, among {company}: [{i}] is {}, alone {}", what(), got[i], alone[i]);
+            panic!("{}, among {others}: [{i}] is {}, alone {}", what(), got[i], alone[i]);
         }
         assert!(alone.iter().all(|x| x.is_finite()), "{}: {alone:?}", what());
     }

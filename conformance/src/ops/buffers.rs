@@ -30,14 +30,14 @@ fn what_is_written_is_read<B: Backend>(subject: &DeviceUnderTest<B>, len: usize)
     let (old, new) = (gaussian(1, len, 1.0), gaussian(2, len / 2, 1.0));
     let mut buffer = subject.guarded(&old);
     subject.device().write(&mut buffer, &new).expect("half of it fits");
-    let whole = [&new[..], &old[len / 2..]].concat();
+    let expected = [&new[..], &old[len / 2..]].concat();
     let what = || subject.case("write", format_args!("{} of {len} values", len / 2));
-    subject.expect(&buffer, &exactly(&whole), &what);
+    subject.expect(&buffer, &exactly(&expected), &what);
     for offset in [0, len / 3, len] {
         let mut got = vec![f32::NAN; len - offset];
         subject.device().read(&buffer, offset, &mut got).expect("it is there");
         let what = || subject.case("read", format_args!("{len} values from {offset}"));
-        assert_close(&got, &exactly(&whole[offset..]), &what);
+        assert_close(&got, &exactly(&expected[offset..]), &what);
     }
 }
 

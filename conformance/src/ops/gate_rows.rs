@@ -39,8 +39,8 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, rows: usize, co
                 value,
                 tolerance: roundings(GATE) * value.abs() + f64::from(f32::MIN_POSITIVE) * 1e3,
             };
-            let is_kept = if gate.is_nan() { got.is_nan() } else { want.admits(got) };
-            assert!(is_kept, "{}: gate {gate}: {got}, want {want:?}", what());
+            let is_expected = if gate.is_nan() { got.is_nan() } else { want.admits(got) };
+            assert!(is_expected, "{}: gate {gate}: {got}, want {want:?}", what());
         }
     }
 }

@@ -29,7 +29,7 @@ const TYPES: [(DType, DType); 9] = [
 /// `(n_ff, rows)`.
 const SHAPES: [(usize, usize); 8] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9), (48, 13), (9, 17), (31, 66)];
 /// Maximum features of [`SHAPES`].
-const MOST: usize = 48;
+const MAX_FEATURES: usize = 48;
 
 /// Norm or not, the activation, and whether the up projection gates itself.
 const CASES: [(bool, Activation, bool); 8] = [
@@ -49,15 +49,15 @@ const GATE: usize = 11;
 
 /// Compares `gated_ffn` with its equation.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let weights = TYPES.map(|(gate, up)| {
-        [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed))
+        [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MAX_FEATURES, N_IN, seed))
     });
-    for (types, ((n_ff, rows), case)) in lacks.combine(&weights.each_ref(), &product(&SHAPES, &CASES)) {
+    for (types, ((n_ff, rows), case)) in skipped.combine(&weights.each_ref(), &product(&SHAPES, &CASES)) {
         equals_its_equation(subject, types.each_ref(), n_ff, rows, case);
     }
     wrong_shapes_are_refused(subject);
-    lacks
+    skipped
 }
 
 fn equals_its_equation<B: Backend>(
@@ -65,7 +65,7 @@ fn equals_its_equation<B: Backend>(
     weights: [&Weights; 2],
     n_ff: usize,
     rows: usize,
-    (has_norm, activation, is_alone): (bool, Activation, bool),
+    (has_norm, activation, is_ungated): (bool, Activation, bool),
 ) {
     // Gates of magnitude up to ten, where activations are nonlinear.
     let x = gaussian(11, (rows + 1) * N_IN, 10.0);
@@ -77,18 +77,18 @@ fn equals_its_equation<B: Backend>(
     let mut y = subject.poisoned(rows * n_ff);
     let what = || {
         let [gate, up] = weights.map(|weights| weights.dtype);
-        let alone = if is_alone { ", of the first alone" } else { "" };
+        let suffix = if is_ungated { ", of the first alone" } else { "" };
         let shape =
-            format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}, {activation:?}{alone}");
+            format_args!("{gate} {up} {n_ff}x{N_IN}, {rows} rows, norm {has_norm}, {activation:?}{suffix}");
         subject.case("gated_ffn", shape)
     };
-    let up = usize::from(!is_alone);
+    let up = usize::from(!is_ungated);
     let result = subject.device().gated_ffn(input, activation, &matrices[0], &matrices[up], &mut y);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
 
-    let seen =
-        |x: &[f32]| if has_norm { Activations::normalised(x, &gain, EPS) } else { Activations::new(x) };
-    let x: Vec<_> = x[N_IN..].chunks_exact(N_IN).map(seen).collect();
+    let activations =
+        |x: &[f32]| if has_norm { Activations::normalized(x, &gain, EPS) } else { Activations::new(x) };
+    let x: Vec<_> = x[N_IN..].chunks_exact(N_IN).map(activations).collect();
     let products = weights.map(|weights| products(weights, n_ff, &x, subject.arithmetic()));
     let (gates, ups) = (&products[0], &products[up]);
     let want: Vec<Expected> = gates.iter().zip(ups).map(|(&g, &u)| gated(activation, g, u)).collect();

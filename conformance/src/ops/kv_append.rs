@@ -16,87 +16,91 @@ const TOKENS: usize = 150;
 /// Tokens that fill a block and cross a boundary of the window, so that no old slot of the tail's
 /// ring remains.
 const WHOLE_TILES: usize = 160;
-const OVER_A_BORDER: usize = 608;
+const PAST_A_WINDOW: usize = 608;
 
 /// Compares `kv_append` with the codec, with and without a tail, a sink and a balance.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let shape = |dtype| Shape { k_head_dim: 80, v_head_dim: 192, ..Shape::new(dtype, dtype) };
-    let kept = [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)];
-    let kept = kept.map(|(has_tail, sink_tiles, extra_tail_tiles, alpha)| {
+    let storage = [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)];
+    let storage = storage.map(|(has_tail, sink_tiles, extra_tail_tiles, alpha)| {
         // Without a tail, a centre depends on the chunks.
         move |shape| Shape { has_tail, centres: has_tail, sink_tiles, extra_tail_tiles, alpha, ..shape }
     });
-    for (dtype, (kept, chunk)) in lacks.combine(&DType::KV, &product(&kept, &[1, 7, 130])) {
-        let tokens = Tokens::gaussian(kept(shape(dtype)), TOKENS, 1);
-        chunks_hold_what_was_fed(subject, &tokens, chunk, &mut lacks);
+    for (dtype, (storage, chunk)) in skipped.combine(&DType::KV, &product(&storage, &[1, 7, 130])) {
+        let tokens = Tokens::gaussian(storage(shape(dtype)), TOKENS, 1);
+        chunks_hold_what_was_fed(subject, &tokens, chunk, &mut skipped);
     }
-    for (dtype, sink_tiles) in lacks.combine(&DType::KV, &[0, 2, 9]) {
+    for (dtype, sink_tiles) in skipped.combine(&DType::KV, &[0, 2, 9]) {
         let shape = Shape { has_tail: false, sink_tiles, scaled: Scaled::All, ..shape(dtype) };
-        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), TOKENS, &mut lacks);
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), TOKENS, &mut skipped);
         let shape = Shape { has_tail: true, n_kv_heads: 2, scaled: Scaled::Keys, ..shape };
-        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), 33, &mut lacks);
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), 33, &mut skipped);
     }
-    for (dtype, kept) in lacks.combine(&DType::KV, &kept) {
-        parts_are_what_they_are_alone(subject, Shape { n_kv_heads: 2, ..kept(shape(dtype)) }, &mut lacks);
+    for (dtype, storage) in skipped.combine(&DType::KV, &storage) {
+        batches_equal_single_sequences(
+            subject,
+            Shape { n_kv_heads: 2, ..storage(shape(dtype)) },
+            &mut skipped,
+        );
     }
     for dtype in DType::KV {
-        bad_numbers_are_stored_as_the_codec_stores_them(subject, Shape::new(dtype, dtype), &mut lacks);
+        bad_numbers_are_stored_as_the_codec_stores_them(subject, Shape::new(dtype, dtype), &mut skipped);
     }
-    unequal_types_stand_side_by_side(subject, &mut lacks);
-    unlike_layers_meet_in_a_step(subject, &mut lacks);
-    what_is_not_there_is_refused(subject);
-    lacks
+    unequal_types_stand_side_by_side(subject, &mut skipped);
+    different_layers_share_a_step(subject, &mut skipped);
+    wrong_sizes_are_refused(subject);
+    skipped
 }
 
 /// Compares `kv_append` with the codec for heads of every size, and for shared KV tensors.
 pub fn heads<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let dims: Vec<_> = HEAD_DIMS.into_iter().zip(HEAD_DIMS.into_iter().rev()).chain([(16, 96)]).collect();
-    for (dtype, (k_head_dim, v_head_dim)) in lacks.combine(&DType::KV, &dims) {
+    for (dtype, (k_head_dim, v_head_dim)) in skipped.combine(&DType::KV, &dims) {
         let shape = Shape { k_head_dim, v_head_dim, n_kv_heads: 2, ..Shape::new(dtype, dtype) };
-        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut skipped);
     }
-    for (dtype, chunk) in lacks.combine(&DType::KV, &[7, 130]) {
+    for (dtype, chunk) in skipped.combine(&DType::KV, &[7, 130]) {
         let shape = Shape { n_kv_heads: 2, scaled: Scaled::All, ..Shape::joint(dtype, 96, 64) };
-        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 10), chunk, &mut lacks);
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 10), chunk, &mut skipped);
         let shape = Shape { n_kv_heads: 1, ..shape };
-        bytes_do_not_depend_on_chunks(subject, shape, WHOLE_TILES, chunk, &mut lacks);
+        bytes_do_not_depend_on_chunks(subject, shape, WHOLE_TILES, chunk, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 /// Checks that `kv_append` writes the same bytes for any chunks.
 pub fn chunks<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
-    for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
-        bytes_do_not_depend_on_chunks(subject, shape(dtype), WHOLE_TILES, chunk, &mut lacks);
+    for (dtype, chunk) in skipped.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
+        bytes_do_not_depend_on_chunks(subject, shape(dtype), WHOLE_TILES, chunk, &mut skipped);
     }
     // The start of the window is independent of the type.
-    for (dtype, chunk) in lacks.combine(&[DType::Turbo3, DType::Q4_0], &[16, 100, OVER_A_BORDER]) {
-        bytes_do_not_depend_on_chunks(subject, shape(dtype), OVER_A_BORDER, chunk, &mut lacks);
+    for (dtype, chunk) in skipped.combine(&[DType::Turbo3, DType::Q4_0], &[16, 100, PAST_A_WINDOW]) {
+        bytes_do_not_depend_on_chunks(subject, shape(dtype), PAST_A_WINDOW, chunk, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 fn chunks_hold_what_was_fed<B: Backend>(
     subject: &DeviceUnderTest<B>,
     tokens: &Tokens,
     chunk: usize,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let what = || subject.case("kv_append", format_args!("{:?} in chunks of {chunk}", tokens.shape));
-    if let Some(mut batch) = lacks.take(Batch::fed(subject, tokens, tokens.len(), chunk), &what) {
+    if let Some(mut batch) = skipped.take(Batch::fed(subject, tokens, tokens.len(), chunk), &what) {
         batch.assert_stored_tokens(&what);
     }
 }
 
 /// Compares several parts of different lengths in one call with each appended alone.
-fn parts_are_what_they_are_alone<B: Backend>(
+fn batches_equal_single_sequences<B: Backend>(
     subject: &DeviceUnderTest<B>,
     shape: Shape,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     const STEPS: [[usize; 3]; 5] = [[40, 1, 17], [1, 1, 1], [3, 33, 16], [1, 20, 1], [1, 1, 1]];
     let tokens = [3, 4, 5].map(|seed| Tokens::gaussian(shape, 60, seed));
@@ -104,20 +108,20 @@ fn parts_are_what_they_are_alone<B: Backend>(
     let mut together = Batch::new(subject, &tokens.each_ref());
     let mut alone = tokens.each_ref().map(|tokens| Batch::new(subject, &[tokens]));
     for counts in STEPS {
-        if lacks.take(together.append(&counts), &what).is_none() {
+        if skipped.take(together.append(&counts), &what).is_none() {
             return;
         }
         together.assert_stored_tokens(&what);
         for (index, (alone, n)) in alone.iter_mut().zip(counts).enumerate() {
             alone.append(&[n]).unwrap_or_else(|error| panic!("{}: alone: {error}", what()));
-            let is_same = alone.image(0) == together.image(index);
+            let is_same = alone.memory_bytes(0) == together.memory_bytes(index);
             assert!(is_same, "{}: sequence {index} has other bytes than alone", what());
         }
     }
 }
 
 /// Appends alternating sequences whose layers have different storage.
-fn unlike_layers_meet_in_a_step<B: Backend>(subject: &DeviceUnderTest<B>, lacks: &mut Skipped) {
+fn different_layers_share_a_step<B: Backend>(subject: &DeviceUnderTest<B>, skipped: &mut Skipped) {
     let shape = Shape { n_kv_heads: 2, k_head_dim: 64, ..Shape::new(DType::Turbo3, DType::Q8_0) };
     let other = Shape { k: DType::F16, v: DType::Turbo2, sink_tiles: 1, ..shape };
     let shapes = [shape, shape, other, shape, other];
@@ -125,7 +129,7 @@ fn unlike_layers_meet_in_a_step<B: Backend>(subject: &DeviceUnderTest<B>, lacks:
     let mut batch = Batch::new(subject, &tokens.iter().collect::<Vec<_>>());
     for counts in [[20, 1, 33, 7, 1], [1, 1, 1, 1, 1], [30, 40, 2, 1, 17]] {
         let what = || subject.case("kv_append", format_args!("{shape:?} with {other:?}, {counts:?} rows"));
-        if lacks.take(batch.append(&counts), &what).is_some() {
+        if skipped.take(batch.append(&counts), &what).is_some() {
             batch.assert_stored_tokens(&what);
         }
     }
@@ -137,7 +141,7 @@ fn bytes_do_not_depend_on_chunks<B: Backend>(
     shape: Shape,
     n: usize,
     chunk: usize,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     const ONE_BY_ONE: usize = 110;
     let tokens = Tokens::gaussian(shape, n, 9);
@@ -147,16 +151,16 @@ fn bytes_do_not_depend_on_chunks<B: Backend>(
         one_by_one.feed(&[ONE_BY_ONE], 1)?;
         Ok(one_by_one)
     });
-    let Some(mut one_by_one) = lacks.take(fed, &what) else { return };
+    let Some(mut one_by_one) = skipped.take(fed, &what) else { return };
     one_by_one.assert_stored_tokens(&what);
-    let Some(in_chunks) = lacks.take(Batch::fed(subject, &tokens, n, chunk), &what) else { return };
-    assert!(in_chunks.image(0) == one_by_one.image(0), "{}: other bytes", what());
+    let Some(in_chunks) = skipped.take(Batch::fed(subject, &tokens, n, chunk), &what) else { return };
+    assert!(in_chunks.memory_bytes(0) == one_by_one.memory_bytes(0), "{}: other bytes", what());
 }
 
 fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
     subject: &DeviceUnderTest<B>,
     shape: Shape,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     const DIM: usize = 96;
     let mut x = vec![0.5; 60 * DIM];
@@ -168,19 +172,19 @@ fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
     let shape = Shape { k_head_dim: DIM, v_head_dim: DIM, ..shape };
     for has_tail in [true, false] {
         let tokens = Tokens::new(Shape { has_tail, ..shape }, x.clone(), x.clone());
-        chunks_hold_what_was_fed(subject, &tokens, tokens.len(), lacks);
+        chunks_hold_what_was_fed(subject, &tokens, tokens.len(), skipped);
     }
 }
 
 /// Combines a type with a tail and one without, and rotated with plain types.
-fn unequal_types_stand_side_by_side<B: Backend>(subject: &DeviceUnderTest<B>, lacks: &mut Skipped) {
+fn unequal_types_stand_side_by_side<B: Backend>(subject: &DeviceUnderTest<B>, skipped: &mut Skipped) {
     for (k, v) in [(DType::Q8_0, DType::Turbo3), (DType::Turbo4, DType::F16), (DType::BF16, DType::Q4_0)] {
         let shape = Shape { sink_tiles: 1, ..Shape::new(k, v) };
-        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 6), 7, lacks);
+        chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 6), 7, skipped);
     }
 }
 
-fn what_is_not_there_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
+fn wrong_sizes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let tokens = Tokens::gaussian(Shape::new(DType::F16, DType::F16), 4, 7);
     let mut batch = Batch::new(subject, &[&tokens]);
     let result = batch.append_from(&[4], &tokens.k[..511], &tokens.v);

@@ -33,7 +33,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows:
     let result = subject.device().layer_norm(&subject.upload(&x), rows, norm, &mut y);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
-    let want: Vec<Expected> = x.chunks_exact(n).flat_map(|row| wanted(row, &gain)).collect();
+    let want: Vec<Expected> = x.chunks_exact(n).flat_map(|row| expected_row(row, &gain)).collect();
     subject.expect(&y, &want, &what);
 }
 
@@ -41,18 +41,19 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows:
 /// from it by that and one rounding; each square by twice its difference times that. Their mean
 /// adds n roundings, eps one; the root halves the relative error, which is counted whole here for
 /// second-order terms. The root, its inverse and two products take four more.
-fn wanted(row: &[f64], gain: &[f32]) -> Vec<Expected> {
+fn expected_row(row: &[f64], gain: &[f32]) -> Vec<Expected> {
     let n = row.len() as f64;
     let mean = row.iter().sum::<f64>() / n;
-    let mean_off = roundings(row.len() + 1) * row.iter().map(|v| v.abs()).sum::<f64>() / n;
-    let off = |v: f64| mean_off + roundings(1) * ((v - mean).abs() + mean_off);
+    let mean_error = roundings(row.len() + 1) * row.iter().map(|v| v.abs()).sum::<f64>() / n;
+    let error = |v: f64| mean_error + roundings(1) * ((v - mean).abs() + mean_error);
     let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n + f64::from(EPS);
-    let squares_off = row.iter().map(|&v| (2.0 * (v - mean).abs() + off(v)) * off(v)).sum::<f64>() / n;
-    let share = squares_off / variance + roundings(row.len() + 6);
+    let squares_error = row.iter().map(|&v| (2.0 * (v - mean).abs() + error(v)) * error(v)).sum::<f64>() / n;
+    let relative = squares_error / variance + roundings(row.len() + 6);
     let values = layer_norm(row, gain, EPS).into_iter().zip(row).zip(gain);
     let want = |((value, &v), &w): ((f64, &f64), &f32)| Expected {
         value,
-        tolerance: share * value.abs() + (1.0 + share) * off(v) * f64::from(w).abs() / variance.sqrt(),
+        tolerance: relative * value.abs()
+            + (1.0 + relative) * error(v) * f64::from(w).abs() / variance.sqrt(),
     };
     values.map(want).collect()
 }

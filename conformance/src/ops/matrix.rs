@@ -47,8 +47,8 @@ fn any_bits_are_kept<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DType, n_i
         let mut out = subject.poisoned(want.len());
         device.embed(&matrix, &tokens, 1.0, &mut out).unwrap_or_else(|error| panic!("{}: {error}", what()));
         for (i, (got, want)) in subject.download(&out, want.len()).into_iter().zip(&want).enumerate() {
-            let is_kept = if want.value.is_finite() { want.admits(got) } else { !got.is_finite() };
-            assert!(is_kept, "{}: [{i}] is {got}, want {want:?}", what());
+            let is_expected = if want.value.is_finite() { want.admits(got) } else { !got.is_finite() };
+            assert!(is_expected, "{}: [{i}] is {got}, want {want:?}", what());
         }
     }
 }

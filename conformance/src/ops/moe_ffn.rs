@@ -42,15 +42,15 @@ struct Case {
     scores: RouterScores,
     has_selection_bias: bool,
     expert_groups: Option<ExpertGroups>,
-    normalises: bool,
+    normalizes: bool,
     has_norm: bool,
     activation: Activation,
     /// Whether the up projection gates itself.
-    is_alone: bool,
+    is_ungated: bool,
     has_biases: bool,
     has_scales: bool,
     /// Whether the sum goes to a separate buffer.
-    goes_apart: bool,
+    has_separate_output: bool,
 }
 
 const USUAL: Case = Case {
@@ -64,13 +64,13 @@ const USUAL: Case = Case {
     scores: RouterScores::Softmax,
     has_selection_bias: false,
     expert_groups: None,
-    normalises: true,
+    normalizes: true,
     has_norm: true,
     activation: Activation::Silu,
-    is_alone: false,
+    is_ungated: false,
     has_biases: false,
     has_scales: false,
-    goes_apart: false,
+    has_separate_output: false,
 };
 
 /// Two experts, with weights normalized to one.
@@ -79,59 +79,59 @@ const PLAIN: Routing =
 
 /// Compares `moe_ffn` with its equation for any number of experts and rows, and any selection.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let laws = [Law::Any, Law::Last, Law::Alike];
     let kinds = [[DType::F32; 3], [DType::Q8_0; 3]];
     for ((n_experts, n_used), (rows, (law, types))) in
-        lacks.combine(&CHOICES, &product(&ROWS, &product(&laws, &kinds)))
+        skipped.combine(&CHOICES, &product(&ROWS, &product(&laws, &kinds)))
     {
         let [n, n_ff] = if types[0].block_len() == 1 { [USUAL.n, USUAL.n_ff] } else { [64, 96] };
-        let normalises = rows % 2 == 1;
-        let case = Case { types, n, n_ff, n_experts, n_used, rows, law, normalises, ..USUAL };
-        equals_its_equation(subject, case, &mut lacks);
+        let normalizes = rows % 2 == 1;
+        let case = Case { types, n, n_ff, n_experts, n_used, rows, law, normalizes, ..USUAL };
+        equals_its_equation(subject, case, &mut skipped);
     }
     let selection_bias = [(1, true), (2, false), (17, true)];
     for ((n_experts, n_used), ((rows, has_selection_bias), scores)) in
-        lacks.combine(&CHOICES, &product(&selection_bias, &[RouterScores::Sigmoid, RouterScores::Softmax]))
+        skipped.combine(&CHOICES, &product(&selection_bias, &[RouterScores::Sigmoid, RouterScores::Softmax]))
     {
         let of = Case { n_experts, n_used, rows, scores, ..USUAL };
-        equals_its_equation(subject, Case { has_selection_bias, normalises: rows > 1, ..of }, &mut lacks);
+        equals_its_equation(subject, Case { has_selection_bias, normalizes: rows > 1, ..of }, &mut skipped);
     }
     let expert_groups =
         [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
-    let ways = [
+    let cases = [
         (1, RouterScores::Softmax, false),
         (3, RouterScores::Sigmoid, false),
         (18, RouterScores::Sigmoid, true),
         (19, RouterScores::Softmax, true),
     ];
     for ((n_experts, n_used, n, groups_used), (rows, scores, has_selection_bias)) in
-        lacks.combine(&expert_groups, &ways)
+        skipped.combine(&expert_groups, &cases)
     {
         let expert_groups = Some(ExpertGroups { n, n_used: groups_used });
         equals_its_equation(
             subject,
             Case { n_experts, n_used, rows, scores, has_selection_bias, expert_groups, ..USUAL },
-            &mut lacks,
+            &mut skipped,
         );
     }
-    let ways = [(1, false, true), (3, true, false), (18, true, true)];
-    for (types, (rows, has_scales, goes_apart)) in lacks.combine(&kinds, &ways) {
+    let cases = [(1, false, true), (3, true, false), (18, true, true)];
+    for (types, (rows, has_scales, has_separate_output)) in skipped.combine(&kinds, &cases) {
         let [n, n_ff] = if types[0].block_len() == 1 { [USUAL.n, USUAL.n_ff] } else { [64, 96] };
-        let case = Case { types, n, n_ff, rows, has_scales, goes_apart, ..USUAL };
-        equals_its_equation(subject, case, &mut lacks);
+        let case = Case { types, n, n_ff, rows, has_scales, has_separate_output, ..USUAL };
+        equals_its_equation(subject, case, &mut skipped);
     }
     for rows in [1, 3, 20] {
-        a_bad_number_reaches_its_row_and_no_other(subject, rows, &mut lacks);
+        a_bad_number_reaches_its_row_and_no_other(subject, rows, &mut skipped);
     }
     wrong_shapes_are_refused(subject);
-    lacks
+    skipped
 }
 
 /// Compares `moe_ffn` with its equation for weights of every type.
 pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S};
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     // Equal types of gate and up, which a device may fuse; unequal ones.
     let types = [
         [Q4_0, Q4_0, Q4_1],
@@ -145,20 +145,20 @@ pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         [Q6K, Q6K, DType::Q3K],
         [DType::MXFP4; 3],
     ];
-    let ways = [
+    let cases = [
         (1, Activation::Silu, true, false),
         (5, Activation::Gelu, false, false),
         (17, Activation::Bounded, true, true),
         (1, Activation::Relu, true, false),
         (33, Activation::Relu, false, false),
     ];
-    for (types, (rows, activation, has_norm, has_biases)) in lacks.combine(&types, &ways) {
+    for (types, (rows, activation, has_norm, has_biases)) in skipped.combine(&types, &cases) {
         let of = Case { types, n: 256, n_ff: 256, n_experts: 3, ..USUAL };
-        let is_alone = activation == Activation::Relu;
-        let case = Case { rows, activation, is_alone, has_norm, has_biases, ..of };
-        equals_its_equation(subject, case, &mut lacks);
+        let is_ungated = activation == Activation::Relu;
+        let case = Case { rows, activation, is_ungated, has_norm, has_biases, ..of };
+        equals_its_equation(subject, case, &mut skipped);
     }
-    lacks
+    skipped
 }
 
 /// A layer on a device and its decoded weights: gate, up and down of each expert.
@@ -169,13 +169,13 @@ struct Layer<B: Backend> {
     biases: Option<[(B::Buffer, Vec<f32>); 3]>,
     selection_bias: Option<(B::Buffer, Vec<f32>)>,
     scales: Option<(B::Buffer, Vec<f32>)>,
-    is_alone: bool,
+    is_ungated: bool,
 }
 
 impl<B: Backend> Layer<B> {
     fn new(
         subject: &DeviceUnderTest<B>,
-        Case { types, n, n_ff, n_experts, is_alone, has_biases, has_selection_bias, has_scales, .. }: Case,
+        Case { types, n, n_ff, n_experts, is_ungated, has_biases, has_selection_bias, has_scales, .. }: Case,
     ) -> Self {
         let shapes = [[n_ff, n], [n_ff, n], [n, n_ff]];
         let one = |e: usize| {
@@ -202,17 +202,17 @@ impl<B: Backend> Layer<B> {
         let selection_bias = selection_bias.map(|values| (subject.upload(&values), values));
         let scales = has_scales.then(|| gaussian(41, n_experts, 1.0));
         let scales = scales.map(|values| (subject.upload(&values), values));
-        Self { on_device, weights, biases, selection_bias, scales, is_alone }
+        Self { on_device, weights, biases, selection_bias, scales, is_ungated }
     }
 
     fn borrow(&self, activation: Activation) -> ExpertWeights<'_, B> {
         let [gate, up, down] = &self.on_device;
-        let gate = if self.is_alone { up } else { gate };
+        let gate = if self.is_ungated { up } else { gate };
         let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|(on_device, _)| on_device));
         ExpertWeights { activation, gate, up, down, biases }
     }
 
-    fn choice<'a>(&'a self, routing: Routing, logits: &'a B::Buffer) -> Router<'a, B> {
+    fn router<'a>(&'a self, routing: Routing, logits: &'a B::Buffer) -> Router<'a, B> {
         let on_device = |of: &'a Option<(B::Buffer, Vec<f32>)>| of.as_ref().map(|(on_device, _)| on_device);
         let [selection_bias, scales] = [&self.selection_bias, &self.scales].map(on_device);
         Router { routing, logits, selection_bias, scales }
@@ -221,7 +221,7 @@ impl<B: Backend> Layer<B> {
     /// Returns the output of expert `e` for a row, one of `rows`.
     fn expert(&self, e: usize, x: &Activations, case: Case, subject: &DeviceUnderTest<B>) -> Vec<Expected> {
         let [gate, up, down] = &self.weights[e];
-        let gate = if self.is_alone { up } else { gate };
+        let gate = if self.is_ungated { up } else { gate };
         let product = |i: usize, weights: &Weights, n_out, x: &Activations| -> Vec<Expected> {
             let biased = |row| {
                 let y = weights.product(row, x, case.rows, subject.arithmetic());
@@ -233,34 +233,34 @@ impl<B: Backend> Layer<B> {
         };
         let pairs = product(0, gate, case.n_ff, x).into_iter().zip(product(1, up, case.n_ff, x));
         let hidden: Vec<_> = pairs.map(|(g, u)| gated(case.activation, g, u)).collect();
-        product(2, down, case.n, &Activations::given(&hidden))
+        product(2, down, case.n, &Activations::from_expected(&hidden))
     }
 }
 
 /// Returns the selected experts of a row, and their weights.
 fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Expected)> {
     let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
-    let share = |e: usize| f64::from(logits[e]).exp();
-    let all: f64 = (0..logits.len()).map(share).sum();
-    let wish = |e: usize| match (routing.scores, selection_bias) {
+    let exponential = |e: usize| f64::from(logits[e]).exp();
+    let all: f64 = (0..logits.len()).map(exponential).sum();
+    let selection_score = |e: usize| match (routing.scores, selection_bias) {
         // A sigmoid preserves the order of logits, if used alone.
         (RouterScores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
         (RouterScores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
-        (RouterScores::Softmax, Some(by)) => share(e) / all + f64::from(by[e]),
+        (RouterScores::Softmax, Some(by)) => exponential(e) / all + f64::from(by[e]),
     };
-    let mut left: Vec<usize> = (0..logits.len()).collect();
+    let mut candidates: Vec<usize> = (0..logits.len()).collect();
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         let size = logits.len() / n;
         let n_best = if routing.scores == RouterScores::Softmax { 1 } else { 2 };
         let of_group = |group: usize| {
-            let best = best((group * size..(group + 1) * size).collect(), n_best.min(size), &wish);
-            best.into_iter().map(wish).sum()
+            let best = best((group * size..(group + 1) * size).collect(), n_best.min(size), &selection_score);
+            best.into_iter().map(selection_score).sum()
         };
         let expert_groups = best((0..n).collect(), n_used, &of_group);
-        left.retain(|e| expert_groups.contains(&(e / size)));
+        candidates.retain(|e| expert_groups.contains(&(e / size)));
     }
-    let best = best(left, routing.n_used, &wish);
+    let best = best(candidates, routing.n_used, &selection_score);
     match routing.scores {
         RouterScores::Softmax => shares(logits, &best, routing),
         RouterScores::Sigmoid => {
@@ -279,10 +279,10 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
 
 /// Returns the `k` largest of some numbers, of equal ones the lower index. The next one must be
 /// equal, or smaller by more than its roundings, so that the selection is the same in f32.
-fn best(mut of: Vec<usize>, k: usize, wish: &dyn Fn(usize) -> f64) -> Vec<usize> {
-    of.sort_by(|&a, &b| wish(b).total_cmp(&wish(a)).then(a.cmp(&b)));
+fn best(mut of: Vec<usize>, k: usize, selection_score: &dyn Fn(usize) -> f64) -> Vec<usize> {
+    of.sort_by(|&a, &b| selection_score(b).total_cmp(&selection_score(a)).then(a.cmp(&b)));
     if let (Some(&last), Some(&next)) = (of.get(k - 1), of.get(k)) {
-        let lead = wish(last) - wish(next);
+        let lead = selection_score(last) - selection_score(next);
         assert!(lead == 0.0 || lead > 32.0 * ROUNDING, "no clear choice between {last} and {next}");
     }
     of.truncate(k);
@@ -291,19 +291,19 @@ fn best(mut of: Vec<usize>, k: usize, wish: &dyn Fn(usize) -> f64) -> Vec<usize>
 
 /// Returns the experts' softmax weights.
 fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Expected)> {
-    let most = best.iter().map(|&e| f64::from(logits[e])).fold(f64::NEG_INFINITY, f64::max);
-    let share = |e: usize| (f64::from(logits[e]) - most).exp();
+    let max_logit = best.iter().map(|&e| f64::from(logits[e])).fold(f64::NEG_INFINITY, f64::max);
+    let exponential = |e: usize| (f64::from(logits[e]) - max_logit).exp();
     let total: f64 = match routing.normalizes {
-        true => best.iter().map(|&e| share(e)).sum(),
-        false => (0..logits.len()).map(share).sum(),
+        true => best.iter().map(|&e| exponential(e)).sum(),
+        false => (0..logits.len()).map(exponential).sum(),
     };
-    // A rounding of `l - most` changes its exponential by as much times that, above and below the
-    // line; in addition six of an approximate exponential twice, the sum, a quotient of three and
-    // the factor.
-    let furthest = logits.iter().map(|&logit| (most - f64::from(logit)).abs()).fold(0.0, f64::max);
+    // A rounding of `l - max_logit` changes its exponential by as much times that, above and below
+    // the line; in addition six of an approximate exponential twice, the sum, a quotient of three
+    // and the factor.
+    let furthest = logits.iter().map(|&logit| (max_logit - f64::from(logit)).abs()).fold(0.0, f64::max);
     let relative = roundings(logits.len() + 16) + 2.0 * furthest * ROUNDING;
     let weigh = |&e: &usize| {
-        let value = f64::from(routing.scale) * share(e) / total;
+        let value = f64::from(routing.scale) * exponential(e) / total;
         (e, Expected { value, tolerance: relative * value.abs() })
     };
     best.iter().map(weigh).collect()
@@ -321,33 +321,33 @@ fn logits(case: Case) -> Vec<f32> {
     logits
 }
 
-fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, lacks: &mut Skipped) {
+fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, skipped: &mut Skipped) {
     let what = || subject.case("expert_ffn", format_args!("{case:?}"));
-    let Case { n, rows, n_used, scores, normalises, expert_groups, .. } = case;
+    let Case { n, rows, n_used, scores, normalizes, expert_groups, .. } = case;
     let layer = Layer::new(subject, case);
-    let routing = Routing { n_used, scores, normalizes: normalises, scale: 1.5, expert_groups };
+    let routing = Routing { n_used, scores, normalizes, scale: 1.5, expert_groups };
     let (x, gain, logits) = (gaussian(11, rows * n, 3.0), gaussian(12, n, 3.0), logits(case));
     let weight = subject.upload(&gain);
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
     let mut y = subject.guarded(&x);
     let on_device = subject.upload(&logits);
-    let (choice, weights) = (layer.choice(routing, &on_device), layer.borrow(case.activation));
-    let mut apart = case.goes_apart.then(|| subject.poisoned(rows * n));
-    let result = subject.device().moe_ffn(&mut y, rows, norm, choice, weights, apart.as_mut());
-    if lacks.take(result, &what).is_none() {
+    let (router, weights) = (layer.router(routing, &on_device), layer.borrow(case.activation));
+    let mut separate = case.has_separate_output.then(|| subject.poisoned(rows * n));
+    let result = subject.device().moe_ffn(&mut y, rows, norm, router, weights, separate.as_mut());
+    if skipped.take(result, &what).is_none() {
         return;
     }
-    if apart.is_some() {
+    if separate.is_some() {
         assert_eq!(subject.results(&y, rows * n, &what), x, "{}: the stream is left as it is", what());
     }
 
-    let seen = |x: &[f32]| match case.has_norm {
-        true => Activations::normalised(x, &gain, EPS),
+    let activations = |x: &[f32]| match case.has_norm {
+        true => Activations::normalized(x, &gain, EPS),
         false => Activations::new(x),
     };
     let want = x.chunks_exact(n).zip(logits.chunks_exact(case.n_experts)).flat_map(|(x, logits)| {
-        let row = seen(x);
-        let begin = |&x: &f32| if case.goes_apart { 0.0 } else { x };
+        let row = activations(x);
+        let begin = |&x: &f32| if case.has_separate_output { 0.0 } else { x };
         let mut sums: Vec<Expected> = x.iter().map(begin).map(Expected::exactly).collect();
         let mut magnitudes: Vec<f64> = sums.iter().map(|sum| sum.value.abs()).collect();
         let selection_bias = layer.selection_bias.as_ref().map(|(_, values)| &values[..]);
@@ -357,12 +357,13 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, lac
                 weight.tolerance =
                     weight.tolerance * f64::from(scales[e]).abs() + roundings(1) * weight.value.abs();
             }
-            let given = layer.expert(e, &row, case, subject);
-            for ((sum, magnitude), y) in sums.iter_mut().zip(&mut magnitudes).zip(given) {
-                let off = weight.value.abs() * y.tolerance + weight.tolerance * (y.value.abs() + y.tolerance);
+            let expert_out = layer.expert(e, &row, case, subject);
+            for ((sum, magnitude), y) in sums.iter_mut().zip(&mut magnitudes).zip(expert_out) {
+                let error =
+                    weight.value.abs() * y.tolerance + weight.tolerance * (y.value.abs() + y.tolerance);
                 sum.value += weight.value * y.value;
-                sum.tolerance += off;
-                *magnitude += (weight.value * y.value).abs() + off;
+                sum.tolerance += error;
+                *magnitude += (weight.value * y.value).abs() + error;
             }
         }
         // A product and a sum for each.
@@ -372,21 +373,21 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, lac
         };
         sums.into_iter().zip(magnitudes).map(rounded).collect::<Vec<_>>()
     });
-    subject.expect(apart.as_ref().unwrap_or(&y), &want.collect::<Vec<_>>(), &what);
+    subject.expect(separate.as_ref().unwrap_or(&y), &want.collect::<Vec<_>>(), &what);
 }
 
 /// Checks that NaN or infinity in a logit, selected or not, or in the row reaches that row only.
 fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
     subject: &DeviceUnderTest<B>,
     rows: usize,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let shapes = [([DType::F32; 3], USUAL.n, USUAL.n_ff), ([DType::Q4_0; 3], 64, 64)];
     for ((types, n, n_ff), has_selection_bias) in product(&shapes, &[false, true]) {
         let case = Case { types, n, n_ff, rows, has_selection_bias, ..USUAL };
         let layer = Layer::new(subject, case);
         use RouterScores::{Sigmoid, Softmax};
-        for (bad, in_logits, scores, normalises) in [
+        for (bad, in_logits, scores, normalizes) in [
             (f32::NAN, true, Softmax, true),
             (f32::NAN, true, Softmax, false),
             (f32::INFINITY, true, Softmax, true),
@@ -405,16 +406,16 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
                 subject.case(
                     "expert_ffn",
                     format_args!(
-                        "{bad} in row {row}, in logits {in_logits}, {scores:?} {normalises}, {case:?}"
+                        "{bad} in row {row}, in logits {in_logits}, {scores:?} {normalizes}, {case:?}"
                     ),
                 )
             };
             let mut y = subject.guarded(&x);
-            let routing = Routing { scores, normalizes: normalises, ..PLAIN };
+            let routing = Routing { scores, normalizes, ..PLAIN };
             let (weights, logits) = (layer.borrow(Activation::Silu), subject.upload(&logits));
-            let choice = layer.choice(routing, &logits);
-            let result = subject.device().moe_ffn(&mut y, rows, None, choice, weights, None);
-            if lacks.take(result, &what).is_none() {
+            let router = layer.router(routing, &logits);
+            let result = subject.device().moe_ffn(&mut y, rows, None, router, weights, None);
+            if skipped.take(result, &what).is_none() {
                 return;
             }
             for (r, y) in subject.results(&y, rows * n, &what).chunks_exact(n).enumerate() {
@@ -444,8 +445,8 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
         let norm = has_norm.then_some(Norm { weight: &five, eps: EPS });
         let routing = Routing { n_used, ..PLAIN };
         let weights = ExpertWeights { up, ..weights };
-        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
-        device.moe_ffn(&mut x, rows, norm, choice, weights, None)
+        let router = Router { routing, logits: &logits, selection_bias: None, scales: None };
+        device.moe_ffn(&mut x, rows, norm, router, weights, None)
     };
     ffn(&gate, 2, 0, false)
         .unwrap_or_else(|error| panic!("{}: {error}", subject.case("expert_ffn", "no rows")));
@@ -461,7 +462,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let mut short = subject.upload(&[0.0; 15]);
     let result = device.moe_ffn(&mut x, 2, None, plain, weights, Some(&mut short));
     subject.expect_refusal("expert_ffn", "sixteen sums for fifteen", result);
-    let mut ffn = |choice, weights| device.moe_ffn(&mut x, 2, None, choice, weights, None);
+    let mut ffn = |router, weights| device.moe_ffn(&mut x, 2, None, router, weights, None);
     let biases = Some([&nine, &nine, &five]);
     let result = ffn(plain, ExpertWeights { biases, ..weights });
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);

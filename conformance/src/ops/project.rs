@@ -31,7 +31,7 @@ const SHAPES: [(usize, usize); 15] = [
     (7, 65),
 ];
 /// Maximum outputs of [`SHAPES`].
-const MOST: usize = 65;
+const MAX_FEATURES: usize = 65;
 
 /// Row lengths that end within, at and beyond units and chunks of every kernel.
 fn widths(dtype: DType) -> &'static [usize] {
@@ -45,12 +45,14 @@ fn widths(dtype: DType) -> &'static [usize] {
 
 /// Compares `project` with sums in f64.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     for dtype in DType::weights() {
-        let matrices: Vec<_> =
-            widths(dtype).iter().map(|&n_in| Weights::gaussian(dtype, MOST, n_in, n_in as u64)).collect();
+        let matrices: Vec<_> = widths(dtype)
+            .iter()
+            .map(|&n_in| Weights::gaussian(dtype, MAX_FEATURES, n_in, n_in as u64))
+            .collect();
         let numbers: Vec<usize> = (0..matrices.len()).collect();
-        for (number, shape) in lacks.combine(&numbers, &SHAPES) {
+        for (number, shape) in skipped.combine(&numbers, &SHAPES) {
             products_are_sums(subject, &matrices[number], shape);
         }
         if FieldSpec::of(dtype).is_some() {
@@ -58,7 +60,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
                 bytes_lose_nothing_of_whole_numbers(subject, dtype, shape);
             }
         }
-        for (bad, rows) in lacks.combine(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY], &[2, 14, 20]) {
+        for (bad, rows) in skipped.combine(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY], &[2, 14, 20]) {
             bad_numbers_stay_visible(subject, dtype, bad, rows);
         }
     }
@@ -71,7 +73,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         norm_bias_and_residual_are_applied_in_order(subject, rows);
     }
     wrong_shapes_are_refused(subject);
-    lacks
+    skipped
 }
 
 fn products_are_sums<B: Backend>(
@@ -80,8 +82,8 @@ fn products_are_sums<B: Backend>(
     (n_out, rows): (usize, usize),
 ) {
     let x = gaussian(2, rows * weights.n_in, 1.0);
-    let seen: Vec<_> = x.chunks_exact(weights.n_in).map(Activations::new).collect();
-    equals_sums(subject, weights, n_out, &x, &seen, "gaussian");
+    let activations: Vec<_> = x.chunks_exact(weights.n_in).map(Activations::new).collect();
+    equals_sums(subject, weights, n_out, &x, &activations, "gaussian");
 }
 
 /// Multiplies integers with 127 among any 32, which are exact in bytes with one step per 32 values:
@@ -101,8 +103,8 @@ fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
             Rotation::tq().inverse(group);
         }
     }
-    let seen: Vec<_> = x.chunks_exact(n_in).map(Activations::whole).collect();
-    equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 15), n_out, &x, &seen, "whole");
+    let activations: Vec<_> = x.chunks_exact(n_in).map(Activations::integers).collect();
+    equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 15), n_out, &x, &activations, "whole");
 }
 
 /// Multiplies rows of millions beside ordinary ones, tiny rows and a row of zeros, each with an
@@ -118,27 +120,28 @@ fn inputs_of_any_size_keep_their_precision<B: Backend>(
         row.iter_mut().for_each(|v| *v *= size);
         row[7] *= 1e3;
     }
-    let seen: Vec<_> = x.chunks_exact(n_in).map(Activations::new).collect();
-    equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 17), n_out, &x, &seen, "of any size");
+    let activations: Vec<_> = x.chunks_exact(n_in).map(Activations::new).collect();
+    equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 17), n_out, &x, &activations, "of any size");
 }
 
-/// Compares the products of `x` `[rows, n_in]` with the first `n_out` rows with those of `seen`.
+/// Compares the products of `x` `[rows, n_in]` with the first `n_out` rows with those of
+/// `activations`.
 fn equals_sums<B: Backend>(
     subject: &DeviceUnderTest<B>,
     weights: &Weights,
     n_out: usize,
     x: &[f32],
-    seen: &[Activations],
+    activations: &[Activations],
     law: &str,
 ) {
-    let (&Weights { dtype, n_in, .. }, rows) = (weights, seen.len());
+    let (&Weights { dtype, n_in, .. }, rows) = (weights, activations.len());
     let w = subject.matrix(weights.source(n_out));
     let mut y = subject.poisoned(rows * n_out);
     let what = || subject.case("project", format_args!("{dtype} {n_out}x{n_in}, {rows} rows, {law}"));
     let input = Input { x: &subject.upload(x), norm: None, first_row: 0, rows };
     let outputs = &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }];
     subject.device().project(input, outputs).unwrap_or_else(|error| panic!("{}: {error}", what()));
-    subject.expect(&y, &products(weights, n_out, seen, subject.arithmetic()), &what);
+    subject.expect(&y, &products(weights, n_out, activations, subject.arithmetic()), &what);
 }
 
 /// Returns every product of `x` with the first `n_out` rows, `[rows, n_out]`.
@@ -167,7 +170,7 @@ fn bad_numbers_stay_visible<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DTy
 }
 
 /// One output of a fused projection.
-struct Part {
+struct OutputCase {
     weights: Weights,
     n_out: usize,
     has_bias: bool,
@@ -179,42 +182,42 @@ struct Part {
 /// rounding of its terms.
 fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &DeviceUnderTest<B>, rows: usize) {
     let n_in = 256;
-    let part = |dtype, n_out, has_bias, accumulate| {
+    let case = |dtype, n_out, has_bias, accumulate| {
         let weights = Weights::gaussian(dtype, n_out, n_in, n_out as u64);
-        Part { weights, n_out, has_bias, accumulate }
+        OutputCase { weights, n_out, has_bias, accumulate }
     };
-    let parts = [
-        part(DType::F32, 20, true, true),
-        part(DType::Q4_0, 7, true, false),
-        part(DType::TQ4_1S, 33, false, true),
-        part(DType::Q6K, 16, false, false),
-        part(DType::BF16, 1, true, true),
+    let cases = [
+        case(DType::F32, 20, true, true),
+        case(DType::Q4_0, 7, true, false),
+        case(DType::TQ4_1S, 33, false, true),
+        case(DType::Q6K, 16, false, false),
+        case(DType::BF16, 1, true, true),
     ];
     let x = gaussian(5, (rows + 1) * n_in, 4.0);
     let gain = gaussian(6, n_in, 1.0);
-    let old: Vec<_> = parts.iter().map(|part| gaussian(7, rows * part.n_out, 1.0)).collect();
-    let biases: Vec<_> = parts.iter().map(|part| gaussian(8, part.n_out, 1.0)).collect();
+    let old: Vec<_> = cases.iter().map(|case| gaussian(7, rows * case.n_out, 1.0)).collect();
+    let biases: Vec<_> = cases.iter().map(|case| gaussian(8, case.n_out, 1.0)).collect();
 
-    let matrices: Vec<_> = parts.iter().map(|part| subject.matrix(part.weights.source(part.n_out))).collect();
+    let matrices: Vec<_> = cases.iter().map(|case| subject.matrix(case.weights.source(case.n_out))).collect();
     let on_device: Vec<_> = biases.iter().map(|bias| subject.upload(bias)).collect();
-    let start = |(part, old): (&Part, &Vec<f32>)| {
-        if part.accumulate { subject.guarded(old) } else { subject.poisoned(old.len()) }
+    let start = |(case, old): (&OutputCase, &Vec<f32>)| {
+        if case.accumulate { subject.guarded(old) } else { subject.poisoned(old.len()) }
     };
-    let mut ys: Vec<_> = parts.iter().zip(&old).map(start).collect();
-    let operands = parts.iter().zip(&matrices).zip(&on_device).zip(&mut ys);
+    let mut ys: Vec<_> = cases.iter().zip(&old).map(start).collect();
+    let operands = cases.iter().zip(&matrices).zip(&on_device).zip(&mut ys);
     let mut outputs: Vec<_> = operands
-        .map(|(((part, w), bias), y)| Output {
+        .map(|(((case, w), bias), y)| Output {
             w,
-            bias: part.has_bias.then_some(bias),
+            bias: case.has_bias.then_some(bias),
             y,
-            accumulate: part.accumulate,
+            accumulate: case.accumulate,
         })
         .collect();
     let weight = subject.upload(&gain);
     let norm = Some(Norm { weight: &weight, eps: EPS });
     let input = Input { x: &subject.upload(&x), norm, first_row: 1, rows };
-    let what = |part: &Part| {
-        let Part { weights, has_bias, accumulate, .. } = part;
+    let what = |case: &OutputCase| {
+        let OutputCase { weights, has_bias, accumulate, .. } = case;
         subject.case(
             "project",
             format_args!("norm, {rows} rows, {}, bias {has_bias}, accumulate {accumulate}", weights.dtype),
@@ -223,20 +226,20 @@ fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &DeviceUnder
     subject
         .device()
         .project(input, &mut outputs)
-        .unwrap_or_else(|error| panic!("{}: {error}", what(&parts[0])));
+        .unwrap_or_else(|error| panic!("{}: {error}", what(&cases[0])));
 
     let x: Vec<_> =
-        x[n_in..].chunks_exact(n_in).map(|row| Activations::normalised(row, &gain, EPS)).collect();
-    for (((part, y), old), bias) in parts.iter().zip(&ys).zip(&old).zip(&biases) {
-        let mut want = products(&part.weights, part.n_out, &x, subject.arithmetic());
+        x[n_in..].chunks_exact(n_in).map(|row| Activations::normalized(row, &gain, EPS)).collect();
+    for (((case, y), old), bias) in cases.iter().zip(&ys).zip(&old).zip(&biases) {
+        let mut want = products(&case.weights, case.n_out, &x, subject.arithmetic());
         for (i, want) in want.iter_mut().enumerate() {
-            let bias = if part.has_bias { f64::from(bias[i % part.n_out]) } else { 0.0 };
-            let old = if part.accumulate { f64::from(old[i]) } else { 0.0 };
+            let bias = if case.has_bias { f64::from(bias[i % case.n_out]) } else { 0.0 };
+            let old = if case.accumulate { f64::from(old[i]) } else { 0.0 };
             let added = want.value.abs() + want.tolerance + bias.abs() + old.abs();
             want.value += bias + old;
             want.tolerance += roundings(2) * added;
         }
-        subject.expect(y, &want, &|| what(part));
+        subject.expect(y, &want, &|| what(case));
     }
 }
 

@@ -13,7 +13,7 @@ const ROWS: [usize; 7] = [0, 1, 2, 9, 16, 17, 40];
 
 /// Compares `project_each` with its equation, for any number of parts and rows.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let shapes = [
         (DType::F32, [1, 33, 40]),
         (DType::F16, [3, 64, 24]),
@@ -22,7 +22,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         (DType::Q4K, [2, 48, 256]),
         (DType::TQ4_1S, [2, 20, 128]),
     ];
-    for ((dtype, shape), rows) in lacks.combine(&shapes, &ROWS) {
+    for ((dtype, shape), rows) in skipped.combine(&shapes, &ROWS) {
         equals_its_equation(subject, dtype, shape, rows);
     }
     a_bad_number_reaches_its_part_and_no_other(subject);
@@ -38,7 +38,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         "results of 12 in 11",
         device.project_per_expert(&x, 2, &w, &mut short),
     );
-    lacks
+    skipped
 }
 
 /// Returns the matrices of each part, on the device and decoded by the codec.
@@ -92,11 +92,11 @@ fn a_bad_number_reaches_its_part_and_no_other<B: Backend>(subject: &DeviceUnderT
 
 /// Checks that `copy_columns` copies every value to its position, and leaves all others unchanged.
 pub fn columns<B: Backend>(subject: &DeviceUnderTest<B>) {
-    for ((rows, n), (first, behind)) in
+    for ((rows, n), (first, after)) in
         product(&[(0, 5), (1, 1), (3, 0), (7, 64), (40, 33)], &[(0, 0), (0, 9), (12, 0), (3, 5)])
     {
-        let what = || subject.case("copy_columns", format_args!("{rows} rows of {n} from {first}, {behind}"));
-        let width = first + n + behind;
+        let what = || subject.case("copy_columns", format_args!("{rows} rows of {n} from {first}, {after}"));
+        let width = first + n + after;
         let (src, mut want) = (gaussian(53, rows * n, 1.0), gaussian(54, rows * width, 1.0));
         let mut dst = subject.guarded(&want);
         let to = Columns { width, first };

@@ -42,8 +42,8 @@ pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
             };
             let value = value * reference::gate(gate, g);
             // Exponentials beyond f32 give zero.
-            let nothing = f64::from(f32::MIN_POSITIVE) * 1e3;
-            Expected { value, tolerance: (roundings(GATE) + of_z) * value.abs() + nothing }
+            let underflow = f64::from(f32::MIN_POSITIVE) * 1e3;
+            Expected { value, tolerance: (roundings(GATE) + of_z) * value.abs() + underflow }
         };
         subject.expect(&y, &values.iter().zip(&gates).map(want).collect::<Vec<_>>(), &what);
     }
@@ -56,12 +56,12 @@ pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
 
 /// Compares `short_conv` with its equation.
 pub fn short_conv<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let forms = [ConvForm::Gated, ConvForm::Silu];
     for ((channels, taps), (form, steps)) in
-        lacks.combine(&product(&[1, 64, 65, 300], &[2, 3, 4, 8]), &product(&forms, &STEPS))
+        skipped.combine(&product(&[1, 64, 65, 300], &[2, 3, 4, 8]), &product(&forms, &STEPS))
     {
-        convolves(subject, ShortConv { channels, taps, form }, steps, &mut lacks);
+        check_short_conv(subject, ShortConv { channels, taps, form }, steps, &mut skipped);
     }
     let device = subject.device();
     let mut page = device.page(256).expect("memory for a test");
@@ -76,22 +76,22 @@ pub fn short_conv<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("rows beyond the input", ShortConv { form: ConvForm::Gated, ..usual }, 6, 8),
     ] {
         let rows = TokenSpan { first: 0, n: rows, start: 0, coded: 0 };
-        let mut parts = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
-        subject.expect_refusal("short_conv", case, device.short_conv(&mut parts, conv, &x, &x, &mut y));
+        let mut entries = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
+        subject.expect_refusal("short_conv", case, device.short_conv(&mut entries, conv, &x, &x, &mut y));
     }
-    lacks
+    skipped
 }
 
 /// Compares `recur` with its equations.
 pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let heads = [(1, 1, KeySharing::Grouped), (2, 4, KeySharing::Grouped), (2, 6, KeySharing::Tiled)];
     let dims = [(16, 16), (32, 48), (128, 64), (128, 128), (48, 80)];
-    let ways = product(&heads, &[true, false]);
-    for ((ways, steps), (k_dim, v_dim)) in lacks.combine(&product(&ways, &STEPS), &dims) {
-        let ((n_k_heads, n_v_heads, sharing), is_delta) = ways;
+    let cases = product(&heads, &[true, false]);
+    for ((cases, steps), (k_dim, v_dim)) in skipped.combine(&product(&cases, &STEPS), &dims) {
+        let ((n_k_heads, n_v_heads, sharing), is_delta) = cases;
         let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
-        walks(subject, heads, is_delta, steps, &mut lacks);
+        check_linear_attention(subject, heads, is_delta, steps, &mut skipped);
     }
     let device = subject.device();
     let mut page = device.page(1 << 12).expect("memory for a test");
@@ -111,11 +111,11 @@ pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("a skip for two heads", usual, StateRule::Mamba2 { skip: &one }, 1, 512),
     ] {
         let rows = TokenSpan { first: 0, n: rows, start: 0, coded: 0 };
-        let mut parts = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
+        let mut entries = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
         let inputs = StateInputs { qkv: &x, step: &x, bias: &x, decay: &x, rule };
-        subject.expect_refusal("recur", case, device.linear_attention(&mut parts, heads, inputs, &mut y));
+        subject.expect_refusal("recur", case, device.linear_attention(&mut entries, heads, inputs, &mut y));
     }
-    lacks
+    skipped
 }
 
 /// A step of two sequences.
@@ -129,8 +129,8 @@ struct Step<'a, B: Backend> {
 impl<B: Backend> Step<'_, B> {
     /// Uploads the step's rows of both sequences, `width` values each.
     fn rows(&self, of: &[Vec<f32>; 2], width: usize) -> B::Buffer {
-        let part = |i: usize| &of[i][self.fed[i] * width..(self.fed[i] + self.n[i]) * width];
-        self.subject.upload(&[part(0), part(1)].concat())
+        let rows_of = |i: usize| &of[i][self.fed[i] * width..(self.fed[i] + self.n[i]) * width];
+        self.subject.upload(&[rows_of(0), rows_of(1)].concat())
     }
 }
 
@@ -178,9 +178,9 @@ impl<'a, B: Backend> States<'a, B> {
             let step_of = Step { subject, fed, n: *step };
             let pages = self.pages.iter_mut().zip(rows).filter(|(_, rows)| rows.n > 0);
             let n_values = self.n_values;
-            let mut parts: Vec<_> =
+            let mut entries: Vec<_> =
                 pages.map(|(page, rows)| StateBatchEntry { rows, page, offset: MARGIN, n_values }).collect();
-            run(subject.device(), &mut parts, &step_of, &mut y)?;
+            run(subject.device(), &mut entries, &step_of, &mut y)?;
             let y = subject.results(&y, total * width, what);
             let (first, second) = y.split_at(step[0] * width);
             results[0].extend_from_slice(first);
@@ -196,20 +196,20 @@ impl<'a, B: Backend> States<'a, B> {
         let of_page = |page: &B::Page| {
             let bytes = self.subject.page_bytes(page);
             let (before, rest) = bytes.split_at(MARGIN);
-            let (state, behind) = rest.split_at(4 * self.n_values);
-            let is_kept = before.iter().chain(behind).all(|&byte| byte == STALE);
-            assert!(is_kept, "{}: bytes around the state are written", what());
+            let (state, after) = rest.split_at(4 * self.n_values);
+            let is_unchanged = before.iter().chain(after).all(|&byte| byte == STALE);
+            assert!(is_unchanged, "{}: bytes around the state are written", what());
             state.to_vec()
         };
         self.pages.iter().map(of_page).collect()
     }
 }
 
-fn convolves<B: Backend>(
+fn check_short_conv<B: Backend>(
     subject: &DeviceUnderTest<B>,
     conv: ShortConv,
     steps: &[[usize; 2]],
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let what = || subject.case("short_conv", format_args!("{conv:?}, steps of {steps:?}"));
     let ShortConv { channels, taps, form } = conv;
@@ -217,29 +217,29 @@ fn convolves<B: Backend>(
     let kernel = gaussian(5, (taps + 1) * channels, 1.0);
     let on_device = subject.upload(&kernel);
     let feed = |steps| {
-        States::new(subject, conv.n_state()).feed(steps, channels, &what, |device, parts, step, y| {
-            device.short_conv(parts, conv, &step.rows(&x, conv.n_in()), &on_device, y)
+        States::new(subject, conv.n_state()).feed(steps, channels, &what, |device, entries, step, y| {
+            device.short_conv(entries, conv, &step.rows(&x, conv.n_in()), &on_device, y)
         })
     };
-    let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
+    let Some((got, states)) = skipped.take(feed(steps), &what) else { return };
     for (x, got) in x.iter().zip(&got) {
         let want: Vec<Expected> = (0..x.len() / conv.n_in() * channels)
             .map(|at| {
                 let (sum, magnitude) = reference::short_conv(conv, x, &kernel, at / channels, at % channels);
                 // The input, each product and sum.
-                let off = roundings(taps + 3) * magnitude;
+                let error = roundings(taps + 3) * magnitude;
                 match form {
                     ConvForm::Gated => {
                         let c = f64::from(x[at / channels * conv.n_in() + channels + at % channels]);
                         Expected {
                             value: sum * c,
-                            tolerance: (off + roundings(1) * (sum.abs() + off)) * c.abs(),
+                            tolerance: (error + roundings(1) * (sum.abs() + error)) * c.abs(),
                         }
                     }
                     ConvForm::Silu => {
                         let value = sum * reference::gate(Gate::Sigmoid, sum);
                         // The largest slope of SiLU is 1.0998.
-                        Expected { value, tolerance: 1.1 * off + roundings(GATE) * (value.abs() + off) }
+                        Expected { value, tolerance: 1.1 * error + roundings(GATE) * (value.abs() + error) }
                     }
                 }
             })
@@ -247,16 +247,16 @@ fn convolves<B: Backend>(
         assert_close(got, &want, &what);
     }
     // For any chunks.
-    let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };
+    let Some(at_once) = skipped.take(feed(STEPS[0]), &what) else { return };
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
 }
 
-fn walks<B: Backend>(
+fn check_linear_attention<B: Backend>(
     subject: &DeviceUnderTest<B>,
     heads: StateHeads,
     is_delta: bool,
     steps: &[[usize; 2]],
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let what = || subject.case("recur", format_args!("{heads:?}, delta rule {is_delta}, steps of {steps:?}"));
     let n_v = heads.n_v_heads;
@@ -267,7 +267,7 @@ fn walks<B: Backend>(
     let [on_bias, on_rate, on_skip] = [&bias, &rate, &skip].map(|values| subject.upload(values));
     let eps = 1e-6;
     let feed = |steps| {
-        States::new(subject, heads.n_state()).feed(steps, heads.n_out(), &what, |device, parts, fed, y| {
+        States::new(subject, heads.n_state()).feed(steps, heads.n_out(), &what, |device, entries, fed, y| {
             let (qkv, write, step) =
                 (fed.rows(&qkv, heads.n_qkv()), fed.rows(&write, n_v), fed.rows(&step, n_v));
             let rule = match is_delta {
@@ -275,18 +275,18 @@ fn walks<B: Backend>(
                 false => StateRule::Mamba2 { skip: &on_skip },
             };
             let inputs = StateInputs { qkv: &qkv, step: &step, bias: &on_bias, decay: &on_rate, rule };
-            device.linear_attention(parts, heads, inputs, y)
+            device.linear_attention(entries, heads, inputs, y)
         })
     };
-    let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
+    let Some((got, states)) = skipped.take(feed(steps), &what) else { return };
     for i in 0..2 {
         let rule = match is_delta {
             true => StateRule::GatedDeltaNet { write: &write[i][..], eps },
             false => StateRule::Mamba2 { skip: &skip[..] },
         };
         let inputs = StateInputs { qkv: &qkv[i][..], step: &step[i], bias: &bias, decay: &rate, rule };
-        assert_close(&got[i], &reference::recur(&heads, inputs), &what);
+        assert_close(&got[i], &reference::linear_attention(&heads, inputs), &what);
     }
-    let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };
+    let Some(at_once) = skipped.take(feed(STEPS[0]), &what) else { return };
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
 }

@@ -4,7 +4,7 @@
 use kvant_backend::{Backend, Heads, Norm, Pairing, RopeParams};
 
 use crate::judge::{Expected, roundings};
-use crate::reference::{pair, rms_norm, turn};
+use crate::reference::{pair, rms_norm, rotate_pairs};
 use crate::skipped::product;
 use crate::weights::{gaussian, norm_error};
 use crate::{DeviceUnderTest, Skipped};
@@ -22,29 +22,29 @@ struct Case<'a> {
 
 /// Compares `rope` with its equation.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     // Odd counts, heads that fill no vector, and the sizes of models.
     let heads = [(1, 2), (3, 10), (2, 64), (1, 80), (5, 128), (1, 256)];
     let n_rot: [fn(usize) -> usize; 4] = [|_| 0, |_| 2, |dim| dim / 4 * 2, |dim| dim];
-    let ways = product(&[Pairing::Interleaved, Pairing::Halves], &[None, Some(false), Some(true)]);
-    let cases = lacks.combine(&heads, &product(&product(&n_rot, &ways), &[0, 1, 5, 33]));
+    let pairings = product(&[Pairing::Interleaved, Pairing::Halves], &[None, Some(false), Some(true)]);
+    let cases = skipped.combine(&heads, &product(&product(&n_rot, &pairings), &[0, 1, 5, 33]));
     for ((n, dim), ((n_rot, (pairing, norm)), rows)) in cases {
         let weight = norm.map(|of_each| gaussian(1, if of_each { n * dim } else { dim }, 1.0));
         let params = RopeParams { pairing, n_rot: n_rot(dim) };
         let case = Case { heads: Heads { n, dim }, params, weight: weight.as_deref() };
-        pairs_are_turned_by_their_angles(subject, case, rows);
+        pairs_are_rotated_by_their_angles(subject, case, rows);
     }
     wrong_shapes_are_refused(subject);
-    lacks
+    skipped
 }
 
-fn pairs_are_turned_by_their_angles<B: Backend>(subject: &DeviceUnderTest<B>, case: Case<'_>, rows: usize) {
+fn pairs_are_rotated_by_their_angles<B: Backend>(subject: &DeviceUnderTest<B>, case: Case<'_>, rows: usize) {
     let Case { heads, params, weight } = case;
     let (cols, n_rows) = (heads.n * heads.dim, rows + 1);
     let x = gaussian(2, n_rows * cols, 3.0);
     // Cosine and sine may contain any factor.
-    let turns = gaussian(3, n_rows * params.n_rot / 2, 2.0);
-    let angles: Vec<f32> = turns.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
+    let radians = gaussian(3, n_rows * params.n_rot / 2, 2.0);
+    let angles: Vec<f32> = radians.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
     let mut want: Vec<Expected> = x.iter().copied().map(Expected::exactly).collect();
     for row in 0..rows {
         let angles = &angles[row * params.n_rot..][..params.n_rot];
@@ -78,7 +78,7 @@ fn expect_head(head: &mut [Expected], params: RopeParams, weight: Option<&[f32]>
         error = norm_error(values.len());
     }
     let before: Vec<f64> = values.iter().map(|v| v.abs()).collect();
-    turn(&mut values, params.pairing, angles);
+    rotate_pairs(&mut values, params.pairing, angles);
     let mut tolerances: Vec<f64> = before.iter().map(|v| error * v).collect();
     for (i, angle) in angles.iter().enumerate() {
         let (a, b) = pair(params.pairing, angles.len(), i);

@@ -13,7 +13,7 @@ const STEPS: [[usize; 3]; 3] = [[5, 17, 1], [12, 1, 40], [1, 1, 1]];
 
 /// Compares `rope_append` with `rope` and `kv_append`.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let shape = Shape { n_kv_heads: 2, ..Shape::new(DType::F16, DType::F16) };
     let shapes = [
         shape,
@@ -22,38 +22,38 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         Shape { k_head_dim: 256, v_head_dim: 32, group: 1, n_kv_heads: 1, ..shape },
     ];
     // Number of rotated quarters of a head.
-    let turns =
+    let pairings =
         [(Pairing::Halves, 4), (Pairing::Halves, 3), (Pairing::Interleaved, 2), (Pairing::Interleaved, 0)];
-    let kinds = lacks.combine(&shapes, &turns);
-    for (dtype, (shape, (pairing, quarters))) in lacks.combine(&DType::KV, &kinds) {
+    let kinds = skipped.combine(&shapes, &pairings);
+    for (dtype, (shape, (pairing, quarters))) in skipped.combine(&DType::KV, &kinds) {
         // Every rotation with and without norms, alternating between shapes.
         let has_norms = (shape.group + quarters) % 2 == 1;
         let shape = Shape { k: dtype, v: dtype, ..shape };
         let tokens = [1, 2, 3].map(|seed| Tokens::gaussian(shape, 42, seed));
         let n_rot = shape.k_head_dim / 4 * quarters;
-        equals_its_parts(subject, &tokens, RopeParams { pairing, n_rot }, has_norms, &mut lacks);
+        equals_separate_ops(subject, &tokens, RopeParams { pairing, n_rot }, has_norms, &mut skipped);
     }
-    lacks
+    skipped
 }
 
-fn equals_its_parts<B: Backend>(
+fn equals_separate_ops<B: Backend>(
     subject: &DeviceUnderTest<B>,
     tokens: &[Tokens; 3],
     params: RopeParams,
     has_norms: bool,
-    lacks: &mut Skipped,
+    skipped: &mut Skipped,
 ) {
     let shape = tokens[0].shape;
     let what = || subject.case("rope_append", format_args!("{shape:?} {params:?} norms {has_norms}"));
     let [q_gain, k_gain] = [4, 5].map(|seed| subject.upload(&gaussian(seed, shape.k_head_dim, 1.0)));
     let norm = |weight| has_norms.then_some(Norm { weight, eps: EPS });
     let heads = |n| Heads { n, dim: shape.k_head_dim };
-    let (mut fused, mut apart) =
+    let (mut fused, mut separate) =
         (Batch::new(subject, &tokens.each_ref()), Batch::new(subject, &tokens.each_ref()));
     for counts in STEPS {
         let rows: usize = counts.iter().sum();
-        let turns = gaussian(6, rows * params.n_rot / 2, 2.0);
-        let angles: Vec<f32> = turns.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
+        let radians = gaussian(6, rows * params.n_rot / 2, 2.0);
+        let angles: Vec<f32> = radians.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
         let rope = Rope {
             params,
             angles: &subject.upload(&angles),
@@ -63,23 +63,23 @@ fn equals_its_parts<B: Backend>(
             k_norm: norm(&k_gain),
         };
         let q = gaussian(7, rows * shape.n_heads() * shape.k_head_dim, 1.0);
-        let [mut q_fused, mut q_apart] = [(); 2].map(|()| subject.guarded(&q));
+        let [mut q_fused, mut q_separate] = [(); 2].map(|()| subject.guarded(&q));
         let result = fused.rope_append(&counts, &rope, &mut q_fused);
-        if lacks.take(result, &what).is_none() {
+        if skipped.take(result, &what).is_none() {
             return;
         }
-        let result = apart.rope_then_append(&counts, &rope, &mut q_apart);
+        let result = separate.rope_then_append(&counts, &rope, &mut q_separate);
         result.unwrap_or_else(|error| panic!("{}: apart: {error}", what()));
 
         let bits = |buffer| {
             let values = subject.results(buffer, q.len(), &what);
             values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         };
-        assert!(bits(&q_fused) == bits(&q_apart), "{}: other queries, {counts:?} rows", what());
+        assert!(bits(&q_fused) == bits(&q_separate), "{}: other queries, {counts:?} rows", what());
         for index in 0..counts.len() {
-            let is_same = fused.image(index) == apart.image(index);
+            let is_same = fused.memory_bytes(index) == separate.memory_bytes(index);
             assert!(is_same, "{}: other bytes of sequence {index}, {counts:?} rows", what());
         }
-        assert!(fused.band_bytes() == apart.band_bytes(), "{}: another band, {counts:?} rows", what());
+        assert!(fused.band_bytes() == separate.band_bytes(), "{}: another band, {counts:?} rows", what());
     }
 }

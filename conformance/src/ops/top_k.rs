@@ -14,7 +14,7 @@ type Law = fn(&[f32]) -> Vec<f32>;
 
 /// Compares `top_k` with sorting.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
-    let mut lacks = subject.lacks();
+    let mut skipped = subject.skipped();
     let sizes = [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096, 4097, 13_000];
     let laws: [Law; 4] = [
         <[f32]>::to_vec,
@@ -22,11 +22,11 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         |plain| with_odd(&tied(plain), &SPECIAL_VALUES[..3]),
         |plain| with_odd(plain, &SPECIAL_VALUES),
     ];
-    for (n, (law, offset)) in lacks.combine(&sizes, &product(&laws, &[0, 5])) {
+    for (n, (law, offset)) in skipped.combine(&sizes, &product(&laws, &[0, 5])) {
         the_most_probable_come_first(subject, &law(&gaussian(7, n, 3.0)), offset);
     }
     logits_that_are_not_there_are_refused(subject);
-    lacks
+    skipped
 }
 
 /// Quantizes logits, so that many are equal.
@@ -37,8 +37,8 @@ fn tied(logits: &[f32]) -> Vec<f32> {
 /// Replaces every fifth value.
 fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
-    let places = logits.iter_mut().skip(2).step_by(5);
-    places.zip(odd.iter().cycle()).for_each(|(logit, odd)| *logit = *odd);
+    let replaced = logits.iter_mut().skip(2).step_by(5);
+    replaced.zip(odd.iter().cycle()).for_each(|(logit, odd)| *logit = *odd);
     logits
 }
 

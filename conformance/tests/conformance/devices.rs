@@ -59,11 +59,11 @@ fn present<B: Backend>(subject: DeviceUnderTest<B>) -> Vec<Trial> {
     let trial = |suite: Suite<B>| {
         let (subject, trial) = (subject.clone(), format!("{}::{}", subject.name(), suite.op));
         Trial::ignorable_test(trial.clone(), move || {
-            let lacks = (suite.run)(&subject);
-            let Some(reason) = lacks.reason() else { return Ok(Completion::Completed) };
+            let outcome = (suite.run)(&subject);
+            let Some(reason) = outcome.reason() else { return Ok(Completion::Completed) };
             let skipped = skipped(&trial, reason);
             // All requested cases have run, unless some were rejected.
-            Ok(if lacks.has_refused() { skipped } else { Completion::Completed })
+            Ok(if outcome.has_refused() { skipped } else { Completion::Completed })
         })
     };
     suites().into_iter().map(trial).collect()

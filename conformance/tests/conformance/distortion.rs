@@ -71,8 +71,11 @@ fn loses_what_theory_gives(shape: Shape) {
                 got += outs.iter().zip(exact).map(|(coded, exact)| square(coded - exact)).sum::<f64>();
                 want += drawn.theory(coded, losses);
             }
-            let off = got / want - 1.0;
-            assert!(off.abs() <= TOLERANCE, "{isa:?} {dtype}: lost {got:e}, theory has {want:e}: {off:+.3}");
+            let relative_error = got / want - 1.0;
+            assert!(
+                relative_error.abs() <= TOLERANCE,
+                "{isa:?} {dtype}: lost {got:e}, theory has {want:e}: {relative_error:+.3}"
+            );
         }
     }
 }
@@ -160,14 +163,14 @@ fn of_query(
         out.iter_mut().zip(*v).for_each(|(out, &v)| *out += weight * f64::from(v));
     }
     let mut lost = 0.0;
-    for (i, (((k, v), weight), (_, left))) in keys.iter().zip(&values).zip(&weights).zip(&scores).enumerate()
+    for (i, (((k, v), weight), (_, slope))) in keys.iter().zip(&values).zip(&weights).zip(&scores).enumerate()
     {
-        let spread = of_keys * dot(q, q) * dot(k, k) / k.len() as f64 * (scale * left).powi(2);
-        let away: f64 = v.iter().zip(&out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
+        let spread = of_keys * dot(q, q) * dot(k, k) / k.len() as f64 * (scale * slope).powi(2);
+        let squared_distance: f64 = v.iter().zip(&out).map(|(&v, out)| (f64::from(v) - out).powi(2)).sum();
         let [key_is_coded, value_is_coded] =
-            [&tokens.keys, &tokens.values].map(|of| of[0].seen(position, oldest + i).1);
+            [&tokens.keys, &tokens.values].map(|of| of[0].read_at(position, oldest + i).1);
         if key_is_coded {
-            lost += weight * weight * spread.exp_m1() * away;
+            lost += weight * weight * spread.exp_m1() * squared_distance;
         }
         if value_is_coded {
             lost += weight * weight * of_values * dot(v, v);

@@ -74,23 +74,23 @@ fn nan_is_no_answer_to_a_query() {
 
 fn unsupported_cases_are_listed_and_other_errors_fail() {
     let what = || "a case".to_owned();
-    let lacking = |wanted: &str| BackendError::Unsupported {
+    let unsupported = |shape: &str| BackendError::Unsupported {
         op: "attend",
-        wanted: wanted.to_owned(),
+        wanted: shape.to_owned(),
         has: "heads of 64".to_owned(),
     };
-    let mut lacks = Skipped::new(Coverage::Every);
-    assert_eq!((lacks.take(Ok(7), &what), lacks.reason()), (Some(7), None));
-    for wanted in ["heads of 80", "heads of 80", "heads of 96"] {
-        assert_eq!(lacks.take(Err::<(), _>(lacking(wanted)), &what), None);
+    let mut skipped = Skipped::new(Coverage::Every);
+    assert_eq!((skipped.take(Ok(7), &what), skipped.reason()), (Some(7), None));
+    for shape in ["heads of 80", "heads of 80", "heads of 96"] {
+        assert_eq!(skipped.take(Err::<(), _>(unsupported(shape)), &what), None);
     }
-    let reason = lacks.reason().expect("three cases were refused");
+    let reason = skipped.reason().expect("three cases were refused");
     for part in ["3 cases", "heads of 80", "heads of 96"] {
         assert_eq!(reason.matches(part).count(), 1, "{part}: {reason}");
     }
     let failed = BackendError::Failed { device: "cuda:0", problem: "lost".to_owned() };
-    assert!(!lacks.permits_skip(&failed), "a failure was excused");
-    assert_eq!(lacks.reason(), Some(reason));
+    assert!(!skipped.permits_skip(&failed), "a failure was excused");
+    assert_eq!(skipped.reason(), Some(reason));
 }
 
 fn every_edge_is_requested_and_omissions_are_counted() {

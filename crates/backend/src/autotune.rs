@@ -14,9 +14,9 @@ const CLEARLY: f64 = 0.97;
 /// When `default` is out of range.
 pub fn fastest(rounds: &[Vec<f64>], default: usize) -> usize {
     let of_default = &rounds[default];
-    let beside = |rounds: &Vec<f64>| median(rounds.iter().zip(of_default).map(|(a, b)| a / b));
-    let least = rounds.iter().map(beside).enumerate().min_by(|a, b| a.1.total_cmp(&b.1));
-    least.filter(|&(_, ratio)| ratio < CLEARLY).map_or(default, |(index, _)| index)
+    let relative_time = |rounds: &Vec<f64>| median(rounds.iter().zip(of_default).map(|(a, b)| a / b));
+    let best = rounds.iter().map(relative_time).enumerate().min_by(|a, b| a.1.total_cmp(&b.1));
+    best.filter(|&(_, ratio)| ratio < CLEARLY).map_or(default, |(index, _)| index)
 }
 
 /// Returns the median; the larger of two middle values, NaN for no values.

@@ -80,7 +80,7 @@ pub struct DeviceInfo {
     /// The unit of `n_threads`: `threads` or `SMs`.
     pub thread_unit: &'static str,
     /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
-    pub rows_are_independent: bool,
+    pub is_batch_invariant: bool,
     /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values
     /// show in the logits.
     pub checks_finite_rows: bool,
@@ -396,13 +396,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
     /// [shared-KV](crate::KvTensorSpec::joint) tensors. Pads and rotates as the tensor requires,
     /// and writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to
-    /// `band`. The memory must have been reserved.
+    /// `step_tiles`. The memory must have been reserved.
     fn kv_append(
         &self,
         parts: &mut [KvBatchEntry<'_, Self::Page>],
         k: &Self::Buffer,
         v: &Self::Buffer,
-        band: Option<&mut Self::Page>,
+        step_tiles: Option<&mut Self::Page>,
     ) -> Result<()>;
 
     /// Applies [`Backend::rope`] to `q` and `k`, then [`Backend::kv_append`]; equals these three
@@ -414,12 +414,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
         q: &mut Self::Buffer,
         k: &mut Self::Buffer,
         v: &Self::Buffer,
-        band: Option<&mut Self::Page>,
+        step_tiles: Option<&mut Self::Page>,
     ) -> Result<()> {
         let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
         self.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
         self.rope(k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
-        self.kv_append(parts, k, v, band)
+        self.kv_append(parts, k, v, step_tiles)
     }
 
     /// Computes causal attention of the rows of each part of `q` `[rows, n_heads * k_head_dim]`,
@@ -427,9 +427,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out` `[rows, n_heads * v_head_dim]`.
     ///
     /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
-    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `band` is the
-    /// output of the append. Queries are rotated once when K is rotated, the output is un-rotated
-    /// once when V is. Reads the tiles in place; never writes a dequantized copy of the cache.
+    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `step_tiles` is
+    /// the output of the append. Queries are rotated once when K is rotated, the output is
+    /// un-rotated once when V is. Reads the tiles in place; never writes a dequantized copy of the
+    /// cache.
     ///
     /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, without a
     /// value: weights add up to less than one (gpt-oss; arXiv 2309.17453 gives the reason). A sink
@@ -440,7 +441,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         parts: &[KvBatchEntry<'_, Self::Page>],
         q: &Self::Buffer,
         sinks: Option<&Self::Buffer>,
-        band: Option<&Self::Page>,
+        step_tiles: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
@@ -511,10 +512,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
         params: &AttendParams,
         parts: &[KvBatchEntry<'_, Self::Page>],
         q: &Self::Buffer,
-        band: Option<&Self::Page>,
+        step_tiles: Option<&Self::Page>,
         out: &mut Self::Buffer,
     ) -> Result<()> {
-        let _ = (params, parts, q, band, out);
+        let _ = (params, parts, q, step_tiles, out);
         Err(BackendError::Unsupported {
             op: "attend",
             wanted: format!("stage {stage}"),

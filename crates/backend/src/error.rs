@@ -55,10 +55,10 @@ pub enum BackendError {
         got: usize,
     },
     /// The system failed to start a thread.
-    #[error("{started} of {wanted} threads started: {problem}")]
+    #[error("{started} of {requested} threads started: {problem}")]
     Threads {
         /// Threads requested.
-        wanted: usize,
+        requested: usize,
         /// Threads running by then.
         started: usize,
         /// The system's message.

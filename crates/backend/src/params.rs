@@ -47,7 +47,7 @@ impl Activation {
 ///
 /// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are
 /// selected, ties by lower index. A selected expert e has weight `scale p[e]`, or
-/// `scale p[e] / Σ p` over the selected ones where `normalises`. With
+/// `scale p[e] / Σ p` over the selected ones where `normalizes`. With
 /// [a selection bias](crate::Router::selection_bias), `p + bias` selects experts, and p gives their
 /// weights. A logit of NaN or positive infinity makes the weights NaN, so that callers notice it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -18,12 +18,12 @@ impl ByteBook {
     /// the others. For a Gaussian of variance 1 this adds 1e-7, 4e-6 and 3e-5 (2, 3 and 4 bits) to
     /// the codec's own error of 0.117, 0.035 and 0.0095.
     pub const fn of(book: &Codebook) -> Self {
-        let (mut best, mut least) = (0, f32::INFINITY);
+        let (mut best, mut min_loss) = (0, f32::INFINITY);
         let mut largest = 96;
         while largest <= 127 {
             let loss = Self::with_largest(book, largest).loss(book);
-            if loss < least {
-                (best, least) = (largest, loss);
+            if loss < min_loss {
+                (best, min_loss) = (largest, loss);
             }
             largest += 1;
         }
@@ -85,14 +85,14 @@ mod tests {
 
     #[test]
     fn byte_books_add_no_more_error_than_documented() {
-        for (bytes, book, most) in BOOKS {
+        for (bytes, book, max_loss) in BOOKS {
             let (mut random, mut loss) = (Random::new(2), 0.0);
             for _ in 0..20_000 {
                 let i = usize::from(book.nearest(random.gaussian() as f32));
                 let scale = book.levels()[i] / book.centroids()[i];
                 loss += f64::from((bytes.value(i) - book.centroids()[i]) * scale).powi(2) / 20_000.0;
             }
-            assert!(loss <= most, "{loss} above {most}");
+            assert!(loss <= max_loss, "{loss} above {max_loss}");
         }
     }
 }

@@ -42,20 +42,22 @@ pub fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     }
     // Collects up to 2k candidates before each selection of the better half, so selection costs
     // little per token.
-    let most = 2 * k.min(logits.len());
-    out.reserve(most);
+    let capacity = 2 * k.min(logits.len());
+    out.reserve(capacity);
     // No logit up to this value is among the top k; as ids ascend, equal logits come too late.
-    let mut least = None;
+    let mut threshold = None;
     for (index, chunk) in logits.chunks(CHUNK).enumerate() {
-        if least.is_some_and(|least| chunk.iter().all(|&logit| logit <= least && logit < f32::INFINITY)) {
+        if threshold
+            .is_some_and(|threshold| chunk.iter().all(|&logit| logit <= threshold && logit < f32::INFINITY))
+        {
             continue;
         }
         for (i, &logit) in chunk.iter().enumerate() {
             out.push(Candidate { id: (index * CHUNK + i) as u32, logit });
-            if out.len() == most {
+            if out.len() == capacity {
                 out.select_nth_unstable_by(k - 1, Candidate::rank);
                 out.truncate(k);
-                least = Some(out[k - 1].logit);
+                threshold = Some(out[k - 1].logit);
             }
         }
     }

@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn rotation_makes_outliers_harmless() {
-        for (dtype, least, most) in [
+        for (dtype, min, max) in [
             // The rotation spreads an outlier at one magnitude over all dimensions, which the best
             // step fits.
             (DType::Turbo3, 0.6, 1.0),
@@ -371,7 +371,7 @@ mod tests {
             let plain = measure(dtype, 128, FileBytes::Gaussian, 2_000, 5).unwrap();
             let outliers = measure(dtype, 128, FileBytes::Outliers, 2_000, 5).unwrap();
             let ratio = outliers.mse / plain.mse;
-            assert!(least <= ratio && ratio <= most, "{dtype}: {ratio}");
+            assert!(min <= ratio && ratio <= max, "{dtype}: {ratio}");
         }
     }
 

@@ -75,25 +75,24 @@ impl ByteFloat {
 
     /// Returns the bits of the smallest number `>= x`, or of the largest.
     fn at_least(self, x: f32) -> u8 {
-        let (mut below, mut least) = (0, self.top());
-        while below < least {
-            let middle = below + (least - below) / 2;
-            if self.to_f32(middle) >= x { least = middle } else { below = middle + 1 }
+        let (mut low, mut high) = (0, self.top());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.to_f32(middle) >= x { high = middle } else { low = middle + 1 }
         }
-        least
+        high
     }
 
-    /// Returns the scale of least squared error for `x`, among the offsets `beside` from the
+    /// Returns the scale of least squared error for `x`, at one of `offsets` from the
     /// smallest scale under which every value is in range.
-    fn fit<const N: usize>(self, x: &[f32; N], beside: RangeInclusive<i16>) -> u8 {
-        let largest = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-        let around = i16::from(self.at_least(largest / E2M1_MAX));
-        let (mut best, mut least) = (0, f64::INFINITY);
-        for bits in beside.filter_map(|by| u8::try_from(around + by).ok().filter(|&bits| bits <= self.top()))
-        {
+    fn fit<const N: usize>(self, x: &[f32; N], offsets: RangeInclusive<i16>) -> u8 {
+        let largest = x.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+        let base = i16::from(self.at_least(largest / E2M1_MAX));
+        let (mut best, mut min_loss) = (0, f64::INFINITY);
+        for bits in offsets.filter_map(|by| u8::try_from(base + by).ok().filter(|&bits| bits <= self.top())) {
             let loss = LevelTable::E2M1.loss(x, self.to_f32(bits) * LevelTable::E2M1.unit());
-            if loss < least {
-                (best, least) = (bits, loss);
+            if loss < min_loss {
+                (best, min_loss) = (bits, loss);
             }
         }
         best

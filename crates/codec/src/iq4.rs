@@ -64,8 +64,8 @@ impl<const S: usize, const N: usize> Block<S, N> {
 /// Returns the value of level 1 for values in range, limited so that every level fits f16.
 fn fit<const N: usize>(table: LevelTable, x: &[f32; N]) -> f64 {
     // The scale at which level 127 fits.
-    let most = f64::from(Q8_0_MAX_SCALE) * 127.0 / f64::from(table.largest());
-    table.fit(x).clamp(-most, most)
+    let max = f64::from(Q8_0_MAX_SCALE) * 127.0 / f64::from(table.largest());
+    table.fit(x).clamp(-max, max)
 }
 
 /// Decodes a block of iq4_nl.

@@ -109,8 +109,8 @@ impl SymBlock {
 fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
     // Codes start at the smallest value, if that is below 0, and need not reach 0 where no value
     // does.
-    let lo = x.iter().fold(0.0f32, |least, &v| if v < least { v } else { least });
-    let hi = x.iter().fold(f32::NEG_INFINITY, |most, &v| if v > most { v } else { most });
+    let lo = x.iter().fold(0.0f32, |min, &v| if v < min { v } else { min });
+    let hi = x.iter().fold(f32::NEG_INFINITY, |max, &v| if v > max { v } else { max });
     if hi - lo < FLAT_RANGE {
         return (0.0, f64::from(-lo));
     }
@@ -124,7 +124,7 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
         error
     };
     let [w0, x1] = sums::<N, 2>(|i| [weights[i], weights[i] * x[i]]);
-    let (mut best, mut least) = ((0.0, 0.0), f64::INFINITY);
+    let (mut best, mut min_error) = ((0.0, 0.0), f64::INFINITY);
     for (at, offset) in OFFSETS.into_iter().enumerate() {
         let inverse = (top + offset) / (hi - lo);
         let codes = x.map(|v| round_ties_even(clamp_f32((v - lo) * inverse, 0.0, top)));
@@ -132,7 +132,7 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
             // The exact span is the fallback: least squares has no solution when all codes are
             // equal.
             best = (f64::from((hi - lo) / top), f64::from(lo));
-            least = error(best.0, best.1, &codes);
+            min_error = error(best.0, best.1, &codes);
         }
         // Equal codes do not determine the scale: any scale fits with a matching minimum, and both
         // are rounded later.
@@ -151,8 +151,8 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
         }
         let squared = error(scale, min, &codes);
         // NaN, from a vanishing determinant, fails both.
-        if scale > 0.0 && squared < least {
-            (best, least) = ((scale, min), squared);
+        if scale > 0.0 && squared < min_error {
+            (best, min_error) = ((scale, min), squared);
         }
     }
     (best.0, -best.1)
@@ -166,7 +166,7 @@ fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
         return 0.0;
     }
     let (n, weights) = (f32::from(n), weights(x));
-    let (mut best, mut most) = (0.0, 0.0);
+    let (mut best, mut max_gain) = (0.0, 0.0);
     for offset in OFFSETS {
         let inverse = -(n + offset) / extreme;
         let codes = x.map(|v| round_ties_even(symmetric(v * inverse, n)));
@@ -175,8 +175,8 @@ fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
             [weighted * x[i], weighted * codes[i]]
         });
         // The weighted error of the best scale xc / cc is a constant minus xc² / cc.
-        if xc * xc > most * cc {
-            (best, most) = (xc / cc, xc * xc / cc);
+        if xc * xc > max_gain * cc {
+            (best, max_gain) = (xc / cc, xc * xc / cc);
         }
     }
     best
@@ -309,11 +309,11 @@ mod tests {
         // The mean range of 16 and of 32 Gaussians, and the mean distance of the minimum of 256
         // below their mean. The error is step / √12, for the value step and for the step of the
         // minima.
-        let (of_16, of_32, least) = (3.53, 4.07, 2.8);
+        let (of_16, of_32, min_distance) = (3.53, 4.07, 2.8);
         for (trip, top, scale_top, range) in
             [(q2 as Trip, 3.0, 15.0, of_16), (q4, 15.0, 63.0, of_32), (q5, 31.0, 63.0, of_32)]
         {
-            let (step, min_step): (f64, f64) = (range / top, (5.0 + least) / scale_top);
+            let (step, min_step): (f64, f64) = (range / top, (5.0 + min_distance) / scale_top);
             let bound = ((step.powi(2) + min_step.powi(2)) / 12.0).sqrt();
             let got = rmse(256, -5.0, 0.02, trip);
             assert!(got <= bound, "{top}: {got}, {bound}");
@@ -331,13 +331,13 @@ mod tests {
 
     #[test]
     fn error_of_small_weights_grows_by_the_step_of_their_scales() {
-        let least = 2f64.powi(-24);
+        let unit = 2f64.powi(-24);
         // Each with the codes that a wrong scale may leave out of range, and half of a minimum.
         for (trip, codes) in [(q2 as Trip, 3.5), (q3, 4.0), (q4, 15.5), (q5, 31.5), (q6, 32.0)] {
             let large = rmse(64, 0.0, 0.02, trip);
             for sigma in [1e-3, 1e-4, 5e-5, 3e-5, 2e-5, 1e-5, 5e-6, 2e-6, 1e-6] {
                 let got = rmse(64, 0.0, sigma, trip);
-                let bound = 1.02 * large + codes * least / 2.0 / sigma;
+                let bound = 1.02 * large + codes * unit / 2.0 / sigma;
                 assert!(got <= bound.min(1.0), "{codes} {sigma}: {got}, {bound}");
             }
         }

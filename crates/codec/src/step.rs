@@ -110,10 +110,10 @@ mod tests {
             let z = z.map(|z| (f64::from(z) * 8.0 / norm) as f32);
             let found = best(&book, &z);
             seen[found] += 1;
-            let most = (0..STEPS).map(|k| cosine(&book, &z, k)).fold(0.0, f64::max);
+            let max = (0..STEPS).map(|k| cosine(&book, &z, k)).fold(0.0, f64::max);
             // Levels are rounded to one part in 2^15 of the largest, which changes a cosine to
             // second order only.
-            assert!(cosine(&book, &z, found) >= most - 1e-6, "{round}: {found}");
+            assert!(cosine(&book, &z, found) >= max - 1e-6, "{round}: {found}");
         }
         assert!(seen.iter().all(|&n| n > 0), "{seen:?}");
     }

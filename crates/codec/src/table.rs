@@ -92,13 +92,13 @@ impl LevelTable {
 
     /// Returns the largest magnitude.
     pub const fn largest(&self) -> u8 {
-        let (mut most, mut i) = (0, 0);
+        let (mut max, mut i) = (0, 0);
         while i < self.levels.len() {
             let level = self.levels[i].unsigned_abs();
-            most = if level > most { level } else { most };
+            max = if level > max { level } else { max };
             i += 1;
         }
-        most
+        max
     }
 
     /// Returns the level of `code`.
@@ -157,7 +157,7 @@ impl LevelTable {
         }
         let ends = [self.ascending[0], self.ascending[self.n - 1]].map(|end| self.level(end));
         let rms = (x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / N as f64).sqrt();
-        let (mut best, mut most) = (0.0, 0.0);
+        let (mut best, mut max_gain) = (0.0, 0.0);
         for target in ends.iter().flat_map(|&end| TARGETS.map(|by| by * end)) {
             let levels = self.nearest_levels(x, target / extreme);
             let (mut xc, mut cc) = (0.0, 0.0);
@@ -168,8 +168,8 @@ impl LevelTable {
                 cc += weight * c * c;
             }
             // The weighted error of the best scale xc / cc is a constant minus xc² / cc.
-            if xc * xc > most * cc {
-                (best, most) = (xc / cc, xc * xc / cc);
+            if xc * xc > max_gain * cc {
+                (best, max_gain) = (xc / cc, xc * xc / cc);
             }
         }
         best
@@ -196,9 +196,9 @@ mod tests {
             for _ in 0..2000 {
                 let z = (random.gaussian() * f64::from(span)) as f32;
                 let far = |level: i8| (z - f32::from(level)).abs();
-                let least = table.levels().map(far).into_iter().fold(f32::MAX, f32::min);
+                let min = table.levels().map(far).into_iter().fold(f32::MAX, f32::min);
                 let [code] = table.encode(&[z], 1.0);
-                assert_eq!(far(table.levels()[usize::from(code)]), least, "{z}");
+                assert_eq!(far(table.levels()[usize::from(code)]), min, "{z}");
                 assert_eq!(table.nearest_levels(&[z], 1.0), [table.level(code)], "{z}");
             }
         }

@@ -106,11 +106,11 @@ fn dim_step(dtype: DType) -> Result<usize, CodecError> {
 /// Dims of the narrowest block.
 pub const MIN_DIMS: usize = 32;
 
-/// Divides `dim` values, a multiple of 32, into slices of at most `most` (a power of two): as many
-/// of `most` as fit, then smaller powers of two down to 32, where they fit.
-pub fn slices(dim: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+/// Divides `dim` values, a multiple of 32, into slices of at most `max_width` (a power of two): as
+/// many of `max_width` as fit, then smaller powers of two down to 32, where they fit.
+pub fn slices(dim: usize, max_width: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let width = move |first: usize| {
-        let mut width = most;
+        let mut width = max_width;
         while width > MIN_DIMS && width > dim - first {
             width /= 2;
         }
@@ -236,10 +236,10 @@ impl TileLayout {
 
     /// Returns the blocks of a coded tile, in order; none for the float formats.
     pub fn blocks(&self) -> impl Iterator<Item = TileBlock> + Clone {
-        let most = self.dtype.code().map_or(usize::MAX, KvCode::max_dims);
-        let dim = if most == usize::MAX { 0 } else { self.dim };
+        let max_dims = self.dtype.code().map_or(usize::MAX, KvCode::max_dims);
+        let dim = if max_dims == usize::MAX { 0 } else { self.dim };
         let layout = *self;
-        slices(dim, most).scan(0, move |at, dims| {
+        slices(dim, max_dims).scan(0, move |at, dims| {
             let first = *at;
             *at += layout.block_bytes(dims.len());
             Some(TileBlock { dims, bytes: first..*at })
@@ -258,9 +258,9 @@ impl TileLayout {
     pub const fn bytes(&self) -> usize {
         let scales = match self.dtype.code() {
             Some(code) => {
-                let (most, rest) = (code.max_dims(), self.dim % code.max_dims());
+                let (max_dims, rest) = (code.max_dims(), self.dim % code.max_dims());
                 // One block for each binary digit of the remainder.
-                SCALE_BYTES * (self.dim / most + (rest / MIN_DIMS).count_ones() as usize)
+                SCALE_BYTES * (self.dim / max_dims + (rest / MIN_DIMS).count_ones() as usize)
             }
             None => 0,
         };

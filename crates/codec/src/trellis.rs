@@ -144,7 +144,7 @@ impl Trellis {
     /// predecessor of each state. Among equal costs the smallest bits win.
     fn step(&self, costs: &mut [i32; MAX_STATES], x: i32) -> [u8; MAX_STATES] {
         let tags = 1 << self.bits;
-        let (before, mut came) = (*costs, [0; MAX_STATES]);
+        let (before, mut backpointers) = (*costs, [0; MAX_STATES]);
         for (state, cost) in costs.iter_mut().enumerate().take(self.states()) {
             let ways = (0..tags).map(|oldest| {
                 let [slope, square] = self.branch(self.window(state, oldest)).map(i32::from);
@@ -152,9 +152,9 @@ impl Trellis {
                 so_far + slope * (i32::from(BRANCH_FACTORS[0]) * x) + square * i32::from(BRANCH_FACTORS[1])
             });
             *cost = ways.min().expect("several ways");
-            came[state] = (*cost & (tags as i32 - 1)) as u8;
+            backpointers[state] = (*cost & (tags as i32 - 1)) as u8;
         }
-        came
+        backpointers
     }
 
     /// Returns the cheapest state, the lowest among equals.
@@ -175,7 +175,7 @@ impl Trellis {
             self.step(&mut costs, x);
         }
         let behind: [_; SEAM_OVERLAP] = std::array::from_fn(|p| self.step(&mut costs, x[p]));
-        let back = |state, came: &[u8; MAX_STATES]| self.before(state, came[state].into());
+        let back = |state, backpointers: &[u8; MAX_STATES]| self.before(state, backpointers[state].into());
         behind.iter().rev().fold(self.cheapest(&costs), back)
     }
 }
@@ -209,11 +209,11 @@ impl Trellis {
     fn encode_ring<const N: usize>(&self, x: &[i32; N], seam: usize) -> [u8; N] {
         let mut costs = [FORBIDDEN_COST; MAX_STATES];
         costs[seam] = 0;
-        let came = x.map(|x| self.step(&mut costs, x));
+        let backpointers = x.map(|x| self.step(&mut costs, x));
         let (mut state, mut indices) = (seam, [0; N]);
-        for (p, came) in came.iter().enumerate().rev() {
+        for (p, backpointers) in backpointers.iter().enumerate().rev() {
             indices[dim_at(N, p)] = (state & ((1 << self.bits) - 1)) as u8;
-            state = self.before(state, came[state].into());
+            state = self.before(state, backpointers[state].into());
         }
         indices
     }

@@ -123,16 +123,16 @@ impl Tile {
             Axis::Channel => (channels, tokens),
         };
         let half = |x: f32| to_f16(x).to_f32();
-        let most = ((1u32 << bits) - 1) as f32;
+        let max_code = ((1u32 << bits) - 1) as f32;
         for (index, scale) in of_lines.iter().enumerate() {
             let values = self.line(stepped, index).map(|at| self.values[at]);
-            let (least, largest) =
+            let (min, largest) =
                 values.fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), x| (a.min(x), b.max(x)));
-            let step = (largest - least) / most;
-            let (stored_least, stored_step) = (half(least * scale), half(step * scale));
+            let step = (largest - min) / max_code;
+            let (stored_min, stored_step) = (half(min * scale), half(step * scale));
             for (at, other) in self.line(stepped, index).zip(of_others) {
-                let code = if step > 0.0 { ((self.values[at] - least) / step).round() } else { 0.0 };
-                self.values[at] = (stored_least + stored_step * code) * half(*other);
+                let code = if step > 0.0 { ((self.values[at] - min) / step).round() } else { 0.0 };
+                self.values[at] = (stored_min + stored_step * code) * half(*other);
             }
         }
     }

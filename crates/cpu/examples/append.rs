@@ -53,9 +53,9 @@ fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..TIMES {
         let part = KvBatchEntry { rows, layer: &layer, memory: &mut memory, band: 0, channel_scales: None };
-        let began = Instant::now();
+        let start = Instant::now();
         device.kv_append(&mut [part], &k, &v, None)?;
-        best = best.min(began.elapsed().as_secs_f64());
+        best = best.min(start.elapsed().as_secs_f64());
     }
     Ok(best)
 }

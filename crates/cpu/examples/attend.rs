@@ -79,7 +79,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         let name = v.map_or_else(|| format!("{k}, joint"), |v| format!("{k}/{v}"));
         for threads in [1, 2] {
             let device = CpuDevice::new(isa, threads).expect("threads");
-            let seconds = best_walk(&device, shape, &mut layers, tokens, rows)?;
+            let seconds = best_pass(&device, shape, &mut layers, tokens, rows)?;
             let heads = shape.n_kv_heads * shape.group * shape.layers;
             let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * heads;
             let streams = layers.iter().flat_map(|(layer, _)| layer.tensors());
@@ -138,7 +138,7 @@ fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled
 }
 
 /// Returns the seconds of the fastest pass over all layers.
-fn best_walk(
+fn best_pass(
     device: &CpuDevice,
     shape: &Shape,
     layers: &mut [Filled],
@@ -162,14 +162,14 @@ fn best_walk(
     };
     let rows = TokenSpan { first: 0, n: rows, start: tokens - rows, coded: 0 };
     let mut best = f64::INFINITY;
-    let began = Instant::now();
-    while best.is_infinite() || began.elapsed().as_secs_f64() < 3.0 {
-        let walk = Instant::now();
+    let start = Instant::now();
+    while best.is_infinite() || start.elapsed().as_secs_f64() < 3.0 {
+        let pass_start = Instant::now();
         for (layer, memory) in layers.iter_mut() {
             let part = KvBatchEntry { rows, layer, memory, band: 0, channel_scales: None };
             device.attend(&params, &[part], &q, None, None, &mut out)?;
         }
-        best = best.min(walk.elapsed().as_secs_f64());
+        best = best.min(pass_start.elapsed().as_secs_f64());
     }
     Ok(best)
 }

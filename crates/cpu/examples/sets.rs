@@ -126,9 +126,9 @@ fn main() {
             print!("{name:8} {rows:5} rows");
             for (set, of_set) in sets.iter().zip(&timed) {
                 let ratio = median(timed[0].iter().zip(of_set).map(|(first, own)| first / own));
-                let least = of_set.iter().copied().fold(f64::INFINITY, f64::min);
+                let min = of_set.iter().copied().fold(f64::INFINITY, f64::min);
                 let ms = 1e3 * median(of_set.iter().copied());
-                print!(" | {set} {ms:8.2} (least {:8.2}) {ratio:5.2}", 1e3 * least);
+                print!(" | {set} {ms:8.2} (least {:8.2}) {ratio:5.2}", 1e3 * min);
             }
             println!();
         }

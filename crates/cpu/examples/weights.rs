@@ -71,7 +71,7 @@ fn main() {
     let number = |i: usize, default| args.get(i).map_or(default, |v| v.parse().expect("a number"));
     let (threads, n_out, n_in) = (number(0, 1), number(1, 8960), number(2, 1536));
     let mib = number(4, 256);
-    let wanted = |dtype: &DType| match args.get(3) {
+    let selected = |dtype: &DType| match args.get(3) {
         Some(list) if list != "all" => list.split(',').any(|name| name == dtype.name()),
         _ => dtype.is_weight() && !matches!(dtype, DType::TQ3_1S | DType::TQ4_1S),
     };
@@ -85,7 +85,7 @@ fn main() {
         "{:8} {:>9} {:>7} {:>7} {:>7} {:>7} | {:>7} {:>7} {:>7}",
         "", "load GB/s", "1", "2", "4", "8", "16", "64", "512"
     );
-    for dtype in DType::ALL.into_iter().filter(wanted) {
+    for dtype in DType::ALL.into_iter().filter(selected) {
         let (weights, load) = matrices(&device, dtype, n_out, n_in, mib << 20);
         let bytes = weights.len() * n_out * dtype.row_bytes(n_in).expect("checked above");
         print!("{:8} {:9.2}", dtype.name(), bytes as f64 / load / 1e9);

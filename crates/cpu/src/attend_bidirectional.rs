@@ -197,8 +197,8 @@ impl RowGroup<'_> {
                 *score = query.iter().enumerate().map(|(i, q)| q * block[i * LANES + key % LANES]).sum();
             }
             let scores = &mut scores[..self.rows];
-            let most = scores.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most });
-            scores.iter_mut().for_each(|x| *x = (*x - most).exp2());
+            let max = scores.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
+            scores.iter_mut().for_each(|x| *x = (*x - max).exp2());
             let sum: f32 = scores.iter().sum();
             let out = &mut self.out[row * wide..][..dim];
             out.fill(0.0);
@@ -212,15 +212,15 @@ impl RowGroup<'_> {
 /// Replaces all by `2^(x - max)`, and returns their sum.
 #[inline(always)]
 fn weigh<L: Lanes>(lanes: L, scores: &mut [f32]) -> f32 {
-    let mut most = lanes.splat(f32::NEG_INFINITY);
+    let mut max = lanes.splat(f32::NEG_INFINITY);
     for at in (0..scores.len()).step_by(LANES) {
-        most = lanes.max(most, lanes.load(sixteen(scores, at)));
+        max = lanes.max(max, lanes.load(sixteen(scores, at)));
     }
-    let most = lanes.splat(lanes.largest(most));
+    let max = lanes.splat(lanes.largest(max));
     let mut sum = lanes.splat(0.0);
     for at in (0..scores.len()).step_by(LANES) {
         let scores = sixteen_mut(scores, at);
-        let weights = exp2(lanes, lanes.sub(lanes.load(scores), most));
+        let weights = exp2(lanes, lanes.sub(lanes.load(scores), max));
         sum = lanes.add(sum, weights);
         lanes.store(weights, scores);
     }
@@ -244,8 +244,8 @@ mod tests {
                 pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * f64::from(scale)
             };
             let scores: Vec<f64> = (0..rows).map(dot).collect();
-            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
             for i in 0..heads.dim {
                 let values = weights.iter().enumerate().map(|(key, w)| w / sum * f64::from(v[at(key) + i]));
@@ -268,7 +268,7 @@ mod tests {
                 values
             };
             let (q, k, v) = (values(), values(), values());
-            let wanted = reference(shape, [&q, &k, &v]);
+            let want = reference(shape, [&q, &k, &v]);
             for isa in Isa::available() {
                 let run = |n_threads| {
                     let mut out = vec![f32::NAN; q.len()];
@@ -278,9 +278,9 @@ mod tests {
                 };
                 let got = run(1);
                 assert_eq!(got, run(3), "{isa:?}");
-                for (got, wanted) in got.iter().zip(&wanted) {
-                    let off = (f64::from(*got) - wanted).abs();
-                    assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {wanted}");
+                for (got, want) in got.iter().zip(&want) {
+                    let off = (f64::from(*got) - want).abs();
+                    assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {want}");
                 }
             }
         }

@@ -130,7 +130,7 @@ impl Backend for CpuDevice {
             kernels: format!("{}{math}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
-            rows_are_independent: self.prompt_math == PrefillPrecision::Exact,
+            is_batch_invariant: self.prompt_math == PrefillPrecision::Exact,
             checks_finite_rows: true,
         }
     }
@@ -403,10 +403,10 @@ impl Backend for CpuDevice {
         parts: &mut [KvBatchEntry<'_, CpuPage>],
         k: &CpuBuffer,
         v: &CpuBuffer,
-        band: Option<&mut CpuPage>,
+        step_tiles: Option<&mut CpuPage>,
     ) -> Result<()> {
         let scratch = &mut self.append.lock().unwrap_or_else(PoisonError::into_inner);
-        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], band)
+        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], step_tiles)
     }
 
     fn attend(
@@ -415,12 +415,12 @@ impl Backend for CpuDevice {
         parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
         sinks: Option<&CpuBuffer>,
-        band: Option<&CpuPage>,
+        step_tiles: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
-        attend::attend(self.isa, &self.pool, scratch, Stage::All, params, parts, q, sinks, band, out)
+        attend::attend(self.isa, &self.pool, scratch, Stage::All, params, parts, q, sinks, step_tiles, out)
     }
 
     fn short_conv(
@@ -483,13 +483,13 @@ impl Backend for CpuDevice {
         params: &AttendParams,
         parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
-        band: Option<&CpuPage>,
+        step_tiles: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let stage = Stage::ALL[stage + Stage::ALL.len() - self.attend_stages().len()];
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
-        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, band, out)
+        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, step_tiles, out)
     }
 }
 

@@ -166,17 +166,17 @@ impl Isa {
     /// When `KVANT_ISA` names an unknown set or one this CPU lacks.
     pub fn from_env() -> Result<Self, BackendError> {
         let sets = Self::available();
-        let Some(wanted) = std::env::var_os("KVANT_ISA") else {
+        let Some(requested) = std::env::var_os("KVANT_ISA") else {
             return Ok(*sets.last().expect("scalar is always available"));
         };
-        let wanted = wanted.to_string_lossy();
-        sets.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| BackendError::Setting {
+        let requested = requested.to_string_lossy();
+        sets.iter().copied().find(|isa| isa.name() == requested).ok_or_else(|| BackendError::Setting {
             name: "KVANT_ISA",
             expected: format!(
                 "this CPU has {} (the sets are scalar, avx2, avxvnni, avx512, avx512vbmi, amx, neon, i8mm, simd128)",
                 sets.iter().map(|isa| isa.name()).collect::<Vec<_>>().join(", ")
             ),
-            got: wanted.into_owned(),
+            got: requested.into_owned(),
         })
     }
 

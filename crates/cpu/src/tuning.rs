@@ -99,14 +99,15 @@ impl Tuning {
             }
             let default = *(knob.place)(&mut best);
             let default = knob.candidates.iter().position(|&value| value == default);
-            let taken = knob.candidates[fastest(&rounds, default.expect("a default among the candidates"))];
+            let selected =
+                knob.candidates[fastest(&rounds, default.expect("a default among the candidates"))];
             let seconds = rounds.into_iter().map(median);
-            *(knob.place)(&mut best) = taken;
+            *(knob.place)(&mut best) = selected;
             trials.extend(knob.candidates.iter().zip(seconds).map(|(&value, seconds)| Trial {
                 name: knob.name,
                 value,
                 seconds,
-                is_taken: value == taken,
+                is_taken: value == selected,
             }));
         }
         Ok((best, trials))

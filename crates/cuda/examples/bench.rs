@@ -32,7 +32,7 @@ const GROUP: usize = 4;
 const DIM: usize = 128;
 /// Tokens per append while a cache is filled.
 const CHUNK: usize = 512;
-const WALKS: usize = 10;
+const REPEATS: usize = 10;
 /// Prefill batch: tokens that go through attention and the GEMMs together.
 const PREFILL: usize = 512;
 /// Tokens of a prompt that is prefilled from position 0.
@@ -49,7 +49,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let info = device.info();
     println!("{}, {}: copies at {:.0} GB/s\n", info.name, info.kernels, bandwidth / 1e9);
     attention(&device, tokens, &pairs, bandwidth)?;
-    products(&device, &weights, bandwidth)?;
+    matmuls(&device, &weights, bandwidth)?;
     Ok(())
 }
 
@@ -75,7 +75,7 @@ fn pair(text: &str) -> std::result::Result<Pair, kvant_codec::CodecError> {
 /// Returns the best time of `work` in seconds; the first run compiles and warms up.
 fn best(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     work()?;
-    (0..WALKS).try_fold(f64::INFINITY, |best, _| Ok(best.min(device.timed(&mut work)?)))
+    (0..REPEATS).try_fold(f64::INFINITY, |best, _| Ok(best.min(device.timed(&mut work)?)))
 }
 
 fn random(device: &CudaDevice, len: usize, seed: u64) -> Result<CudaBuffer> {
@@ -132,8 +132,8 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
         best(device, || {
             for filled in &mut layers {
                 for &start in starts {
-                    let (part, band) = filled.part(start, n);
-                    device.attend(&params, &[part], &q, None, Some(band), &mut out)?;
+                    let (entry, band) = filled.entry(start, n);
+                    device.attend(&params, &[entry], &q, None, Some(band), &mut out)?;
                 }
             }
             Ok(())
@@ -168,8 +168,8 @@ impl Filled {
     /// Appends `tokens` random tokens, in chunks as a model would.
     fn new(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<Self> {
         let mut sizes = TensorSizes::default();
-        let streams = |dtype, side| [KvTensorSpec::new(dtype, side, DIM); KV_HEADS];
-        let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
+        let specs = |dtype, side| [KvTensorSpec::new(dtype, side, DIM); KV_HEADS];
+        let layer = KvLayer::new(specs(k, Side::K), specs(v, Side::V), None, &mut sizes);
         // Tiles of a chunk and the two before it.
         let band = device.page((CHUNK / TILE + 3) * layer.band_bytes.max(1))?;
         let mut filled = Self { layer, memory: KvMemory::new(sizes), band };
@@ -180,21 +180,21 @@ impl Filled {
             let blocks = start / TOKENS_PER_BLOCK..rows.end().div_ceil(TOKENS_PER_BLOCK);
             let first = blocks.start.saturating_sub(1).min(filled.memory.blocks().len());
             filled.memory.reserve(first..blocks.end, false, &Fresh(device, Arc::default()))?;
-            let part = KvBatchEntry {
+            let entry = KvBatchEntry {
                 rows,
                 layer: &filled.layer,
                 memory: &mut filled.memory,
                 band: 0,
                 channel_scales: None,
             };
-            device.kv_append(&mut [part], &keys, &values, Some(&mut filled.band))?;
+            device.kv_append(&mut [entry], &keys, &values, Some(&mut filled.band))?;
         }
         Ok(filled)
     }
 
     /// Returns the `n` tokens from `start` on as a step that has just been appended. The contents
     /// of the step tiles do not affect the timing.
-    fn part(&mut self, start: usize, n: usize) -> (KvBatchEntry<'_, CudaPage>, &CudaPage) {
+    fn entry(&mut self, start: usize, n: usize) -> (KvBatchEntry<'_, CudaPage>, &CudaPage) {
         let rows = rows(start, n, &self.layer);
         (
             KvBatchEntry {
@@ -217,12 +217,12 @@ fn rows(start: usize, n: usize, layer: &KvLayer) -> TokenSpan {
 /// GEMM shapes `[n_out, n_in]` of Llama-3-8B: gate or up, attention output, down.
 const SHAPES: [[usize; 2]; 3] = [[14_336, 4096], [4096, 4096], [4096, 14_336]];
 
-fn products(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()> {
+fn matmuls(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()> {
     for [n_out, n_in] in SHAPES {
         println!("products of [{n_out}, {n_in}]");
         println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
         for &dtype in dtypes {
-            products_of(device, dtype, [n_out, n_in], bandwidth)?;
+            matmuls_of(device, dtype, [n_out, n_in], bandwidth)?;
         }
         println!();
     }
@@ -230,7 +230,7 @@ fn products(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()>
 }
 
 /// Prints one line for each batch size.
-fn products_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], bandwidth: f64) -> Result<()> {
+fn matmuls_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], bandwidth: f64) -> Result<()> {
     let weights = match matrices(device, dtype, [n_out, n_in]) {
         Ok(weights) => weights,
         Err(error) => {
@@ -240,7 +240,7 @@ fn products_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], ban
     };
     let bytes = dtype.row_bytes(n_in).expect("they were encoded") * n_out;
     for rows in [1, 4, 8, 16, PREFILL] {
-        let seconds = product_of(device, &weights, rows)?;
+        let seconds = matmul_seconds(device, &weights, rows)?;
         let speed = bytes as f64 / seconds;
         println!(
             "{:>10} {rows:>6} {:>10.1} {:>8.0} {:>7.0}% {:>8.1}",
@@ -274,7 +274,7 @@ fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Res
 }
 
 /// Returns the seconds of one matrix product with `rows` input rows.
-fn product_of(device: &CudaDevice, weights: &[CudaMatrix], rows: usize) -> Result<f64> {
+fn matmul_seconds(device: &CudaDevice, weights: &[CudaMatrix], rows: usize) -> Result<f64> {
     let (n_out, n_in) = (weights[0].n_out(), weights[0].n_in());
     let x = random(device, rows * n_in, 4)?;
     let mut y = device.buffer(rows * n_out)?;

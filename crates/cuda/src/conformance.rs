@@ -7,7 +7,7 @@ use crate::{CudaDevice, matmul};
 
 /// Describes the arithmetic of the kernels.
 fn subject(name: &'static str, device: CudaDevice) -> DeviceUnderTest<CudaDevice> {
-    let arithmetic = Arithmetic::Halves { from: matmul::MANY_ROWS };
+    let arithmetic = Arithmetic::Halves { from: matmul::MIN_GEMM_ROWS };
     // Prefill chunks with other boundaries may take another kernel.
     DeviceUnderTest::new(name, device, arithmetic, Attention::Halves).without_batch_invariance()
 }

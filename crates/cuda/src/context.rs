@@ -8,7 +8,7 @@ use crate::memory::{Arena, Block};
 use crate::module::{Build, Compiler};
 use crate::{CudaError, CudaVersion, Define, DevicePtr, Gpu, KernelId, Launch, ModuleId, Source};
 
-/// Number of counters that [`Context::tickets`] returns.
+/// Number of counters that [`Context::counters`] returns.
 pub(crate) const MAX_COUNTERS: usize = 512;
 
 /// A device, its compiled kernels and its memory.
@@ -17,7 +17,7 @@ pub(crate) struct Context {
     compiler: Compiler,
     loaded: Mutex<Loaded>,
     arena: Arc<Arena>,
-    tickets: Mutex<Option<Block>>,
+    counters: Mutex<Option<Block>>,
 }
 
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Context {
             return Err(CudaError::OldDriver { found, needed, why });
         }
         let arena = Arena::new(Arc::clone(&gpu));
-        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
+        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, counters: Mutex::default() })
     }
 
     /// Creates a context on an emulator: without slabs, so that the emulator detects out-of-bounds
@@ -62,7 +62,7 @@ impl Context {
     pub(crate) fn emulated(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
         let compiler = Compiler::with_cache(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
         let arena = Arena::without_slabs(Arc::clone(&gpu));
-        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
+        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, counters: Mutex::default() })
     }
 
     /// Returns the device.
@@ -104,10 +104,10 @@ impl Context {
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub fn counters(&self) -> Result<DevicePtr, CudaError> {
-        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*tickets {
+        let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*counters {
             Some(block) => Ok(block.ptr()),
-            None => Ok(tickets.insert(self.arena.take_zeroed(MAX_COUNTERS * size_of::<u32>())?).ptr()),
+            None => Ok(counters.insert(self.arena.take_zeroed(MAX_COUNTERS * size_of::<u32>())?).ptr()),
         }
     }
 

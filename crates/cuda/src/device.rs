@@ -17,7 +17,7 @@ use kvant_backend::{
 use crate::driver::Driver;
 use crate::matmul::{MatmulArgs, Operand};
 use crate::norm::NormParts;
-use crate::rope::Turn;
+use crate::rope::HeadRope;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
     attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, top_k,
@@ -156,7 +156,7 @@ fn operand(input: &Input<'_, CudaDevice>, n_in: usize) -> Operand {
 }
 
 /// Describes the product `y = w x`; the caller may change further fields.
-fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<MatmulArgs> {
+fn matmul_args(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<MatmulArgs> {
     Ok(MatmulArgs::new(w.weights(op)?, w.dtype(), w.n_out(), y))
 }
 
@@ -189,7 +189,7 @@ impl Backend for CudaDevice {
             kernels: format!("{}, sm_{}", properties.name, properties.arch),
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
-            rows_are_independent: false,
+            is_batch_invariant: false,
             checks_finite_rows: false,
         }
     }
@@ -323,7 +323,7 @@ impl Backend for CudaDevice {
         let mut x = operand(&input, first.w.n_in());
         let product = |output: &Output<'_, Self>| {
             let bias = output.bias.map(CudaBuffer::ptr);
-            let plain = product_of(OP, output.w, output.y.ptr())?;
+            let plain = matmul_args(OP, output.w, output.y.ptr())?;
             Ok(MatmulArgs { bias, accumulate: output.accumulate, ..plain })
         };
         let products = outputs.iter().map(product).collect::<Result<Vec<_>>>()?;
@@ -341,9 +341,9 @@ impl Backend for CudaDevice {
         const OP: &str = "gated_ffn";
         check_gated_ffn(&input, gate, up, y)?;
         let mut x = operand(&input, gate.n_in());
-        let up_product = product_of(OP, up, y.ptr())?;
+        let up_product = matmul_args(OP, up, y.ptr())?;
         if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
-            let both = MatmulArgs { up: Some((up_product.w, activation)), ..product_of(OP, gate, y.ptr())? };
+            let both = MatmulArgs { up: Some((up_product.w, activation)), ..matmul_args(OP, gate, y.ptr())? };
             return Ok(matmul::matmul(&self.cx, &mut x, &both)?);
         }
         let len = input.rows * up.n_out();
@@ -352,7 +352,7 @@ impl Backend for CudaDevice {
             return Ok(gate::gate(&self.cx, activation, y.ptr(), y.ptr(), len)?);
         }
         let g = self.cx.scratch(bytes(len))?;
-        matmul::matmuls(&self.cx, &mut x, &[product_of(OP, gate, g.ptr())?, up_product])?;
+        matmul::matmuls(&self.cx, &mut x, &[matmul_args(OP, gate, g.ptr())?, up_product])?;
         Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)
     }
 
@@ -361,13 +361,13 @@ impl Backend for CudaDevice {
         x: &mut CudaBuffer,
         rows: usize,
         norm: Option<Norm<'_, CudaBuffer>>,
-        choice: Router<'_, Self>,
+        router: Router<'_, Self>,
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut CudaBuffer>,
     ) -> Result<()> {
-        check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
+        check_expert_ffn(x, rows, norm, router, weights, to.as_deref())?;
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Router { routing, logits, selection_bias, scales } = choice;
+        let Router { routing, logits, selection_bias, scales } = router;
         if let Some(expert_groups) =
             routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
         {
@@ -460,8 +460,8 @@ impl Backend for CudaDevice {
     ) -> Result<()> {
         check_rope(x, rows, heads, norm, params, angles)?;
         let has_own_weights = norm.is_some_and(|norm| norm.weight.n_values() > heads.dim);
-        let turn = Turn::new(norm.map(norm_parts), params, angles.ptr());
-        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, turn, has_own_weights)?)
+        let head_rope = HeadRope::new(norm.map(norm_parts), params, angles.ptr());
+        Ok(rope::rope(&self.cx, x.ptr(), rows, heads, head_rope, has_own_weights)?)
     }
 
     fn kv_append(
@@ -492,15 +492,15 @@ impl Backend for CudaDevice {
         band: Option<&mut CudaPage>,
     ) -> Result<()> {
         let rows = check_rope_append(parts, rope, q, k)?;
-        let turn = |norm: Option<_>| Turn::new(norm.map(norm_parts), rope.params, rope.angles.ptr());
-        let turns = append::RopeArgs {
-            k: turn(rope.k_norm),
-            q: turn(rope.q_norm),
+        let head_rope = |norm: Option<_>| HeadRope::new(norm.map(norm_parts), rope.params, rope.angles.ptr());
+        let ropes = append::RopeArgs {
+            k: head_rope(rope.k_norm),
+            q: head_rope(rope.q_norm),
             queries: q.ptr(),
             n_query_heads: rope.q_heads.n,
             rows,
         };
-        append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, Some(turns))
+        append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, Some(ropes))
     }
 
     fn short_conv(
@@ -529,7 +529,7 @@ impl Backend for CudaDevice {
         check_recur(parts, &heads, inputs, y)?;
         for part in parts {
             let inputs = inputs.map(CudaBuffer::ptr);
-            recurrent::recur(&self.cx, &heads, part.rows, state_of(part), inputs, y.ptr())?;
+            recurrent::linear_attention(&self.cx, &heads, part.rows, state_of(part), inputs, y.ptr())?;
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ struct Running<B: Backend> {
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
     /// LoRA scale of a sequence.
-    strengths: Option<[f32; 1]>,
+    lora_scales: Option<[f32; 1]>,
 }
 
 fn fixture(name: &str) -> Gguf {
@@ -38,37 +38,38 @@ fn open(model: &str) -> (Arc<Gguf>, Config) {
 }
 
 impl<B: Backend> Running<B> {
-    fn new(device: B, model: &str, part: Option<&LayerRange>, kv: DType) -> Self {
+    fn new(device: B, model: &str, layers: Option<&LayerRange>, kv: DType) -> Self {
         let (gguf, config) = open(model);
-        let whole = LayerRange::whole(config.layers.len());
-        let weights = Weights::load(&gguf, &config, part.unwrap_or(&whole), &device, &mut |_| ()).unwrap();
+        let all_layers = LayerRange::whole(config.layers.len());
+        let weights =
+            Weights::load(&gguf, &config, layers.unwrap_or(&all_layers), &device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
         let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
         let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(&device, 64).unwrap();
         let caches = vec![Cache::new(Arc::clone(&layout), 128)];
-        Self { device, decoder, layout, pool: BlockPool::default(), caches, act, strengths: None }
+        Self { device, decoder, layout, pool: BlockPool::default(), caches, act, lora_scales: None }
     }
 
     /// Runs a step of the first `ns.len()` sequences, `ns[i]` tokens of sequence i; returns the
     /// requested logits.
     fn step_batch(&mut self, ns: &[usize], entry: Entry<'_>, want: LogitsFor) -> Vec<f32> {
-        let Self { device, decoder, pool, caches, act, strengths, .. } = self;
-        let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| BatchSequence {
+        let Self { device, decoder, pool, caches, act, lora_scales, .. } = self;
+        let lora_scales = lora_scales.as_ref().map(|lora_scales| &lora_scales[..]);
+        let sequences = caches.iter_mut().zip(ns).map(|(cache, &n)| BatchSequence {
             cache,
             n,
             logits_for: want,
-            lora_scales: strengths,
+            lora_scales,
             places: None,
         });
-        let mut parts: Vec<_> = parts.collect();
-        let n_wanted: usize = ns.iter().map(|&n| want.count(n)).sum();
-        let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];
+        let mut sequences: Vec<_> = sequences.collect();
+        let n_requested: usize = ns.iter().map(|&n| want.count(n)).sum();
+        let mut row = vec![f32::NAN; n_requested * decoder.n_vocab()];
         let mut logits = device.buffer(row.len()).unwrap();
-        let on_logits = (n_wanted > 0).then_some(&mut logits);
-        decoder.step(device, pool, &mut parts, act, entry, Outputs::logits(on_logits)).unwrap();
+        let on_logits = (n_requested > 0).then_some(&mut logits);
+        decoder.step(device, pool, &mut sequences, act, entry, Outputs::logits(on_logits)).unwrap();
         device.read(&logits, 0, &mut row).unwrap();
         row
     }
@@ -83,11 +84,11 @@ impl<B: Backend> Running<B> {
     }
 
     /// Returns the final hidden states of these tokens.
-    fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
+    fn hidden_states(&mut self, tokens: &[u32]) -> Vec<f32> {
         self.step(tokens.len(), Entry::Tokens(tokens), LogitsFor::None);
-        let mut streams = vec![f32::NAN; tokens.len() * self.decoder.config().n_embd];
-        self.decoder.hidden_states(&self.device, &mut self.act, tokens.len(), &mut streams).unwrap();
-        streams
+        let mut hidden_states = vec![f32::NAN; tokens.len() * self.decoder.config().n_embd];
+        self.decoder.hidden_states(&self.device, &mut self.act, tokens.len(), &mut hidden_states).unwrap();
+        hidden_states
     }
 
     fn rows(&self, layer: usize, side: Side) -> Vec<f32> {
@@ -174,7 +175,7 @@ fn hidden_states_match_the_cpu() {
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
         let Some((mut cpu, mut gpu)) = on_cpu_and_emulator(model, DType::F16) else { return };
         for tokens in [&text[..20], &text[20..]] {
-            let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
+            let (got, want) = (gpu.hidden_states(tokens), cpu.hidden_states(tokens));
             // The bound of logits, which are of order 3.
             let tol = HALVES / 3.0 * largest(want.iter().map(|value| value.abs()));
             let error = distance(&got, &want);
@@ -191,19 +192,19 @@ fn lora_logits_match_the_cpu() {
         let (gguf, config) = open(model);
         let adapter = Arc::new(fixture(&format!("adapters/{model}")));
         let lora = Lora::new(adapter, 0.5, &gguf).unwrap();
-        let part = LayerRange::whole(config.layers.len()).with_loras(vec![lora]);
+        let layers = LayerRange::whole(config.layers.len()).with_loras(vec![lora]);
         let Some(device) = emulator::device(80) else { return };
-        let mut cpu = Running::new(cpu(), model, Some(&part), DType::F16);
-        let mut gpu = Running::new(device, model, Some(&part), DType::F16);
+        let mut cpu = Running::new(cpu(), model, Some(&layers), DType::F16);
+        let mut gpu = Running::new(device, model, Some(&layers), DType::F16);
         let mut plain = Running::new(self::cpu(), model, None, DType::F16);
-        for (tokens, strengths) in
+        for (tokens, lora_scales) in
             [(&text[..20], None), (&text[20..36], Some([0.3])), (&text[36..], Some([1.0]))]
         {
-            (cpu.strengths, gpu.strengths) = (strengths, strengths);
+            (cpu.lora_scales, gpu.lora_scales) = (lora_scales, lora_scales);
             let want = cpu.logits(tokens);
             let error = distance(&gpu.logits(tokens), &want);
             // Each layer has as many additional products.
-            assert!(error <= 2.0 * HALVES, "{model}, {strengths:?}: {error}");
+            assert!(error <= 2.0 * HALVES, "{model}, {lora_scales:?}: {error}");
             assert!(
                 distance(&plain.logits(tokens), &want) > 4.0 * HALVES,
                 "{model}: the adapter changes nothing"
@@ -352,13 +353,13 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
         for side in [Side::K, Side::V] {
             let (got, want) = (gpu.rows(0, side), cpu.rows(0, side));
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
-            let away = norm(&mut got.iter().zip(&want).map(|(got, want)| got - want));
-            let share = away / norm(&mut want.iter().copied());
-            assert!(share <= 0.03, "{model}, {}, {side:?}: {share}", kv.name());
+            let error_norm = norm(&mut got.iter().zip(&want).map(|(got, want)| got - want));
+            let relative_error = error_norm / norm(&mut want.iter().copied());
+            assert!(relative_error <= 0.03, "{model}, {}, {side:?}: {relative_error}", kv.name());
         }
-        let images: Vec<_> = gpu.caches[0].pages(&gpu.device).map(|image| image.unwrap()).collect();
+        let pages: Vec<_> = gpu.caches[0].pages(&gpu.device).map(|page| page.unwrap()).collect();
         let (layout, state) = (Arc::clone(&cpu.layout), gpu.caches[0].state());
-        let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
+        let mut next = |index: usize| Ok::<_, KvError>(pages[index].clone());
         let cache = Cache::from_pages(&cpu.device, &cpu.pool, layout, 128, state, &mut next).unwrap();
         cpu.caches = vec![cache];
         let error = distance(&gpu.logits(&text[50..]), &cpu.logits(&text[50..]));

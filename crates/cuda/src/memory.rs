@@ -102,8 +102,8 @@ impl Arena {
             return self.take(bytes);
         }
         let bytes = bytes.max(UNIT).next_power_of_two();
-        let kept = locked(&self.cached_scratch).get_mut(&bytes).and_then(Vec::pop);
-        match kept {
+        let cached = locked(&self.cached_scratch).get_mut(&bytes).and_then(Vec::pop);
+        match cached {
             Some(ptr) => Ok(Block { arena: Arc::clone(self), ptr, bytes, is_cached: true }),
             None => self.take(bytes).map(|mut block| {
                 block.is_cached = bytes > self.max_slot;
@@ -126,18 +126,18 @@ impl Arena {
     /// Allocates from the driver; frees the cached scratch blocks before it fails.
     fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
         self.gpu.alloc(bytes).or_else(|error| {
-            let kept = std::mem::take(&mut *locked(&self.cached_scratch));
-            if kept.is_empty() {
+            let cached = std::mem::take(&mut *locked(&self.cached_scratch));
+            if cached.is_empty() {
                 return Err(error);
             }
-            kept.into_values().flatten().for_each(|ptr| self.gpu.free(ptr));
+            cached.into_values().flatten().for_each(|ptr| self.gpu.free(ptr));
             self.gpu.alloc(bytes)
         })
     }
 
-    fn give_back(&self, block: &Block) {
-        let Block { ptr, bytes, is_cached: is_kept, .. } = *block;
-        if is_kept {
+    fn release(&self, block: &Block) {
+        let Block { ptr, bytes, is_cached, .. } = *block;
+        if is_cached {
             locked(&self.cached_scratch).entry(bytes).or_default().push(ptr);
         } else if bytes > self.max_slot {
             self.gpu.free(ptr);
@@ -145,7 +145,7 @@ impl Arena {
             locked(&self.classes)
                 .get_mut(&bytes)
                 .expect("the class of a block")
-                .give_back(&*self.gpu, ptr, bytes);
+                .release(&*self.gpu, ptr, bytes);
         }
     }
 }
@@ -159,8 +159,8 @@ impl Drop for Arena {
         // Every block holds the arena, so no slot is in use.
         let slabs =
             locked(&self.classes).values().flat_map(|class| class.slabs.keys().copied()).collect::<Vec<_>>();
-        let kept = std::mem::take(&mut *locked(&self.cached_scratch)).into_values().flatten();
-        slabs.into_iter().chain(kept).for_each(|ptr| self.gpu.free(ptr));
+        let cached = std::mem::take(&mut *locked(&self.cached_scratch)).into_values().flatten();
+        slabs.into_iter().chain(cached).for_each(|ptr| self.gpu.free(ptr));
     }
 }
 
@@ -192,7 +192,7 @@ impl SlabClass {
         Ok((base + u64::from(slot) * slot_bytes as u64, is_fresh))
     }
 
-    fn give_back(&mut self, gpu: &dyn Gpu, ptr: DevicePtr, slot_bytes: usize) {
+    fn release(&mut self, gpu: &dyn Gpu, ptr: DevicePtr, slot_bytes: usize) {
         let (&base, slab) = self.slabs.range_mut(..=ptr).next_back().expect("the slab of a block");
         let was_full = slab.used == n_slots(slot_bytes);
         let slot = (ptr - base) / slot_bytes as u64;
@@ -239,7 +239,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.give_back(self);
+        self.arena.release(self);
     }
 }
 

@@ -95,16 +95,16 @@ impl Compiler {
         let options = options(source, defines, known.unwrap_or(arch));
         let constants = (source.constants)();
         let key = self.key(source, constants.text(), &options);
-        let kept = self.folder.as_deref().map(|folder| CachedPtx::new(folder, source, &key));
-        if let Some(ptx) = kept.as_ref().and_then(CachedPtx::read) {
+        let cached = self.folder.as_deref().map(|folder| CachedPtx::new(folder, source, &key));
+        if let Some(ptx) = cached.as_ref().and_then(CachedPtx::read) {
             return Ok(ptx);
         }
         let headers = source.headers.iter().map(|header| (header.name, header.text));
         let headers: Vec<_> = headers.chain([(Constants::HEADER, constants.text())]).collect();
         let ptx = self.nvrtc.compile(source.name, source.text, &headers, &options)?;
-        if let Some(kept) = kept {
+        if let Some(cached) = cached {
             // Without the file, the next start merely compiles again.
-            let _ = kept.write(source, &options, constants.text(), &ptx);
+            let _ = cached.write(source, &options, constants.text(), &ptx);
         }
         Ok(ptx)
     }
@@ -198,12 +198,12 @@ mod tests {
         let first = compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap();
         assert!(first.contains(".target sm_80") && first.contains(".entry f("), "{first}");
         assert_eq!(files(&compiler), 2, "the PTX and its source");
-        let kept =
+        let cached =
             fs::read_dir(compiler.folder.as_ref().unwrap()).unwrap().map(|entry| entry.unwrap().path());
-        let kept = kept.into_iter().find(|path| path.extension().unwrap() == "ptx").unwrap();
-        fs::write(&kept, format!("// kept\n{first}")).unwrap();
+        let cached = cached.into_iter().find(|path| path.extension().unwrap() == "ptx").unwrap();
+        fs::write(&cached, format!("// kept\n{first}")).unwrap();
         assert!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap().starts_with("// kept"));
-        fs::write(&kept, &first[..first.len() / 2]).unwrap();
+        fs::write(&cached, &first[..first.len() / 2]).unwrap();
         assert_eq!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap(), first, "half a file does not count");
         assert_ne!(compiler.ptx(&SOURCE, &[("N", 5)], 80).unwrap(), first);
         assert_ne!(compiler.ptx(&SOURCE, &[("N", 3)], 90).unwrap(), first);

@@ -197,8 +197,8 @@ impl<C: Calls> State<C> {
     fn count(&mut self, calls: &C) -> Result<(), CudaError> {
         let Some(recording) = &mut self.recording else { return Ok(()) };
         recording.calls += 1;
-        let most = if recording.pieces == 0 { FIRST_PIECE } else { PIECE };
-        if recording.calls <= most {
+        let max_calls = if recording.pieces == 0 { FIRST_PIECE } else { PIECE };
+        if recording.calls <= max_calls {
             return Ok(());
         }
         let piece = recording.pieces;

@@ -134,10 +134,10 @@ impl<C: Calls> Staging<C> {
 /// Two pieces of pinned memory that alternate: while the device copies one, the host fills the
 /// other.
 pub(crate) struct Uploads<C: Calls> {
-    turns: [Option<Turn<C>>; 2],
+    buffers: [Option<UploadBuffer<C>>; 2],
 }
 
-struct Turn<C: Calls> {
+struct UploadBuffer<C: Calls> {
     piece: Piece<C>,
     /// Reached when the device has copied the last contents.
     copied: C::Event,
@@ -145,7 +145,7 @@ struct Turn<C: Calls> {
 
 impl<C: Calls> Default for Uploads<C> {
     fn default() -> Self {
-        Self { turns: [None, None] }
+        Self { buffers: [None, None] }
     }
 }
 
@@ -162,7 +162,7 @@ impl<C: Calls> Uploads<C> {
         let step = piece_bytes(unit);
         for (i, offset) in (0..n_bytes).step_by(step).enumerate() {
             let len = step.min(n_bytes - offset);
-            let Turn { piece, copied } = Turn::of(&mut self.turns[i % 2], calls, len)?;
+            let UploadBuffer { piece, copied } = UploadBuffer::of(&mut self.buffers[i % 2], calls, len)?;
             calls.wait(copied)?;
             // SAFETY: the device has copied the last contents.
             unsafe { calls.fill(&mut piece.memory, 0..len, &mut |bytes| fill(offset, bytes)) };
@@ -180,10 +180,10 @@ fn piece_bytes(unit: usize) -> usize {
     (UPLOAD_BYTES / unit.max(1)).max(1) * unit.max(1)
 }
 
-impl<C: Calls> Turn<C> {
+impl<C: Calls> UploadBuffer<C> {
     /// Returns the piece in `slot`, allocated or reallocated where it is smaller than `bytes`.
     fn of<'a>(slot: &'a mut Option<Self>, calls: &C, bytes: usize) -> Result<&'a mut Self, CudaError> {
-        if slot.as_ref().is_none_or(|turn| turn.piece.bytes < bytes) {
+        if slot.as_ref().is_none_or(|buffer| buffer.piece.bytes < bytes) {
             if let Some(old) = slot.take() {
                 calls.wait(&old.copied)?;
             }

@@ -21,7 +21,7 @@ fn main() -> Result<(), kvant::Error> {
     };
     let tokenizer = model.tokenizer()?;
     let mut sessions =
-        QUESTIONS.iter().map(|question| ask(&model, question)).collect::<Result<Vec<_>, _>>()?;
+        QUESTIONS.iter().map(|question| start_session(&model, question)).collect::<Result<Vec<_>, _>>()?;
     let mut sampler = Sampler::new(SamplerParams::greedy());
     let mut answers = vec![Vec::new(); sessions.len()];
 
@@ -55,7 +55,7 @@ fn main() -> Result<(), kvant::Error> {
 }
 
 /// Creates a session and prefills a question.
-fn ask(model: &Model, question: &str) -> Result<Session, kvant::Error> {
+fn start_session(model: &Model, question: &str) -> Result<Session, kvant::Error> {
     let kv = KvOptions::symmetric("turbo3".parse()?);
     let mut session = model.session(SessionOptions { n_ctx: Some(512), kv })?;
     session.feed(&model.chat_prompt(&[Message::user(question)])?, &mut |_| true)?;

@@ -86,8 +86,8 @@ pub(crate) fn unfit(kept: &TuningFile) -> Vec<(usize, String)> {
     }
     let reports = kvant_wgpu::adapters();
     let why = |report: &AdapterReport| tuned(report, kept)?.err();
-    let told = (0..).zip(&reports).filter_map(|(index, report)| Some((index, why(report)?)));
-    told.map(|(index, why)| (index, format!("wgpu:{index}: {why}"))).collect()
+    let reasons = (0..).zip(&reports).filter_map(|(index, report)| Some((index, why(report)?)));
+    reasons.map(|(index, why)| (index, format!("wgpu:{index}: {why}"))).collect()
 }
 
 /// Returns the saved attention variants of an adapter, or why it cannot use them; `None` where no

@@ -35,7 +35,7 @@ pub(crate) fn load(
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
     let info = loaded.info();
-    if !info.rows_are_independent {
+    if !info.is_batch_invariant {
         let expected =
             "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"
                 .to_owned();

@@ -125,7 +125,7 @@ fn rate(n: usize, time: Duration) -> f64 {
 /// continue by hand.
 pub struct Generation<'s> {
     session: &'s mut Session,
-    course: GenerationState,
+    state: GenerationState,
 }
 
 impl<'s> Generation<'s> {
@@ -136,19 +136,19 @@ impl<'s> Generation<'s> {
         cancel: &CancelFlag,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        let course = GenerationState::start(session, prompt, options, cancel, progress)?;
-        Ok(Self { session, course })
+        let state = GenerationState::start(session, prompt, options, cancel, progress)?;
+        Ok(Self { session, state })
     }
 
     /// Returns the counts and times so far.
     pub fn stats(&self) -> GenerationStats {
-        self.course.stats()
+        self.state.stats()
     }
 
     /// Returns text withheld because its last character is incomplete; to be printed after the
     /// generation has ended.
     pub fn finish_text(&mut self) -> String {
-        self.course.finish_text()
+        self.state.finish_text()
     }
 }
 
@@ -156,7 +156,7 @@ impl Iterator for Generation<'_> {
     type Item = Result<Token, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.course.next(self.session)
+        self.state.next(self.session)
     }
 }
 
@@ -306,7 +306,7 @@ impl GenerationState {
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
         let draft_tokens = match self.draft_max.min(left) {
             0 => &[],
-            most => session.draft(&mut self.drafter, token, most),
+            max => session.draft(&mut self.drafter, token, max),
         };
         let trial = session.queue_verify(token, draft_tokens)?;
         self.stats.n_drafted += trial.n_draft_tokens;

@@ -117,7 +117,7 @@ pub struct Model {
 struct Inner {
     loaded: Arc<dyn LoadedModel>,
     draft: Option<Model>,
-    sight: Option<VisionModel>,
+    vision: Option<VisionModel>,
     gguf: Arc<Gguf>,
     /// The tokenizer and the chat template, or why the file has no usable one: such a model still
     /// runs on token ids.
@@ -197,8 +197,8 @@ impl Model {
         );
         config.statistics = statistics.as_ref().ok().cloned();
         let (tokenizer, template) = text?;
-        let mut silent = |_| ();
-        let progress = options.progress.unwrap_or(&mut silent);
+        let mut ignore = |_| ();
+        let progress = options.progress.unwrap_or(&mut ignore);
         let weights = options.weights.map(weight_type).transpose()?;
         if options.maps_experts {
             check_mapped(&config, weights)?;
@@ -223,22 +223,22 @@ impl Model {
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
-        let sight =
+        let vision =
             options.mmproj.map(|file| VisionModel::load(&file, options.n_threads, &config)).transpose()?;
-        let mut tell = |done: f32| progress(done * share);
+        let mut on_progress = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
-        let loaded = device::load(placement, options.n_threads, config, &gguf, &mut tell)?;
+        let loaded = device::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
         statistics?;
-        let mut tell = |done: f32| progress(share + done * (1.0 - share));
+        let mut on_progress = |done: f32| progress(share + done * (1.0 - share));
         let draft = match options.draft {
-            Some(file) => Some(Self::as_draft(draft::load(&*loaded, &file, &mut tell)?, file)),
+            Some(file) => Some(Self::as_draft(draft::load(&*loaded, &file, &mut on_progress)?, file)),
             None => None,
         };
         Ok(Self {
             inner: Arc::new(Inner {
                 loaded,
                 draft,
-                sight,
+                vision,
                 gguf,
                 tokenizer,
                 template,
@@ -257,7 +257,7 @@ impl Model {
             inner: Arc::new(Inner {
                 loaded,
                 draft: None,
-                sight: None,
+                vision: None,
                 gguf,
                 tokenizer: Err("none: a draft model shares that of its target".to_owned()),
                 template: Err(TemplateError::Missing),
@@ -305,7 +305,7 @@ impl Model {
     /// model](OpenOptions::draft) and a [vision encoder](OpenOptions::mmproj).
     pub fn weight_bytes(&self) -> usize {
         let beside =
-            self.draft().map_or(0, Self::weight_bytes) + self.sight().map_or(0, VisionModel::weight_bytes);
+            self.draft().map_or(0, Self::weight_bytes) + self.vision().map_or(0, VisionModel::weight_bytes);
         self.inner.loaded.weight_bytes() + beside
     }
 
@@ -369,8 +369,8 @@ impl Model {
         let balance: Vec<u8> =
             plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
         let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
-        let turns_long = self.config().uses_long_rope(sequence.n_ctx());
-        let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.lora_scales());
+        let uses_long_rope = self.config().uses_long_rope(sequence.n_ctx());
+        let stored = format!("{stored:?}, turned long: {uses_long_rope}, {:?}", sequence.lora_scales());
         let parts = [Some(stored.as_bytes()), Some(&balance[..]), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }
@@ -415,7 +415,7 @@ impl Model {
     /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
     /// that speculation does not change the output.
     pub fn max_draft_tokens(&self) -> usize {
-        if self.device().rows_are_independent { MAX_DRAFT_TOKENS } else { 0 }
+        if self.device().is_batch_invariant { MAX_DRAFT_TOKENS } else { 0 }
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer
@@ -487,8 +487,8 @@ impl Model {
         self.inner.template.as_ref().map_err(|error| error.clone().into())
     }
 
-    pub(crate) fn sight(&self) -> Option<&VisionModel> {
-        self.inner.sight.as_ref()
+    pub(crate) fn vision(&self) -> Option<&VisionModel> {
+        self.inner.vision.as_ref()
     }
 
     pub(crate) fn loaded(&self) -> &Arc<dyn LoadedModel> {

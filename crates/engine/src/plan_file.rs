@@ -437,9 +437,9 @@ mod tests {
     fn invalid_plans_with_a_valid_checksum_are_refused() {
         let folder = Folder::new("sealed");
         let path = folder.0.join("m.kvplan");
-        let refused = |spoil: &dyn Fn(&mut KvPlan), why: &str| {
+        let refused = |change: &dyn Fn(&mut KvPlan), why: &str| {
             let mut plan = plan();
-            spoil(&mut plan);
+            change(&mut plan);
             plan.write(&path).unwrap();
             let error = KvPlan::open(&path, &gguf()).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

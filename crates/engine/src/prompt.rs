@@ -144,8 +144,8 @@ mod tests {
         let bad = Some("{% async %}");
         for needs in [Requirements::NoBadTemplate, Requirements::ChatTemplate] {
             let mut loaded = false;
-            let mut tell = |_| loaded = true;
-            let options = OpenOptions { progress: Some(&mut tell), ..options(needs, bad) };
+            let mut on_progress = |_| loaded = true;
+            let options = OpenOptions { progress: Some(&mut on_progress), ..options(needs, bad) };
             assert!(matches!(Model::bundled(options), Err(Error::Template(_))));
             assert!(!loaded);
         }
@@ -165,8 +165,8 @@ mod tests {
         bytes[at] = b'z';
         let open = |needs| {
             let mut loaded = false;
-            let mut tell = |_| loaded = true;
-            let options = OpenOptions { needs, progress: Some(&mut tell), ..Default::default() };
+            let mut on_progress = |_| loaded = true;
+            let options = OpenOptions { needs, progress: Some(&mut on_progress), ..Default::default() };
             (Model::from_gguf(Gguf::from_bytes(bytes.clone()).unwrap(), options).map(|_| ()), loaded)
         };
         let (refused, loaded) = open(Requirements::Tokenizer);

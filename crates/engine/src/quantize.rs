@@ -53,9 +53,13 @@ pub fn quantize(
         got: recipe.to_string(),
     })?;
     refuse_shard(gguf, path)?;
-    let wanted = recipe.types(gguf);
-    let tensors =
-        || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, converted_type(info, *wanted)));
+    let requested = recipe.types(gguf);
+    let tensors = || {
+        gguf.tensors()
+            .iter()
+            .zip(&requested)
+            .map(|(info, requested)| (info, converted_type(info, *requested)))
+    };
     let mut writer = GgufWriter::with_meta(gguf.meta())?;
     writer.set("general.quantization_version", 2_u32)?;
     writer.set("general.file_type", file_type)?;
@@ -87,17 +91,17 @@ pub fn quantize(
         Ok::<(), Error>(())
     })?;
     let n_bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
-    Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &wanted) })
+    Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &requested) })
 }
 
 /// Returns the resulting type of a tensor with a requested type; its own type for `None`.
-fn resulting_type(info: &TensorInfo, wanted: Option<DType>) -> DType {
-    wanted.map_or(info.dtype, |dtype| for_rows(info.row_len(), dtype))
+fn resulting_type(info: &TensorInfo, requested: Option<DType>) -> DType {
+    requested.map_or(info.dtype, |dtype| for_rows(info.row_len(), dtype))
 }
 
 /// Returns the type to which a tensor is converted; `None` where it is copied unchanged.
-fn converted_type(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
-    let dtype = resulting_type(info, Some(wanted?));
+fn converted_type(info: &TensorInfo, requested: Option<DType>) -> Option<DType> {
+    let dtype = resulting_type(info, Some(requested?));
     let is_there = match info.packed {
         None => dtype == info.dtype,
         Some(LoadOnlyType::ScaledNvfp4) => dtype == DType::NVFP4,
@@ -131,14 +135,14 @@ pub fn main_type(gguf: &Gguf) -> DType {
 }
 
 /// See [`Quantized::types`].
-fn counts(gguf: &Gguf, recipe: &Recipe, wanted: &[Option<DType>]) -> Vec<TypeCount> {
+fn counts(gguf: &Gguf, recipe: &Recipe, requested: &[Option<DType>]) -> Vec<TypeCount> {
     let mut counts: Vec<TypeCount> = Vec::new();
-    for (info, wanted) in gguf.tensors().iter().zip(wanted) {
-        let Some(wanted) = *wanted else { continue };
-        let used = resulting_type(info, Some(wanted));
-        match counts.iter_mut().find(|count| (count.requested, count.used) == (wanted, used)) {
+    for (info, requested) in gguf.tensors().iter().zip(requested) {
+        let Some(requested) = *requested else { continue };
+        let used = resulting_type(info, Some(requested));
+        match counts.iter_mut().find(|count| (count.requested, count.used) == (requested, used)) {
             Some(count) => count.n += 1,
-            None => counts.push(TypeCount { requested: wanted, used, n: 1 }),
+            None => counts.push(TypeCount { requested, used, n: 1 }),
         }
     }
     counts.sort_by_key(|count| {
@@ -172,8 +176,8 @@ mod tests {
         Gguf::from_bytes(bytes).unwrap()
     }
 
-    /// Counts as `(wanted, used, n)`.
-    fn told(written: &Quantized) -> Vec<(DType, DType, usize)> {
+    /// Counts as `(requested, used, n)`.
+    fn type_counts(written: &Quantized) -> Vec<(DType, DType, usize)> {
         written.types.iter().map(|count| (count.requested, count.used, count.n)).collect()
     }
 
@@ -191,8 +195,8 @@ mod tests {
             let written = quantize(&gguf, &path, dtype, &mut |_| ()).unwrap();
             let mut stand_ins = [(dtype, instead, 2), (dtype, F16, 1)];
             stand_ins.sort();
-            assert_eq!(told(&written)[0], (dtype, dtype, 1), "{dtype}");
-            assert_eq!(told(&written)[1..], stand_ins, "{dtype}");
+            assert_eq!(type_counts(&written)[0], (dtype, dtype, 1), "{dtype}");
+            assert_eq!(type_counts(&written)[1..], stand_ins, "{dtype}");
             let types: Vec<_> = Gguf::open(&path).unwrap().tensors().iter().map(|info| info.dtype).collect();
             assert_eq!(types, [dtype, instead, instead, F16, DType::F32], "{dtype}");
             assert_eq!(written.n_bytes, std::fs::metadata(&path).unwrap().len());
@@ -200,7 +204,7 @@ mod tests {
         }
         let path = path("whole");
         let written = quantize(&file(&[64, 96], 0.5), &path, Q8_0, &mut |_| ()).unwrap();
-        assert_eq!(told(&written), [(Q8_0, Q8_0, 2)]);
+        assert_eq!(type_counts(&written), [(Q8_0, Q8_0, 2)]);
         std::fs::remove_file(path).unwrap();
     }
 
@@ -258,7 +262,7 @@ mod tests {
             })
             .unwrap();
         let written = quantize(&Gguf::from_bytes(bytes).unwrap(), &path, DType::Q8_0, &mut |_| ()).unwrap();
-        assert_eq!(told(&written), [(DType::Q8_0, DType::Q8_0, 1)]);
+        assert_eq!(type_counts(&written), [(DType::Q8_0, DType::Q8_0, 1)]);
         let gguf = Gguf::open(&path).unwrap();
         let got: Vec<_> = gguf.tensors().iter().map(|info| (info.shape.clone(), info.dtype)).collect();
         let biases = (vec![64, 3], DType::F32);

@@ -277,12 +277,12 @@ impl Session {
     pub fn feed_observed(
         &mut self,
         tokens: &[u32],
-        tell: &mut dyn FnMut(usize, &[f32]),
+        on_queries: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_capacity(tokens)?;
         self.recommit()?;
         check_size("tokens", tokens.len(), 1..=self.max_tokens())?;
-        self.step(tokens, LogitsFor::None, Some(tell))
+        self.step(tokens, LogitsFor::None, Some(on_queries))
     }
 
     /// Returns the maximum number of tokens of the next step.
@@ -394,7 +394,7 @@ impl Session {
         // Image rows that have been freed cannot be recomputed, so the prefix ends before them.
         let tokens = match self.sequence.loaded().soft_tokens().of(tokens) {
             Ok(_) => tokens,
-            Err(lost) => &tokens[..tokens.iter().take_while(|&&token| token != lost).count()],
+            Err(freed) => &tokens[..tokens.iter().take_while(|&&token| token != freed).count()],
         };
         let n = self.sequence.loaded().attach_prefix(self.sequence.id(), tokens, self.n_ctx());
         self.tokens.extend_from_slice(&tokens[..n]);
@@ -565,10 +565,10 @@ mod tests {
     #[test]
     fn batched_sessions_give_the_same_bits_as_alone() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
-        let lots = [("turbo3", 50), ("f16", 3), ("q8_0", 33), ("turbo2", 1), ("turbo3", 120)];
-        for n in 1..=lots.len() {
-            let mut together: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
-            let mut alone: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
+        let cases = [("turbo3", 50), ("f16", 3), ("q8_0", 33), ("turbo2", 1), ("turbo3", 120)];
+        for n in 1..=cases.len() {
+            let mut together: Vec<_> = cases[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
+            let mut alone: Vec<_> = cases[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
             for step in 0..3 {
                 // Some prefill while others decode a token.
                 let tokens: Vec<Vec<u32>> = (0..n as u32)
@@ -610,11 +610,11 @@ mod tests {
         let (mut observed, mut plain) = (session(&model, "f16", 20), session(&model, "f16", 20));
         let text: Vec<u32> = (0..40).map(|i| i * 29 % 500).collect();
         let mut seen = Vec::new();
-        let mut tell = |layer: usize, q: &[f32]| {
+        let mut on_queries = |layer: usize, q: &[f32]| {
             assert!(q.iter().all(|q| q.is_finite()) && q.iter().any(|q| *q != 0.0));
             seen.push((layer, q.len()));
         };
-        observed.feed_observed(&text, &mut tell).unwrap();
+        observed.feed_observed(&text, &mut on_queries).unwrap();
         let widths = model.config().layers.iter().map(|layer| text.len() * layer.n_q());
         assert_eq!(seen, widths.enumerate().collect::<Vec<_>>());
         plain.feed(&text, &mut |_| true).unwrap();
@@ -622,8 +622,8 @@ mod tests {
             session.feed(&text[..3], &mut |_| true).unwrap();
         }
         assert_eq!(bits(&mut observed), bits(&mut plain));
-        let most = observed.max_tokens();
-        let error = observed.feed_observed(&vec![1; most + 1], &mut |_, _| ()).unwrap_err();
+        let max = observed.max_tokens();
+        let error = observed.feed_observed(&vec![1; max + 1], &mut |_, _| ()).unwrap_err();
         assert!(matches!(error, Error::PromptTooLong { .. } | Error::Device(_)), "{error}");
     }
 

@@ -189,11 +189,11 @@ impl Shape {
                 writer.set(&key(name), size as u32)?;
             }
         }
-        if let Some([rank, turned, plain, value]) = self.mla {
+        if let Some([rank, n_rot, plain, value]) = self.mla {
             for (name, size) in [
                 ("attention.kv_lora_rank", rank),
-                ("rope.dimension_count", turned),
-                ("attention.key_length_mla", plain + turned),
+                ("rope.dimension_count", n_rot),
+                ("attention.key_length_mla", plain + n_rot),
                 ("attention.value_length_mla", value),
                 ("leading_dense_block_count", 1),
             ] {
@@ -299,7 +299,7 @@ impl Shape {
     fn mla_tensors(
         &self,
         layer: usize,
-        [rank, turned, plain, value]: [usize; 4],
+        [rank, n_rot, plain, value]: [usize; 4],
         dtype: DType,
     ) -> [Tensor; 6] {
         let n = self.n_heads;
@@ -307,8 +307,8 @@ impl Shape {
             (format!("blk.{layer}.{suffix}.weight"), shape.to_vec(), for_rows(shape[0], dtype))
         };
         [
-            tensor("attn_q", &[self.n_embd, n * (plain + turned)]),
-            tensor("attn_kv_a_mqa", &[self.n_embd, rank + turned]),
+            tensor("attn_q", &[self.n_embd, n * (plain + n_rot)]),
+            tensor("attn_kv_a_mqa", &[self.n_embd, rank + n_rot]),
             (format!("blk.{layer}.attn_kv_a_norm.weight"), vec![rank], DType::F32),
             tensor("attn_k_b", &[plain, rank, n]),
             tensor("attn_v_b", &[rank, value, n]),

@@ -125,7 +125,7 @@ impl VisionModel {
             return Ok(known);
         }
         // Encodings run one at a time: they share the threads.
-        let _looking = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
+        let _encoding = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
         // A concurrent request may have encoded the same image meanwhile.
         if let Some(known) = self.cache().find(hash) {
             return Ok(known);
@@ -196,7 +196,7 @@ impl Model {
     /// Returns whether the model accepts images: see
     /// [`OpenOptions::mmproj`](crate::OpenOptions::mmproj).
     pub fn supports_images(&self) -> bool {
-        self.sight().is_some()
+        self.vision().is_some()
     }
 
     /// Encodes a PNG, JPEG, WebP, GIF or BMP file. Recently encoded images come from a cache;
@@ -216,12 +216,12 @@ impl Model {
     /// # Errors
     /// As there.
     pub fn encode_image_for(&self, owner: Option<&str>, file: &[u8]) -> Result<EncodedImage, Error> {
-        let sight = self.sight().ok_or_else(|| Error::Setting {
+        let vision = self.vision().ok_or_else(|| Error::Setting {
             name: "image",
             expected: "a model with a vision encoder (opened with its file, mmproj-*.gguf)".to_owned(),
             got: "a text-only model".to_owned(),
         })?;
-        sight.encode(owner, file, self.tokenizer()?, self.loaded().soft_tokens())
+        vision.encode(owner, file, self.tokenizer()?, self.loaded().soft_tokens())
     }
 
     /// Returns the text and the tokens of a conversation with images in the model's own chat
@@ -237,7 +237,7 @@ impl Model {
         options: &RenderOptions,
         images: &[EncodedImage],
     ) -> Result<(Rendered, Vec<u32>), Error> {
-        let mark = self.sight().map_or("", |sight| sight.encoder.config().projector.mark());
+        let mark = self.vision().map_or("", |vision| vision.encoder.config().projector.mark());
         let (text, parts) = self.chat_template()?.render_images(messages, options, mark)?;
         if parts.len() != images.len() + 1 {
             let (expected, got) = (format!("{} images", parts.len() - 1), images.len().to_string());

@@ -96,6 +96,6 @@ fn an_idle_session_holds_its_blocks_and_at_most_64_kb() {
     drop(session);
     assert_eq!(model.kv_bytes(), 0);
     let held = together - LIVE.load(Ordering::Relaxed);
-    let most = blocks + 65_536;
-    assert!((blocks..=most).contains(&held), "{tokens} tokens: {held} bytes, {blocks} of them in blocks");
+    let max = blocks + 65_536;
+    assert!((blocks..=max).contains(&held), "{tokens} tokens: {held} bytes, {blocks} of them in blocks");
 }

@@ -8,14 +8,14 @@ use std::path::Path;
 pub fn printable(text: &str, max: usize) -> String {
     let (mut shown, mut left) = (String::new(), max);
     for c in text.chars() {
-        let spelt = is_control(c).then(|| c.escape_debug());
-        let Some(rest) = left.checked_sub(spelt.as_ref().map_or(1, ExactSizeIterator::len)) else {
+        let escaped = is_control(c).then(|| c.escape_debug());
+        let Some(rest) = left.checked_sub(escaped.as_ref().map_or(1, ExactSizeIterator::len)) else {
             shown += &format!("… ({} characters)", text.chars().count());
             break;
         };
         left = rest;
-        match spelt {
-            Some(spelt) => shown.extend(spelt),
+        match escaped {
+            Some(escaped) => shown.extend(escaped),
             None => shown.push(c),
         }
     }
@@ -30,9 +30,9 @@ pub fn printable_path(path: &Path) -> String {
 
 /// Returns whether a terminal interprets a character instead of printing it.
 fn is_control(c: char) -> bool {
-    let turns =
+    let is_bidirectional =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+    c.is_control() || is_bidirectional || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
 #[cfg(test)]

@@ -71,11 +71,11 @@ pub fn open_adapter(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, HfError
     let family = Family::in_gguf(architecture)?;
     let shards = Shards::open_file(&folder, WEIGHTS)?;
     let mut recipes = BTreeMap::new();
-    let mut most = 0;
+    let mut max_rank = 0;
     for (name, stored) in shards.tensors() {
         let (name, made) = tensor(name, stored, family, base)?;
         if name.ends_with("a") {
-            most = made.shape[1].max(most);
+            max_rank = made.shape[1].max(max_rank);
         }
         recipes.insert(name, Recipe::Stored(made));
     }
@@ -83,7 +83,7 @@ pub fn open_adapter(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, HfError
     writer.set("general.type", "adapter")?;
     writer.set("adapter.type", "lora")?;
     writer.set(ARCHITECTURE, architecture)?;
-    writer.set("adapter.lora.alpha", alpha(config, most)?)?;
+    writer.set("adapter.lora.alpha", alpha(config, max_rank)?)?;
     for (name, recipe) in &recipes {
         writer.add_tensor(name, recipe.shape(), recipe.dtype())?;
     }
@@ -102,21 +102,21 @@ fn reject_unsupported(config: Object<'_>) -> Result<(), HfError> {
         None | Some("none") => {}
         Some(got) => return Err(config.bad("bias", "none", got)),
     }
-    let is_nothing = |value: &Value| match value {
+    let is_empty = |value: &Value| match value {
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
         value => *value == Value::Bool(false),
     };
     for key in UNSUPPORTED_KEYS {
-        if let Some(value) = config.value(key).filter(|value| !is_nothing(value)) {
+        if let Some(value) = config.value(key).filter(|value| !is_empty(value)) {
             return Err(config.bad(key, "nothing", shown(value)));
         }
     }
     Ok(())
 }
 
-/// Returns the LoRA alpha: the scale of the products times their rank, whose maximum is `most`.
-fn alpha(config: Object<'_>, most: usize) -> Result<f32, HfError> {
+/// Returns the LoRA alpha: the scale of the products times their rank, whose maximum is `max_rank`.
+fn alpha(config: Object<'_>, max_rank: usize) -> Result<f32, HfError> {
     let alpha = config.float("lora_alpha")?;
     if config.find_bool("use_rslora")? != Some(true) {
         return Ok(alpha as f32);
@@ -127,7 +127,7 @@ fn alpha(config: Object<'_>, most: usize) -> Result<f32, HfError> {
         Some(ranks) if !ranks.map.is_empty() => {
             Err(config.bad("rank_pattern", "nothing beside use_rslora", "some"))
         }
-        _ => Ok((alpha * (most as f64).sqrt()) as f32),
+        _ => Ok((alpha * (max_rank as f64).sqrt()) as f32),
     }
 }
 

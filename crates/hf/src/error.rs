@@ -95,7 +95,7 @@ pub enum HfError {
         "its weights are quantized as {}, which is not supported: use the model in bf16, f16 or f32",
         printable(method, 96)
     )]
-    Quantised {
+    Quantized {
         /// The quantization method named by the folder.
         method: String,
     },

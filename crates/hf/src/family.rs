@@ -572,8 +572,8 @@ impl Family {
     }
 
     fn nearest(name: &str, of: fn(&Self) -> &'static str) -> Option<&'static Self> {
-        let likeness = |family: &&Self| strsim::jaro_winkler(of(family), name);
-        FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+        let similarity = |family: &&Self| strsim::jaro_winkler(of(family), name);
+        FAMILIES.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
     }
 
     fn named(name: &str) -> Result<&'static Self, HfError> {
@@ -615,9 +615,9 @@ mod tests {
             ("Qwen4ForCausalLM", "Qwen"),
             ("BertModel", ""),
         ] {
-            let told = Family::named(name).unwrap_err().to_string();
-            assert!(told.starts_with(&format!("architecture '{name}' is not supported")), "{told}");
-            assert!(told.contains(&format!("most similar: {nearest}")), "{told}");
+            let error = Family::named(name).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("architecture '{name}' is not supported")), "{error}");
+            assert!(error.contains(&format!("most similar: {nearest}")), "{error}");
         }
     }
 }

@@ -31,8 +31,8 @@ pub(crate) struct FullHeads {
 
 /// Returns the entry of a layer by its number, which may have leading zeros for sorting.
 fn of_layer(all: Object<'_>, layer: usize) -> Result<Option<Object<'_>>, HfError> {
-    let is_it = |key: &&String| key.bytes().all(|b| b.is_ascii_digit()) && key.parse() == Ok(layer);
-    all.map.keys().find(is_it).map_or(Ok(None), |key| all.find_object(key))
+    let is_layer = |key: &&String| key.bytes().all(|b| b.is_ascii_digit()) && key.parse() == Ok(layer);
+    all.map.keys().find(is_layer).map_or(Ok(None), |key| all.find_object(key))
 }
 
 /// Sizes of gated-delta layers.
@@ -128,9 +128,9 @@ impl FullHeads {
         for (layer, kind) in kinds.iter().enumerate() {
             let own = of_layers.map(|of| of_layer(of, layer)).transpose()?.flatten();
             let heads = windowed.overridden_by(own, ["num_key_value_heads", "head_dim"])?;
-            let wanted = if kind == "full_attention" { *full.get_or_insert(heads) } else { windowed };
-            if heads != wanted {
-                let expected = format!("{wanted}, as other layers of the kind {} have them", shown(kind));
+            let reference = if kind == "full_attention" { *full.get_or_insert(heads) } else { windowed };
+            if heads != reference {
+                let expected = format!("{reference}, as other layers of the kind {} have them", shown(kind));
                 return Err(config.bad("per_layer_config", expected, format!("{heads} in layer {layer}")));
             }
         }

@@ -80,8 +80,8 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     if let Some(generation) = generation {
         generation::write(&mut writer, generation)?;
     }
-    let said = Settings { config, generation, keeps_merges: family.layers == Layers::OwnHeads };
-    tokenizer::write(&mut writer, &mut folder, said, n_vocab)?;
+    let settings = Settings { config, generation, keeps_merges: family.layers == Layers::OwnHeads };
+    tokenizer::write(&mut writer, &mut folder, settings, n_vocab)?;
     tensors.declare(&mut writer)?;
     let files = shards.stamps().chain(folder.take_stamps()).collect();
     Ok(Gguf::from_virtual(&writer, path, files, Box::new(tensors.with(shards)))?)
@@ -104,7 +104,7 @@ fn reject_quantized(config: Object<'_>) -> Result<(), HfError> {
     if method == "mxfp4" && Family::of(config).is_ok_and(|family| family.has_mxfp4_experts) {
         return Ok(());
     }
-    Err(HfError::Quantised { method: method.to_owned() })
+    Err(HfError::Quantized { method: method.to_owned() })
 }
 
 /// Returns the model's name: that of its folder.

@@ -119,21 +119,21 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         return Err(config.bad("head_dim", "an even number from 2 on", head_dim.to_string()));
     }
     let rope = config.find_object("rope_parameters")?;
-    let turned = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
-    let turned = turned.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.rotary_fraction);
+    let fraction = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
+    let fraction = fraction.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.rotary_fraction);
     let full = FullHeads::of(config, family, FullHeads { n_kv_heads, head_dim })?;
     let n_rot = match (latent, full) {
         (Some(latent), _) => latent.n_rot,
         // Partial rotation is expressed by frequency divisors.
         (_, Some(full)) => full.head_dim,
-        _ => (turned * head_dim as f64) as usize,
+        _ => (fraction * head_dim as f64) as usize,
     };
     let head_size = full.map_or(head_dim, |full| full.head_dim);
     if n_rot == 0 || n_rot > head_size || !n_rot.is_multiple_of(2) {
         return Err(config.bad(
             "partial_rotary_factor",
             format!("a share of {head_size} that is an even number"),
-            turned.to_string(),
+            fraction.to_string(),
         ));
     }
     // A list of layers determines their number if no key does.
@@ -259,8 +259,8 @@ fn write_experts(
             keys.set(ours, size)?;
         }
     }
-    if let Some(normalises) = config.find_bool("norm_topk_prob")? {
-        keys.set("expert_weights_norm", normalises)?;
+    if let Some(normalizes) = config.find_bool("norm_topk_prob")? {
+        keys.set("expert_weights_norm", normalizes)?;
     }
     if let Some(factor) = config.find_float("routed_scaling_factor")? {
         keys.set("expert_weights_scale", factor as f32)?;
@@ -328,16 +328,16 @@ fn check_scale(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(),
 /// Checks the layers without RoPE, for which GGUF has no key either.
 fn check_no_rope_layers(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
     let period = family.no_rope_period;
-    let Some(turned) = config.find_array("no_rope_layers")?.filter(|_| period > 0) else { return Ok(()) };
+    let Some(uses_rope) = config.find_array("no_rope_layers")?.filter(|_| period > 0) else { return Ok(()) };
     let is_known =
         |(index, layer): (usize, &JsonValue)| layer.as_u64() == Some(u64::from((index + 1) % period != 0));
-    if turned.len() == sizes.n_layers && turned.iter().enumerate().all(is_known) {
+    if uses_rope.len() == sizes.n_layers && uses_rope.iter().enumerate().all(is_known) {
         return Ok(());
     }
     Err(config.bad(
         "no_rope_layers",
         format!("a 0 every {period} of {} layers", sizes.n_layers),
-        list(turned),
+        list(uses_rope),
     ))
 }
 

@@ -153,7 +153,7 @@ mod tests {
         // Text between words would be lost.
         let words = json!({"type": "Split", "pattern": {"Regex": DEEPSEEK[1]}, "behavior": "Removed", "invert": true});
         assert!(named(&sequence(&[words, bytes.clone()]), false).is_err());
-        for (pre, told) in [
+        for (pre, want) in [
             (sequence(&[split(r"\w+"), bytes.clone()]), r"an unknown pre-tokenizer: \w+"),
             (split(QWEN2), "none with ByteLevel"),
             (json!({"type": "Whitespace"}), r#"unknown pre-tokenizer: {"type":"Whitespace"}"#),
@@ -161,7 +161,7 @@ mod tests {
             (sequence(&[sequence(&[]), bytes]), "unknown"),
         ] {
             let error = named(&pre, false).unwrap_err();
-            assert!(error.starts_with("tokenizer.json: ") && error.contains(told), "{error}");
+            assert!(error.starts_with("tokenizer.json: ") && error.contains(want), "{error}");
         }
     }
 }

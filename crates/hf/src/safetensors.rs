@@ -108,9 +108,9 @@ impl Shards {
         let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
         for (file, names) in places {
             let path = folder.path().join(file);
-            let mut there = shards.add(&path)?;
+            let mut stored_tensors = shards.add(&path)?;
             for name in names {
-                let stored = there.remove(name).ok_or_else(|| HfError::Missing {
+                let stored = stored_tensors.remove(name).ok_or_else(|| HfError::Missing {
                     name: name.to_owned(),
                     of: Some(format!("{INDEX} lists it in {file}")),
                 });
@@ -286,8 +286,8 @@ mod tests {
             ("{".to_owned(), "not sound JSON"),
         ];
         for (header, want) in cases {
-            let told = read(&file(&header, 8)).unwrap_err();
-            assert!(told.starts_with("x.safetensors: ") && told.contains(want), "{told}");
+            let error = read(&file(&header, 8)).unwrap_err();
+            assert!(error.starts_with("x.safetensors: ") && error.contains(want), "{error}");
         }
     }
 
@@ -296,10 +296,10 @@ mod tests {
         for (claimed, n_bytes, left) in [(100_000_000_u64, 64, 64), (u64::MAX, 8, 8), (9, 8, 8)] {
             let mut bytes = claimed.to_le_bytes().to_vec();
             bytes.resize(8 + n_bytes, b' ');
-            let told = read(&bytes).unwrap_err();
+            let error = read(&bytes).unwrap_err();
             assert!(
-                told.contains(&format!("claims a header of {claimed} bytes, at most {left} are")),
-                "{told}"
+                error.contains(&format!("claims a header of {claimed} bytes, at most {left} are")),
+                "{error}"
             );
         }
         assert!(read(&[1, 2, 3]).unwrap_err().contains("at most 0 are possible"));

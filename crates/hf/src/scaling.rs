@@ -182,8 +182,8 @@ fn proportional_divisors(rope: Object<'_>, head_dim: usize) -> Result<Vec<f32>, 
     if !(share > 0.0 && share <= 1.0) {
         return Err(rope.bad("partial_rotary_factor", "a share", share.to_string()));
     }
-    let turned = (share * (head_dim / 2) as f64) as usize;
-    Ok((0..head_dim / 2).map(|pair| if pair < turned { 1.0 } else { 1e30 }).collect())
+    let n_rotating = (share * (head_dim / 2) as f64) as usize;
+    Ok((0..head_dim / 2).map(|pair| if pair < n_rotating { 1.0 } else { 1e30 }).collect())
 }
 
 /// Returns the frequency divisors of Llama 3: the factor for low frequencies, 1 for high ones,

@@ -138,10 +138,10 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
             return Err(unknown());
         }
         for Target { place, part, cut } in targets {
-            let most = if matches!(cut, Transform::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
+            let max_parts = if matches!(cut, Transform::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
             // Modules that share a GGUF name belong to different families.
             if place.0 > sizes.n_layers
-                || part >= most
+                || part >= max_parts
                 || found.entry(place).or_default().insert(part, SourceTensor { name, stored, cut }).is_some()
             {
                 return Err(unknown());
@@ -174,7 +174,7 @@ fn draft_tokens(name: &str, family: &Family, sizes: &Sizes) -> bool {
 /// Whether a tensor belongs to the vision or audio encoder of a multimodal model.
 fn is_encoder_tensor(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
-    let eyes = [
+    let prefixes = [
         "vision_tower.",
         "multi_modal_projector.",
         "visual.",
@@ -182,7 +182,7 @@ fn is_encoder_tensor(name: &str) -> bool {
         "embed_vision.",
         "embed_audio.",
     ];
-    eyes.iter().any(|eyes| name.starts_with(eyes))
+    prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Returns the GGUF counterparts of a tensor; empty if unknown.
@@ -280,15 +280,17 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
-    let mut wanted: BTreeMap<[bool; 3], BTreeMap<&str, usize>> = BTreeMap::new();
+    let mut names_by_kind: BTreeMap<[bool; 3], BTreeMap<&str, usize>> = BTreeMap::new();
     for (layer, names) in layers.iter().enumerate() {
-        wanted.entry(kind(names)).or_default().extend(names.iter().map(|name| (*name, layer)));
+        names_by_kind.entry(kind(names)).or_default().extend(names.iter().map(|name| (*name, layer)));
     }
     for (layer, names) in layers.iter().enumerate() {
         if names.is_empty() {
             return Err(missing(&format!("model.layers.{layer}"), None));
         }
-        if let Some((name, other)) = wanted[&kind(names)].iter().find(|(name, _)| !names.contains(*name)) {
+        if let Some((name, other)) =
+            names_by_kind[&kind(names)].iter().find(|(name, _)| !names.contains(*name))
+        {
             let of = format!("layer {other} has it");
             return Err(missing(&format!("blk.{layer}.{name}"), Some(of)));
         }
@@ -307,9 +309,9 @@ fn check_parts(name: &str, parts: &BTreeMap<usize, SourceTensor<'_>>, sizes: &Si
     }
     let is_whole = parts.get(&0).is_some_and(SourceTensor::is_stacked);
     let is_each = name.contains("_exps.") && !name.ends_with(".scale");
-    let wanted = if is_each && !is_whole { sizes.n_experts } else { 1 };
-    match (0..wanted).find(|expert| !parts.contains_key(expert)) {
-        Some(expert) => Err(format!("expert {expert} of {wanted}")),
+    let n_expected = if is_each && !is_whole { sizes.n_experts } else { 1 };
+    match (0..n_expected).find(|expert| !parts.contains_key(expert)) {
+        Some(expert) => Err(format!("expert {expert} of {n_expected}")),
         None => Ok(()),
     }
 }

@@ -60,7 +60,7 @@ const TEXT_TOKENS: [&str; 7] = [
 pub(crate) fn write(
     writer: &mut GgufWriter,
     folder: &mut Folder,
-    said: Settings<'_>,
+    model_settings: Settings<'_>,
     n_vocab: usize,
 ) -> Result<(), HfError> {
     let Some(file) = folder.json("tokenizer.json")? else {
@@ -74,14 +74,14 @@ pub(crate) fn write(
     };
     let file = file.object()?;
     let mut vocab = Vocab::read(file, n_vocab)?;
-    if said.keeps_merges {
+    if model_settings.keeps_merges {
         let seen = TEXT_TOKENS.iter().filter_map(|text| vocab.id(text)).collect::<Vec<_>>();
         seen.into_iter().for_each(|id| vocab.kinds[id as usize] = USER_DEFINED);
     }
     let model = file.object("model")?;
     let has_fallback = model.find_bool("byte_fallback")?.unwrap_or(false);
     if has_fallback {
-        write_marked(writer, file, model, &vocab, said.keeps_merges)?;
+        write_marked(writer, file, model, &vocab, model_settings.keeps_merges)?;
     } else {
         write_bytes(writer, file, model)?;
     }
@@ -90,7 +90,7 @@ pub(crate) fn write(
     let settings = folder.json("tokenizer_config.json")?;
     let settings = settings.as_ref().map(|settings| settings.object()).transpose()?;
     vocab.added.write(writer)?;
-    let special = Special { vocab: &vocab, settings, said };
+    let special = Special { vocab: &vocab, settings, model_settings };
     special.write(writer, file, has_fallback)?;
     templates::write(writer, folder, settings)
 }
@@ -157,7 +157,7 @@ impl Vocab {
             return Ok(());
         }
         self.added.read(token, id as u32)?;
-        match token.find_bool("special")?.unwrap_or(false) || looks_special(text) {
+        match token.find_bool("special")?.unwrap_or(false) || is_structural(text) {
             // The unknown token keeps its type.
             true if self.kinds[id] == UNKNOWN && self.texts[id] == text => {}
             true => self.put(id, text, CONTROL),
@@ -175,7 +175,7 @@ impl Vocab {
 }
 
 /// Whether a token is structural although its folder does not mark it so: llama.cpp's list.
-fn looks_special(text: &str) -> bool {
+fn is_structural(text: &str) -> bool {
     let within = |open: &str, close: &str| text.starts_with(open) && text.ends_with(close);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
         || within("<|", "|>")
@@ -285,7 +285,7 @@ fn parts<'a>(value: Option<&'a Value>, key: &str) -> Vec<&'a Value> {
 struct Special<'a> {
     vocab: &'a Vocab,
     settings: Option<Object<'a>>,
-    said: Settings<'a>,
+    model_settings: Settings<'a>,
 }
 
 impl Special<'_> {
@@ -334,13 +334,13 @@ impl Special<'_> {
             return Some(id);
         }
         let n_vocab = self.vocab.texts.len() as u64;
-        let number = self.said.config.value(&format!("{name}_token_id")).and_then(first_id);
+        let number = self.model_settings.config.value(&format!("{name}_token_id")).and_then(first_id);
         number.filter(|id| *id < n_vocab).map(|id| id as u32)
     }
 
     /// Returns the end-of-generation tokens of the generation configuration.
     fn ends(&self) -> Vec<u32> {
-        let ids = self.said.generation.and_then(|generation| generation.value("eos_token_id"));
+        let ids = self.model_settings.generation.and_then(|generation| generation.value("eos_token_id"));
         let ids: &[Value] = match ids {
             Some(Value::Array(ids)) => ids,
             Some(id) => std::slice::from_ref(id),

@@ -155,8 +155,8 @@ impl<P: Page> BlockPool<P> {
         let key = parent.child(tokens);
         let known = self.known();
         let check = self.check(tokens);
-        let there = known.get(&key).filter(|known| known.parent == parent && known.check == check)?;
-        Some((key, there.found()?))
+        let entry = known.get(&key).filter(|known| known.parent == parent && known.check == check)?;
+        Some((key, entry.found()?))
     }
 
     /// Registers the block of `tokens` after `parent`.

@@ -170,8 +170,8 @@ impl<P: Page> Cache<P> {
         self.layout.states().map_or(usize::MAX, |states| states.tokens_to_snapshot(self.len))
     }
 
-    /// Reserves capacity for draft tokens: returns how many of them, up to `most`, the next step
-    /// may store behind the next `known` tokens.
+    /// Reserves capacity for draft tokens: returns how many of them, up to `max_tokens`, the next
+    /// step may store behind the next `known` tokens.
     ///
     /// [Truncation](Cache::truncate) to any of them, or to the known tokens alone, is exact without
     /// recomputation, and they take no memory beyond that of the known tokens. With recurrent
@@ -181,9 +181,9 @@ impl<P: Page> Cache<P> {
         backend: &B,
         pool: &BlockPool<P>,
         known: usize,
-        most: usize,
+        max_tokens: usize,
     ) -> usize {
-        let n = self.max_draft_rows(known, most);
+        let n = self.max_draft_rows(known, max_tokens);
         if n == 0 || self.layout.states().is_none() {
             return n;
         }
@@ -196,7 +196,7 @@ impl<P: Page> Cache<P> {
         self.states.discard_saved();
     }
 
-    fn max_draft_rows(&self, known: usize, most: usize) -> usize {
+    fn max_draft_rows(&self, known: usize, max_tokens: usize) -> usize {
         let next = self.len + known;
         let is_free = |n: &usize| {
             let (len, layout) = (next + n, &self.layout);
@@ -219,7 +219,7 @@ impl<P: Page> Cache<P> {
         // Before the first token there are no states, and without a tail the stored bits depend on
         // the step sizes.
         let has_none = self.layout.states().is_some() && self.states.now().is_none();
-        if has_none || !self.layout.plan().tail { 0 } else { (1..=most).take_while(is_free).count() }
+        if has_none || !self.layout.plan().tail { 0 } else { (1..=max_tokens).take_while(is_free).count() }
     }
 
     /// Reserves exclusively owned memory for `n` more tokens.
@@ -463,8 +463,9 @@ impl<P: Page> Cache<P> {
     /// When tokens are stored already.
     pub fn attach_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) -> usize {
         assert!(self.is_empty(), "a sequence that holds tokens cannot begin anew");
-        let most = tokens.len().saturating_sub(1).min(self.n_ctx);
-        let (Some(&root), (blocks, _)) = (self.keys.first(), tokens[..most].as_chunks::<TOKENS_PER_BLOCK>())
+        let max_len = tokens.len().saturating_sub(1).min(self.n_ctx);
+        let (Some(&root), (blocks, _)) =
+            (self.keys.first(), tokens[..max_len].as_chunks::<TOKENS_PER_BLOCK>())
         else {
             return 0;
         };

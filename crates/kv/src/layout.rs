@@ -187,8 +187,8 @@ impl StateLayout {
         self.states[index]
     }
 
-    /// Returns the tokens between snapshots; a multiple of [`BORDER`], where keys and values are in
-    /// blocks alone.
+    /// Returns the tokens between snapshots; a multiple of [`PREFIX_ALIGNMENT`], where keys and
+    /// values are in blocks alone.
     pub(crate) fn snapshot_interval(&self) -> usize {
         self.every
     }

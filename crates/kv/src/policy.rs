@@ -315,10 +315,11 @@ impl TableRule {
                 return Err(KvError::Table { line: self.line, what });
             }
         }
-        let hits = |wanted: Option<usize>, index: usize| wanted.is_none_or(|wanted| wanted == index);
-        let layers = plan.types.iter_mut().enumerate().filter(|(layer, _)| hits(self.layer, *layer));
+        let selects =
+            |selected: Option<usize>, index: usize| selected.is_none_or(|selected| selected == index);
+        let layers = plan.types.iter_mut().enumerate().filter(|(layer, _)| selects(self.layer, *layer));
         let heads = layers.flat_map(|(_, heads)| heads.iter_mut().enumerate());
-        for (_, types) in heads.filter(|(head, _)| hits(self.head, *head)) {
+        for (_, types) in heads.filter(|(head, _)| selects(self.head, *head)) {
             types.k = self.k.unwrap_or(types.k);
             types.v = self.v.unwrap_or(types.v);
         }
@@ -448,8 +449,8 @@ mod tests {
                 assert_eq!(error.to_string(), format!("{name}: expected 0 to {MAX_TOKENS}, got {n}"));
             }
         }
-        let most = format!("sink:{MAX_TOKENS},recent:{MAX_TOKENS}");
-        let p = plan(&llama(), DType::Turbo3, DType::Turbo3, &most);
+        let policy = format!("sink:{MAX_TOKENS},recent:{MAX_TOKENS}");
+        let p = plan(&llama(), DType::Turbo3, DType::Turbo3, &policy);
         // Keys and values of four heads of 64 in four layers, in f16.
         assert!(p.n_bytes(&llama(), 1) >= 2 * MAX_TOKENS * (2 * 4 * 64 * 4) * 2);
         let p = plan(&llama(), DType::F16, DType::F16, &format!("boundary:{0},{0}", usize::MAX));

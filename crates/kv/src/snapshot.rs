@@ -96,8 +96,8 @@ impl<P: Page> Cache<P> {
         for (len, coded) in std::iter::once((len, coded)).chain(mark) {
             // The lengths that a cache of so many tokens can reach: by feeding, or by truncation
             // after that.
-            let least = layout.n_coded_tiles(len);
-            if len > state.len || coded < least || (coded > least && coded > len.div_ceil(TILE)) {
+            let min_coded = layout.n_coded_tiles(len);
+            if len > state.len || coded < min_coded || (coded > min_coded && coded > len.div_ceil(TILE)) {
                 let what = format!("{coded} coded tiles cannot be those of {len} tokens");
                 return Err(KvError::Image { index: 0, what }.into());
             }

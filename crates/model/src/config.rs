@@ -194,8 +194,8 @@ impl Config {
         let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
-        let turned_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
-        let ropes = ropes::read(&keys, family, turned_dims, n_ctx_train)?;
+        let rope_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
+        let ropes = ropes::read(&keys, family, rope_dims, n_ctx_train)?;
         let scale = match latent {
             Some(latent) => Some(mla::read_scale(&keys, latent)?),
             None => keys.positive("attention.scale")?,
@@ -203,18 +203,18 @@ impl Config {
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
-        let turns = keys.flag_or("rope.scaling.finetuned", true)?;
+        let uses_rope = keys.flag_or("rope.scaling.finetuned", true)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
-            let is_unturned = match family.no_rope {
+            let has_no_rope = match family.no_rope {
                 NoRope::None => false,
                 NoRope::Every(period) => (index + 1).is_multiple_of(period),
                 NoRope::Unwindowed => !is_windowed,
                 NoRope::BesideWindows => !is_windowed && windows.length.is_some(),
-                NoRope::FromFile => !turns,
+                NoRope::FromFile => !uses_rope,
             };
             let rope = match heads.window {
-                _ if is_unturned => ropes.unturned,
+                _ if has_no_rope => ropes.no_rope,
                 Some(_) => ropes.windowed,
                 None => 0,
             };
@@ -425,8 +425,8 @@ impl Keys<'_> {
 
     /// Returns whether any layer has a tensor of this name.
     fn has_tensor(&self, name: &str) -> bool {
-        let is_it = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
-        self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(is_it))
+        let matches = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
+        self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(matches))
     }
 
     /// Reads a size from 1 to 2³¹.
@@ -457,15 +457,14 @@ impl Keys<'_> {
     /// Reads a size that files may give per layer and that must be the same in all of these layers.
     fn size_of(&self, key: &str, layers: &[bool]) -> Result<usize, ModelError> {
         let all = self.of_layers(key, layers.len())?;
-        let of_these: Vec<usize> =
-            all.into_iter().zip(layers).filter(|(_, is)| **is).map(|(n, _)| n).collect();
-        match of_these.iter().find(|&n| n != &of_these[0]) {
-            None => match of_these.first().copied().unwrap_or(0) {
+        let sizes: Vec<usize> = all.into_iter().zip(layers).filter(|(_, is)| **is).map(|(n, _)| n).collect();
+        match sizes.iter().find(|&n| n != &sizes[0]) {
+            None => match sizes.first().copied().unwrap_or(0) {
                 n @ 1..=0x7fff_ffff => Ok(n),
                 n => Err(self.bad(key, "a positive number", n)),
             },
             Some(other) => {
-                Err(self.bad(key, "the same number in all layers", format!("{} and {other}", of_these[0])))
+                Err(self.bad(key, "the same number in all layers", format!("{} and {other}", sizes[0])))
             }
         }
     }

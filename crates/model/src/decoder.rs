@@ -221,10 +221,10 @@ impl<B: Backend> Decoder<B> {
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.token_mixer(backend, index, parts, act, rows)?;
-                if let (Some(tell), Some(kv)) = (&mut queries, self.kv_layer(index)) {
+                if let (Some(on_queries), Some(kv)) = (&mut queries, self.kv_layer(index)) {
                     let mut q = vec![0.0; rows * spec.n_q()];
                     backend.read(&act.q, 0, &mut q)?;
-                    tell(kv, &q);
+                    on_queries(kv, &q);
                 }
                 self.feed_forward(backend, (layer, spec), act, rows)?;
                 if let Some(weights) = &layer.per_layer {
@@ -331,14 +331,15 @@ impl<B: Backend> Decoder<B> {
         let rows = parts[0].n;
         let own = self.layers().iter().enumerate().filter(|(_, spec)| spec.state == LayerState::Own);
         let own: Vec<_> = own.filter_map(|(index, spec)| Some((self.kv_layer(index)?, spec))).collect();
-        let most = rows * own.iter().map(|(_, spec)| spec.n_k().max(spec.n_v())).max().unwrap_or(0);
-        let (mut numbers, mut drawn) = (backend.buffer(2 * most)?, vec![0.0; RANDOM_PERIOD.min(2 * most)]);
+        let max_len = rows * own.iter().map(|(_, spec)| spec.n_k().max(spec.n_v())).max().unwrap_or(0);
+        let (mut numbers, mut drawn) =
+            (backend.buffer(2 * max_len)?, vec![0.0; RANDOM_PERIOD.min(2 * max_len)]);
         random.fill_gaussian(&mut drawn, 1.0);
-        let repeated: Vec<f32> = drawn.iter().copied().cycle().take(2 * most).collect();
+        let repeated: Vec<f32> = drawn.iter().copied().cycle().take(2 * max_len).collect();
         backend.write(&mut numbers, &repeated)?;
         for (kv, spec) in own {
             for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
-                let start = (random.uniform() * most as f64) as usize;
+                let start = (random.uniform() * max_len as f64) as usize;
                 backend.copy(&numbers, start, buffer, 0, rows * width)?;
             }
             let (k, v, band) = (&act.k, &act.v, act.band.as_mut());
@@ -409,7 +410,7 @@ impl<B: Backend> Decoder<B> {
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == QkNorm::Together;
-        let first_turned = spec.norms.heads == QkNorm::QkNormAfterRope;
+        let norms_after_rope = spec.norms.heads == QkNorm::QkNormAfterRope;
         let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
             self.normalize(backend, (x, rows, heads), norm.take(), (rope, angles))
         };
@@ -450,7 +451,7 @@ impl<B: Backend> Decoder<B> {
                 let v_heads = Heads { n: heads.n_kv_heads, dim: heads.v_head_dim };
                 norm_heads(&mut act.v, &mut self.norm(v_norm), v_heads)?;
                 let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
-                if first_turned {
+                if norms_after_rope {
                     backend.rope(q, rows, q_heads, None, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, None, rope, angles)?;
                     self.normalize(backend, (q, rows, q_heads), q_norm, (rope, angles))?;
@@ -517,13 +518,13 @@ impl<B: Backend> Decoder<B> {
         logits: &mut B::Buffer,
     ) -> Result<(), ModelError> {
         let n_embd = self.config.n_embd;
-        let (mut wanted, mut before) = (0, 0);
+        let (mut n_logit_rows, mut before) = (0, 0);
         for part in parts {
             let (first, n) = (before + part.logits_for.first(part.n), part.logits_for.count(part.n));
-            backend.copy(&act.x, first * n_embd, &mut act.spare, wanted * n_embd, n * n_embd)?;
-            (wanted, before) = (wanted + n, before + part.n);
+            backend.copy(&act.x, first * n_embd, &mut act.spare, n_logit_rows * n_embd, n * n_embd)?;
+            (n_logit_rows, before) = (n_logit_rows + n, before + part.n);
         }
-        if wanted == 0 {
+        if n_logit_rows == 0 {
             return Ok(());
         }
         let Weights { output, output_low_rank, embedding, output_norm, .. } = &self.weights;
@@ -531,12 +532,12 @@ impl<B: Backend> Decoder<B> {
         let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
-        let input = self.normed_input(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?;
+        let input = self.normed_input(backend, kind, output_norm, (&act.spare, &mut act.x), n_logit_rows)?;
         let product = Product { input, low_rank: output_low_rank.as_deref() };
         let logits_of = Output { w, bias: None, y: &mut *logits, accumulate: false };
         self.project(backend, product, &mut [logits_of], &mut act.low)?;
         if let Some(cap) = self.config.logit_soft_cap {
-            backend.soft_cap(logits, wanted * self.n_vocab(), cap)?;
+            backend.soft_cap(logits, n_logit_rows * self.n_vocab(), cap)?;
         }
         Ok(())
     }

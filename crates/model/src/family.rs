@@ -174,7 +174,7 @@ pub(crate) enum NoRope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpertRule {
     /// Whether the weights of the selected experts are normalized to a sum of one.
-    pub normalises: bool,
+    pub normalizes: bool,
     /// Score function of the router.
     pub scores: RouterScores,
     /// Whether a selection bias is added to softmax scores; otherwise a bias implies sigmoid
@@ -208,7 +208,7 @@ pub(crate) struct Windows {
     /// Default window length in tokens; unlimited when `None`.
     pub length: Option<usize>,
     /// Default RoPE of sliding-window layers, if the file has no base for them.
-    pub turns: Turns,
+    pub rope: WindowRope,
     /// Whether sliding-window layers have their own head size and rotate as many values as the file
     /// gives, while full-attention layers rotate as many as their frequency divisors
     /// (`rope_freqs.weight`) leave.
@@ -217,7 +217,7 @@ pub(crate) struct Windows {
 
 /// RoPE of sliding-window layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Turns {
+pub(crate) enum WindowRope {
     /// The same as other layers.
     Alike,
     /// The base of other layers, without their context extension.
@@ -227,7 +227,7 @@ pub(crate) enum Turns {
 }
 
 /// A window in every layer, unless the file differs.
-const WINDOWS: Windows = Windows { period: 0, length: None, turns: Turns::Alike, own_heads: false };
+const WINDOWS: Windows = Windows { period: 0, length: None, rope: WindowRope::Alike, own_heads: false };
 
 /// Name of the norm before the feed-forward layer in some files.
 const AFTER_ATTENTION: &str = "post_attention_norm.weight";
@@ -266,7 +266,7 @@ const LLAMA: Family = Family {
 
 /// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {
-    normalises: true,
+    normalizes: true,
     scores: RouterScores::Softmax,
     adds_to_softmax: false,
     shared: SharedExpert::None,
@@ -331,7 +331,7 @@ static FAMILIES: &[Family] = &[
     LLAMA,
     QWEN2,
     QWEN3,
-    Family { name: "qwen2moe", experts: Some(ExpertRule { normalises: false, ..SHARING }), ..QWEN2 },
+    Family { name: "qwen2moe", experts: Some(ExpertRule { normalizes: false, ..SHARING }), ..QWEN2 },
     Family { name: "qwen3moe", experts: Some(EXPERTS), ..QWEN3 },
     QWEN35,
     Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
@@ -353,14 +353,14 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "gemma3",
         norms: Norms { after: true, heads: QkNorm::Each, ..GEMMA.norms },
-        windows: Some(Windows { period: 6, turns: Turns::By(10_000.0), ..WINDOWS }),
+        windows: Some(Windows { period: 6, rope: WindowRope::By(10_000.0), ..WINDOWS }),
         scale: Scale::WidthAt(62),
         ..GEMMA
     },
     Family {
         name: "gemma4",
         norms: Norms { after: true, heads: QkNorm::Each, values: true, ..GEMMA.norms },
-        windows: Some(Windows { turns: Turns::By(10_000.0), own_heads: true, ..WINDOWS }),
+        windows: Some(Windows { rope: WindowRope::By(10_000.0), own_heads: true, ..WINDOWS }),
         scale: Scale::None,
         values_of_keys: true,
         experts: Some(ExpertRule { shared: SharedExpert::Beside, is_required: false, ..EXPERTS }),
@@ -373,7 +373,7 @@ static FAMILIES: &[Family] = &[
         name: "olmo2",
         norms: Norms { before: false, after: true, heads: QkNorm::Together, ..QWEN2.norms },
         // OLMo 3.
-        windows: Some(Windows { period: 4, turns: Turns::Unscaled, ..WINDOWS }),
+        windows: Some(Windows { period: 4, rope: WindowRope::Unscaled, ..WINDOWS }),
         ..QWEN2
     },
     Family { name: "mistral3", experts: None, ..LLAMA },
@@ -399,7 +399,7 @@ static FAMILIES: &[Family] = &[
         name: "deepseek2",
         mla: true,
         has_mtp: true,
-        experts: Some(ExpertRule { normalises: false, is_required: false, ..SEVERAL }),
+        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
         ..LLAMA
     },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
@@ -434,7 +434,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "olmoe",
         norms: Norms { heads: QkNorm::Together, ..QWEN2.norms },
-        experts: Some(ExpertRule { normalises: false, ..EXPERTS }),
+        experts: Some(ExpertRule { normalizes: false, ..EXPERTS }),
         ..QWEN2
     },
     Family {
@@ -470,8 +470,8 @@ impl Family {
     ///
     /// [`ModelError::Architecture`] with the most similar known name.
     pub(crate) fn named(name: &str) -> Result<&'static Self, ModelError> {
-        let likeness = |family: &&Self| strsim::jaro_winkler(family.name, name);
-        let nearest = FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        let similarity = |family: &&Self| strsim::jaro_winkler(family.name, name);
+        let nearest = FAMILIES.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
         match nearest {
             Some(family) if family.name == name => Ok(family),
             nearest => Err(ModelError::Architecture {

@@ -107,7 +107,7 @@ impl Lora {
         // As llama.cpp does for files without alpha.
         let scale = if self.alpha == 0.0 { 1.0 } else { self.alpha / rank as f32 };
         b.iter_mut().for_each(|x| *x *= scale * self.unit());
-        let [of_a, of_b] = [&a, &b].map(|values| values.iter().fold(0.0f32, |most, x| most.max(x.abs())));
+        let [of_a, of_b] = [&a, &b].map(|values| values.iter().fold(0.0f32, |max, x| max.max(x.abs())));
         if of_a > 0.0 && of_b > 0.0 {
             // Balances A and B, since small numbers lose precision in f16. Powers of two are exact.
             let power = ((of_b.log2() - of_a.log2()) / 2.0).round().exp2();

@@ -132,13 +132,13 @@ impl Moments {
     /// block removes.
     fn average_rope_pairs(&mut self, config: &Config, spec: &LayerSpec) {
         let rope = &config.ropes[spec.rope];
-        let is_turned_first = spec.norms.heads == QkNorm::QkNormAfterRope;
+        let norms_after_rope = spec.norms.heads == QkNorm::QkNormAfterRope;
         let heads = (0..spec.heads.n_kv_heads).map(|head| head * spec.heads.k_head_dim);
         for (i, &frequency) in rope.frequencies(config.n_ctx_train).iter().enumerate() {
             let left_of_bias = residual_after_centre(frequency);
             for first in heads.clone() {
                 let [x, y] = rope.params.pair(i).map(|dim| first + dim);
-                if !is_turned_first {
+                if !norms_after_rope {
                     for squares in [&mut self.q, &mut self.k] {
                         let mean = (squares[x] + squares[y]) / 2.0;
                         (squares[x], squares[y]) = (mean, mean);
@@ -450,9 +450,9 @@ mod tests {
         };
         let plain = statistics(&tensors(12.0)).score_noise[0].clone();
         // The first pair rotates by one per token, the last one by a thousandth.
-        let (turning, standing) = (noise(0), noise(DIM / 2 - 1));
-        assert!(turning[0] > 100.0 * plain[0] && turning[1] == plain[1], "{turning:?} {plain:?}");
-        assert!(standing[0] < 2.0 * plain[0], "{standing:?} {plain:?}");
+        let (fast, slow) = (noise(0), noise(DIM / 2 - 1));
+        assert!(fast[0] > 100.0 * plain[0] && fast[1] == plain[1], "{fast:?} {plain:?}");
+        assert!(slow[0] < 2.0 * plain[0], "{slow:?} {plain:?}");
         assert!(residual_after_centre(0.0).abs() < 1e-12 && (residual_after_centre(1.0) - 1.0).abs() < 0.1);
     }
 

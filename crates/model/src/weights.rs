@@ -227,14 +227,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
         let attention = self.any_attention(c, index)?;
         let recurrent = spec.recurrence.map(|of| self.recurrent(c, index, of)).transpose()?;
-        let mixes = attention.is_some() || recurrent.is_some();
-        let looks = spec.n_ff > 0 || experts.is_some();
+        let has_mixer = attention.is_some() || recurrent.is_some();
+        let has_ffn = spec.n_ff > 0 || experts.is_some();
         Ok(Layer {
-            attn_norm: self.vector_if(before.filter(|_| mixes), &name("attn_norm.weight"))?,
+            attn_norm: self.vector_if(before.filter(|_| has_mixer), &name("attn_norm.weight"))?,
             attention,
             recurrent,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
-            ffn_norm: self.vector_if(before.filter(|_| looks && !shared), &name(spec.norms.before_ffn))?,
+            ffn_norm: self.vector_if(before.filter(|_| has_ffn && !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,

@@ -54,19 +54,19 @@ impl SamplingDefaults {
         }
     }
 
-    /// Removes the settings that `said` specifies.
+    /// Removes the settings that `given` specifies.
     #[must_use]
-    pub fn without(self, said: &Self) -> Self {
-        fn left<T>(ours: Option<T>, said: &Option<T>) -> Option<T> {
-            ours.filter(|_| said.is_none())
+    pub fn without(self, given: &Self) -> Self {
+        fn left<T>(ours: Option<T>, given: &Option<T>) -> Option<T> {
+            ours.filter(|_| given.is_none())
         }
         Self {
-            temperature: left(self.temperature, &said.temperature),
-            top_k: left(self.top_k, &said.top_k),
-            top_p: left(self.top_p, &said.top_p),
-            min_p: left(self.min_p, &said.min_p),
-            repeat_penalty: left(self.repeat_penalty, &said.repeat_penalty),
-            repeat_last_n: left(self.repeat_last_n, &said.repeat_last_n),
+            temperature: left(self.temperature, &given.temperature),
+            top_k: left(self.top_k, &given.top_k),
+            top_p: left(self.top_p, &given.top_p),
+            min_p: left(self.min_p, &given.min_p),
+            repeat_penalty: left(self.repeat_penalty, &given.repeat_penalty),
+            repeat_last_n: left(self.repeat_last_n, &given.repeat_last_n),
         }
     }
 }
@@ -118,15 +118,15 @@ mod tests {
         let want =
             SamplerParams { temperature: 0.6, top_k: 20, top_p: 0.5, repeat_last_n: usize::MAX, ..usual };
         assert_eq!(model.or(&usual), want);
-        let said = SamplingDefaults { top_k: Some(5), min_p: Some(0.0), ..Default::default() };
-        assert_eq!(model.without(&said), SamplingDefaults { top_k: None, ..model });
+        let request = SamplingDefaults { top_k: Some(5), min_p: Some(0.0), ..Default::default() };
+        assert_eq!(model.without(&request), SamplingDefaults { top_k: None, ..model });
         assert_eq!(SamplingDefaults::from_gguf(&file(|_| ())).unwrap(), SamplingDefaults::default());
     }
 
     #[test]
     fn a_value_that_is_not_a_number_is_rejected_by_key() {
         let gguf = file(|writer| writer.set("general.sampling.temp", "hot").unwrap());
-        let told = SamplingDefaults::from_gguf(&gguf).unwrap_err().to_string();
-        assert!(told.contains("general.sampling.temp"), "{told}");
+        let error = SamplingDefaults::from_gguf(&gguf).unwrap_err().to_string();
+        assert!(error.contains("general.sampling.temp"), "{error}");
     }
 }

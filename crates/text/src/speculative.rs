@@ -91,10 +91,10 @@ impl Default for Drafter {
 
 impl Drafter {
     /// Drafts continuations of `tokens` and `next`. Returns the prefix with the best expected
-    /// throughput, at most `most` or [`MAX_DRAFT_TOKENS`] tokens, often none.
-    pub fn draft(&mut self, tokens: &[u32], next: u32, most: usize) -> &[u32] {
+    /// throughput, at most `max_tokens` or [`MAX_DRAFT_TOKENS`] tokens, often none.
+    pub fn draft(&mut self, tokens: &[u32], next: u32, max_tokens: usize) -> &[u32] {
         self.draft_from_lookup(tokens, next);
-        self.draft_tokens(most)
+        self.draft_tokens(max_tokens)
     }
 
     /// Drafts the tokens that followed the longest earlier match of the text ending in `next`.
@@ -119,38 +119,38 @@ impl Drafter {
 
     /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::draft_from_lookup)
     /// draft. If so, discards that draft.
-    pub fn should_predict(&mut self, most: usize) -> bool {
+    pub fn should_predict(&mut self, max_tokens: usize) -> bool {
         let speed = |n: usize| {
             let (tokens, _) = expected_tokens(std::iter::repeat_n(self.prediction_acceptance, n));
             tokens / (1.0 + (self.row_cost + self.prediction_cost) * n as f32)
         };
-        let of_predictions = (1..=most.min(MAX_DRAFT_TOKENS)).map(speed).fold(0.0, f32::max);
+        let of_predictions = (1..=max_tokens.min(MAX_DRAFT_TOKENS)).map(speed).fold(0.0, f32::max);
         self.steps_since_prediction += 1;
-        let is_wanted = of_predictions > self.best_length(most).1
-            || most > 0 && self.steps_since_prediction > MAX_STEPS_WITHOUT_PREDICTION;
-        if is_wanted {
+        let should_predict = of_predictions > self.best_length(max_tokens).1
+            || max_tokens > 0 && self.steps_since_prediction > MAX_STEPS_WITHOUT_PREDICTION;
+        if should_predict {
             self.clear_draft();
             self.steps_since_prediction = 0;
         }
-        is_wanted
+        should_predict
     }
 
     /// Appends a predicted token with logit margin `lead`. Returns whether a further prediction
     /// pays.
-    pub fn push_prediction(&mut self, token: u32, lead: f32, most: usize) -> bool {
-        let class = LOGIT_MARGINS.iter().filter(|&&least| lead >= least).count();
+    pub fn push_prediction(&mut self, token: u32, lead: f32, max_tokens: usize) -> bool {
+        let class = LOGIT_MARGINS.iter().filter(|&&margin| lead >= margin).count();
         self.draft_tokens.push(token);
         self.classes.push(PRIOR_ACCEPTANCE.len() + class);
         let (tokens, chance) = expected_tokens(self.classes.iter().map(|&class| self.acceptance[class]));
         let n = self.draft_tokens.len();
         let cost = 1.0 + (self.row_cost + self.prediction_cost) * n as f32;
         let more = chance * self.prediction_acceptance / (self.row_cost + self.prediction_cost);
-        n < most.min(MAX_DRAFT_TOKENS) && more > tokens / cost
+        n < max_tokens.min(MAX_DRAFT_TOKENS) && more > tokens / cost
     }
 
-    /// Returns the draft prefix with the best expected throughput, at most `most` tokens.
-    pub fn draft_tokens(&self, most: usize) -> &[u32] {
-        &self.draft_tokens[..self.best_length(most).0]
+    /// Returns the draft prefix with the best expected throughput, at most `max_tokens` tokens.
+    pub fn draft_tokens(&self, max_tokens: usize) -> &[u32] {
+        &self.draft_tokens[..self.best_length(max_tokens).0]
     }
 
     fn clear_draft(&mut self) {
@@ -204,12 +204,12 @@ impl Drafter {
         }
     }
 
-    /// Returns the draft length with the highest throughput, at most `most`, and its speedup over a
-    /// step without draft tokens.
-    fn best_length(&self, most: usize) -> (usize, f32) {
+    /// Returns the draft length with the highest throughput, at most `max_tokens`, and its speedup
+    /// over a step without draft tokens.
+    fn best_length(&self, max_tokens: usize) -> (usize, f32) {
         let mut best = (0, 1.0_f32);
         let (mut tokens, mut chance) = (1.0, 1.0);
-        for (index, &class) in self.classes.iter().take(most).enumerate() {
+        for (index, &class) in self.classes.iter().take(max_tokens).enumerate() {
             let n = index + 1;
             chance *= self.acceptance[class];
             tokens += chance;
@@ -242,11 +242,11 @@ fn longest_match(tokens: &[u32], next: u32) -> Option<(usize, usize)> {
     let mut length = 0;
     for at in (0..tokens.len()).rev().filter(|&at| tokens[at] == next) {
         let before = tokens[..at].iter().rev().zip(tokens.iter().rev());
-        let alike = 1 + before.take(MAX_MATCH - 1).take_while(|(a, b)| a == b).count();
-        if alike > length {
-            (best, length) = (Some(at), alike);
+        let match_len = 1 + before.take(MAX_MATCH - 1).take_while(|(a, b)| a == b).count();
+        if match_len > length {
+            (best, length) = (Some(at), match_len);
         }
-        if alike == MAX_MATCH {
+        if match_len == MAX_MATCH {
             break;
         }
     }
@@ -333,33 +333,33 @@ mod tests {
     fn predictions_stop_when_they_do_not_pay() {
         // Requests predictions with this margin until they end. Returns how many were made and how
         // many pay.
-        fn ask(drafter: &mut Drafter, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
+        fn draft_counts(drafter: &mut Drafter, text: &[u32], lead: f32, max_tokens: usize) -> [usize; 2] {
             let (next, tokens) = text.split_last().unwrap();
             drafter.draft_from_lookup(tokens, *next);
             let mut n = 0;
-            if drafter.should_predict(most) {
+            if drafter.should_predict(max_tokens) {
                 n = 1;
-                while drafter.push_prediction(7, lead, most) {
+                while drafter.push_prediction(7, lead, max_tokens) {
                     n += 1;
                 }
             }
-            [n, drafter.draft_tokens(most).len()]
+            [n, drafter.draft_tokens(max_tokens).len()]
         }
         let mut drafter = Drafter::default();
-        assert_eq!(ask(&mut drafter, &[1, 2], 9.0, 3), [3, 3]);
-        assert_eq!(ask(&mut drafter, &[1, 2], 9.0, 0), [0, 0]);
+        assert_eq!(draft_counts(&mut drafter, &[1, 2], 9.0, 3), [3, 3]);
+        assert_eq!(draft_counts(&mut drafter, &[1, 2], 9.0, 0), [0, 0]);
         // A low-margin prediction is the last.
-        assert_eq!(ask(&mut drafter, &[1, 2], 0.1, 7)[0], 1);
+        assert_eq!(draft_counts(&mut drafter, &[1, 2], 0.1, 7)[0], 1);
         // Repetitive text favours prompt lookup.
         let repeated: Vec<u32> = (0..20).chain(0..20).collect();
-        assert_eq!(ask(&mut drafter, &repeated, 9.0, 7), [0, 7]);
+        assert_eq!(draft_counts(&mut drafter, &repeated, 9.0, 7), [0, 7]);
         // Predictions that are never accepted stop and are retried.
-        let mut asked = Vec::new();
+        let mut predicted = Vec::new();
         for _ in 0..200 {
-            asked.push(ask(&mut drafter, &[1, 2], 9.0, 7)[0] > 0);
+            predicted.push(draft_counts(&mut drafter, &[1, 2], 9.0, 7)[0] > 0);
             drafter.observe(8);
         }
-        assert!(!asked[100..].iter().all(|&asked| asked) && asked[100..].contains(&true));
+        assert!(!predicted[100..].iter().all(|&predicted| predicted) && predicted[100..].contains(&true));
         // A prediction that takes as long as a step never pays.
         let mut slow = Drafter::default();
         slow.observe_step_time(1, Duration::from_millis(10));
@@ -371,7 +371,7 @@ mod tests {
             slow.observe_step_time(1, Duration::from_millis(20));
         }
         assert!(slow.prediction_cost > 0.9 && slow.base_step_seconds.unwrap() < 0.0101, "{slow:?}");
-        assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
+        assert_eq!(draft_counts(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
     }
 
     /// Draft tokens that were not used are still scored, token by token up to the first mismatch.

@@ -217,9 +217,9 @@ fn hostile_templates_are_bounded_in_time_memory_and_stack() {
                 line
             }
         });
-        let told = run.unwrap().join().unwrap_or_else(|_| panic!("'{name}' panicked"));
+        let summary = run.unwrap().join().unwrap_or_else(|_| panic!("'{name}' panicked"));
         let (time, kb) = (start.elapsed(), peak_kb().unwrap_or(0));
-        println!("{name}: {told} ({} ms, peak {} MB)", time.as_millis(), kb >> 10);
+        println!("{name}: {summary} ({} ms, peak {} MB)", time.as_millis(), kb >> 10);
         assert!(time < MAX_TIME, "'{name}' took {time:?}");
         assert!(kb < MAX_MEMORY_KB, "'{name}' took {kb} kB");
     }

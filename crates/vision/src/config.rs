@@ -193,7 +193,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ModelError> {
-        const MOST: usize = 1 << 16;
+        const MAX_VALUE: usize = 1 << 16;
         // Of all tiles of an image.
         const MAX_PIXELS: usize = 1 << 26;
         let sizes = [
@@ -210,9 +210,9 @@ impl Config {
             ("preproc_max_tiles", self.tiles[1]),
         ];
         for (name, got) in sizes {
-            if !(1..=MOST).contains(&got) {
+            if !(1..=MAX_VALUE).contains(&got) {
                 let key = format!("clip.vision.{name}");
-                return Err(value(&key, &format!("a number from 1 to {MOST}"), &got.to_string()));
+                return Err(value(&key, &format!("a number from 1 to {MAX_VALUE}"), &got.to_string()));
             }
         }
         let fits = |name: &str, whole: usize, part: usize| match whole.is_multiple_of(part) {
@@ -228,10 +228,10 @@ impl Config {
             fits("image_size", self.image_size, self.row_pixels())?;
         }
         if let Some([every, side]) = self.full_attention_and_window
-            && (every == 0 || side < self.row_pixels() || side > MOST)
+            && (every == 0 || side < self.row_pixels() || side > MAX_VALUE)
         {
             let expected =
-                format!("a positive interval of layers, and sides of {} to {MOST}", self.row_pixels());
+                format!("a positive interval of layers, and sides of {} to {MAX_VALUE}", self.row_pixels());
             return Err(value("clip.vision.window_size", &expected, &format!("{every}, and {side}")));
         }
         match self.projector {

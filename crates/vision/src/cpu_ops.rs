@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn exponentials_are_those_of_more_digits() {
         for x in points().filter(|x| *x > -87.0) {
-            let (got, wanted) = (f64::from(exp(x)), f64::from(x).exp());
-            assert!((got - wanted).abs() <= 3e-7 * wanted, "exp({x}): {got}, {wanted}");
+            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((got - want).abs() <= 3e-7 * want, "exp({x}): {got}, {want}");
         }
         assert!(exp(f32::NEG_INFINITY) < 1e-37 && exp(-1e30) > 0.0);
     }
@@ -90,9 +90,9 @@ mod tests {
                 term *= -z * z / f64::from(n);
                 sum += term / f64::from(2 * n + 1);
             }
-            let wanted = sum * 2.0 / std::f64::consts::PI.sqrt();
+            let want = sum * 2.0 / std::f64::consts::PI.sqrt();
             let got = f64::from(erf(x));
-            assert!((got - wanted).abs() < 5e-7, "erf({x}): {got}, {wanted}");
+            assert!((got - want).abs() < 5e-7, "erf({x}): {got}, {want}");
         }
     }
 

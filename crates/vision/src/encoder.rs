@@ -207,10 +207,10 @@ impl<B: Backend> VisionEncoder<B> {
             Norm::Rms(weight) => {
                 let dim = kvant_backend::Buffer::n_values(weight);
                 self.device.copy(x, 0, y, 0, rows * dim)?;
-                let turns_nothing = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+                let no_rope = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
                 let norm = Some(kvant_backend::Norm { weight, eps });
                 let nothing = self.device.buffer(0)?;
-                self.device.rope(y, rows, Heads { n: 1, dim }, norm, turns_nothing, &nothing)?;
+                self.device.rope(y, rows, Heads { n: 1, dim }, norm, no_rope, &nothing)?;
             }
         }
         Ok(())
@@ -246,9 +246,9 @@ impl<B: Backend> VisionEncoder<B> {
         device.project(all_rows(&work.normed, n), outputs)?;
         let heads = Heads { n: c.n_heads, dim: c.head_dim() };
         if let (Some(angles), Some((_, pairing))) = (&work.angles, rope_variant(c.projector)) {
-            let turned = RopeParams { pairing, n_rot: c.head_dim() };
+            let params = RopeParams { pairing, n_rot: c.head_dim() };
             for x in &mut work.qkv[..2] {
-                device.rope(x, n, heads, None, turned, angles)?;
+                device.rope(x, n, heads, None, params, angles)?;
             }
         }
         let scale = 1.0 / (c.head_dim() as f32).sqrt();

@@ -42,9 +42,9 @@ impl Image {
         let mut limits = Limits::default();
         limits.max_alloc = Some(16 * MAX_PIXELS);
         decoder.set_limits(limits).map_err(broken)?;
-        let turned = decoder.orientation().map_err(broken)?;
+        let orientation = decoder.orientation().map_err(broken)?;
         let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;
-        image.apply_orientation(turned);
+        image.apply_orientation(orientation);
         let (width, height) = (image.width(), image.height());
         let rgb = match image.color().has_alpha() {
             false => image.into_rgb8().into_raw(),

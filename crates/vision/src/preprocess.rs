@@ -145,17 +145,20 @@ fn internvl_layout(config: &Config, image: &Image) -> Result<ImageLayout, Vision
 
 /// Returns the grid within the tile limits whose aspect ratio is closest to the image's. Among
 /// equals, returns the largest with at most twice the image's pixels.
-fn best_grid(image: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize; 2] {
+fn best_grid(image: &Image, side: usize, [min_tiles, max_tiles]: [usize; 2]) -> [usize; 2] {
     let ratio = image.width() as f64 / image.height() as f64;
     let pixels = (image.width() * image.height()) as f64;
-    let grids = (1..=most).flat_map(|columns| (1..=most / columns).map(move |rows| [columns, rows]));
-    let mut grids: Vec<_> = grids.filter(|[columns, rows]| columns * rows >= fewest).collect();
+    let grids =
+        (1..=max_tiles).flat_map(|columns| (1..=max_tiles / columns).map(move |rows| [columns, rows]));
+    let mut grids: Vec<_> = grids.filter(|[columns, rows]| columns * rows >= min_tiles).collect();
     grids.sort_by_key(|[columns, rows]| columns * rows);
-    let (mut best, mut least) = ([1, 1], f64::INFINITY);
+    let (mut best, mut min_difference) = ([1, 1], f64::INFINITY);
     for grid @ [columns, rows] in grids {
-        let off = (ratio - columns as f64 / rows as f64).abs();
-        if off < least || (off == least && pixels > 0.5 * (side * side * columns * rows) as f64) {
-            (best, least) = (grid, off);
+        let difference = (ratio - columns as f64 / rows as f64).abs();
+        if difference < min_difference
+            || (difference == min_difference && pixels > 0.5 * (side * side * columns * rows) as f64)
+        {
+            (best, min_difference) = (grid, difference);
         }
     }
     best
@@ -164,9 +167,9 @@ fn best_grid(image: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize; 
 /// Scales the image down to the maximum side and up to whole patches, with a marker behind each
 /// line of rows.
 fn in_raster_order(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
-    let (unit, most) = (config.row_pixels(), config.image_size as f64);
+    let (unit, max_side) = (config.row_pixels(), config.image_size as f64);
     let sides = [image.width(), image.height()];
-    let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / most));
+    let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / max_side));
     let sides = check_sides(image, sides.map(|side| (side as f64 / ratio) as usize))?;
     let [width, height] = sides.map(|side| side.next_multiple_of(unit));
     let tiles = vec![image.resized(width, height, Filter::Bicubic)];
@@ -183,23 +186,23 @@ fn area([width, height]: [usize; 2]) -> usize {
     width * height
 }
 
-/// Returns the sides of an image rounded to whole rows, at least `least`.
-fn rounded(config: &Config, image: &Image, least: usize) -> [usize; 2] {
+/// Returns the sides of an image rounded to whole rows, at least `min_side`.
+fn rounded(config: &Config, image: &Image, min_side: usize) -> [usize; 2] {
     let unit = config.row_pixels();
     let whole = |side: usize| (side as f64 / unit as f64).round_ties_even() as usize * unit;
-    [image.width(), image.height()].map(|side| whole(side).max(least))
+    [image.width(), image.height()].map(|side| whole(side).max(min_side))
 }
 
 /// Returns the rounded sides, scaled to the pixel limits of untiled images.
 fn within_bounds(config: &Config, image: &Image) -> [usize; 2] {
-    let (unit, [fewest, most]) = (config.row_pixels(), config.pixels);
+    let (unit, [min_pixels, max_pixels]) = (config.row_pixels(), config.pixels);
     let sides = [image.width(), image.height()];
     let small = rounded(config, image, unit);
-    if area(small) > most {
-        let by = (area(sides) as f64 / most as f64).sqrt() * unit as f64;
+    if area(small) > max_pixels {
+        let by = (area(sides) as f64 / max_pixels as f64).sqrt() * unit as f64;
         sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit)
-    } else if area(small) < fewest {
-        let by = (fewest as f64 / area(sides) as f64).sqrt() / unit as f64;
+    } else if area(small) < min_pixels {
+        let by = (min_pixels as f64 / area(sides) as f64).sqrt() / unit as f64;
         sides.map(|side| (side as f64 * by).ceil() as usize * unit)
     } else {
         small

@@ -135,7 +135,7 @@ impl Backend for WgpuDevice {
             kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
             n_threads: 1,
             thread_unit: "queue",
-            rows_are_independent: false,
+            is_batch_invariant: false,
             checks_finite_rows: false,
         }
     }

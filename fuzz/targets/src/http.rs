@@ -29,7 +29,7 @@ const PATHS: [&str; 16] = [
     "/rerank",
 ];
 /// Timeout of a request with so few tokens.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
     let (ready, address) = mpsc::channel();
@@ -41,7 +41,7 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
         serve(model.expect("the bundled model is sound"), options, |address| _ = ready.send(address))
             .expect("a server runs until its process ends");
     });
-    address.recv_timeout(PATIENCE).expect("a server starts")
+    address.recv_timeout(TIMEOUT).expect("a server starts")
 });
 
 thread_local! {
@@ -58,7 +58,7 @@ thread_local! {
 pub fn http(bytes: &[u8]) -> bool {
     let Some((&which, body)) = bytes.split_first() else { return false };
     let path = PATHS[usize::from(which) % PATHS.len()];
-    let (status, answer) = asked(path, body);
+    let (status, answer) = exchange(path, body);
     assert!(status < 500, "{path} {}: {status} {answer}", String::from_utf8_lossy(body));
     if status == 200 {
         return true;
@@ -70,11 +70,11 @@ pub fn http(bytes: &[u8]) -> bool {
 }
 
 /// Returns status and body of a response.
-fn asked(path: &str, body: &[u8]) -> (u16, String) {
+fn exchange(path: &str, body: &[u8]) -> (u16, String) {
     CONNECTION.with_borrow_mut(|connection| {
         let mut reader = connection.take().unwrap_or_else(|| {
             let stream = TcpStream::connect(*SERVER).expect("the server listens");
-            stream.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
+            stream.set_read_timeout(Some(TIMEOUT)).expect("a socket has a timeout");
             BufReader::new(stream)
         });
         let head =

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use kvant::{DeviceChoice, Gguf, Model, OpenOptions};
 
 /// A tiny model that splits every image in tiles.
-static SEEING: LazyLock<Model> = LazyLock::new(|| {
+static MODEL: LazyLock<Model> = LazyLock::new(|| {
     let text: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/text.gguf");
     let mmproj: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/mmproj.gguf");
     let [text, mmproj] = [text, mmproj].map(|file| Gguf::from_bytes(file).expect("a sound file"));
@@ -25,9 +25,9 @@ static SEEING: LazyLock<Model> = LazyLock::new(|| {
 ///
 /// If the property is violated.
 pub fn image(bytes: &[u8]) -> bool {
-    match SEEING.encode_image(bytes) {
+    match MODEL.encode_image(bytes) {
         Ok(image) => {
-            let n_rows = image.tokens().iter().filter(|&&token| token as usize >= SEEING.n_vocab()).count();
+            let n_rows = image.tokens().iter().filter(|&&token| token as usize >= MODEL.n_vocab()).count();
             assert!(n_rows > 0 && n_rows.is_multiple_of(4), "{n_rows} rows of tiles of four");
             true
         }

@@ -9,8 +9,8 @@ use kvant_fuzz_targets::{TARGETS, Target, run};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let wanted = |target: &&Target| args.get(1).is_none_or(|name| name == target.name);
-    let targets: Vec<_> = TARGETS.iter().filter(wanted).collect();
+    let is_selected = |target: &&Target| args.get(1).is_none_or(|name| name == target.name);
+    let targets: Vec<_> = TARGETS.iter().filter(is_selected).collect();
     let (Some(Ok(seconds)), false) = (args.first().map(|arg| arg.parse()), targets.is_empty()) else {
         let names = TARGETS.each_ref().map(|target| target.name).join(", ");
         eprintln!("usage: kvant-fuzz SECONDS [TARGET]; the targets are {names}");

@@ -48,7 +48,7 @@ pub struct Case {
     /// Names in the folder that it may create or change, with their required content on success.
     pub outputs: Vec<String>,
     /// Whether failures are reported without ending the program, as in a conversation.
-    pub is_talk: bool,
+    pub is_conversation: bool,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
@@ -64,7 +64,7 @@ impl Case {
             stderr: Stream::Kept,
             expect: Expect::Either,
             outputs: Vec::new(),
-            is_talk: false,
+            is_conversation: false,
             files: Vec::new(),
         }
     }
@@ -88,8 +88,8 @@ impl Case {
     }
 
     /// Marks a conversation, which reports failures and continues.
-    pub fn talks(mut self) -> Self {
-        self.is_talk = true;
+    pub fn conversation(mut self) -> Self {
+        self.is_conversation = true;
         self
     }
 

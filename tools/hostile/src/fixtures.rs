@@ -50,8 +50,8 @@ impl Fixtures {
             let outcome = run(&case, binary, beside)?;
             let verdict = judge(&case, &outcome);
             if verdict != Verdict::Answered {
-                let said = String::from_utf8_lossy(&outcome.stderr).into_owned();
-                return Err(io::Error::other(format!("{}: {verdict:?}: {said}", case.command(binary))));
+                let stderr = String::from_utf8_lossy(&outcome.stderr).into_owned();
+                return Err(io::Error::other(format!("{}: {verdict:?}: {stderr}", case.command(binary))));
             }
             match file {
                 "-" => Ok(outcome.stdout),
@@ -59,21 +59,21 @@ impl Fixtures {
                     .and_then(|bytes| fs::remove_file(folder.join(file)).map(|()| bytes)),
             }
         };
-        let kept = |kv: &'static str| {
+        let context_file = |kv: &'static str| {
             let cache = ["--prompt-cache", "cache", "-ctk", kv, "-ctv", kv];
             let run = ["run", "-p", PROMPT, "-n", "2", "-c", "256", "-t", "1", "--temp", "0", "--quiet"];
             Ok::<_, io::Error>((kv, make(&[&run[..], &cache].concat(), "cache")?))
         };
-        let contexts = ["f16", "turbo3", "q8_0"].map(kept).into_iter().collect::<io::Result<_>>()?;
+        let contexts = ["f16", "turbo3", "q8_0"].map(context_file).into_iter().collect::<io::Result<_>>()?;
         let measure = |command: &[&str], option: &str, file: &str| {
             make(&[&["eval"], command, &MEASURE, &["text", option, file]].concat(), file)
         };
         let base = measure(&["ppl"], "--save-base", "base")?;
         let ppl = measure(&["ppl"], "--state", "state")?;
         let kld = measure(&["kld", "-ctk", "turbo3"], "--state", "state")?;
-        let said = make(&["run", "-p", "x", "-n", "1", "--json"], "-")?;
-        let said = String::from_utf8_lossy(&said).into_owned();
-        let n_prompt = said.split("\"n_prompt\":").nth(1).and_then(|rest| rest.split(',').next());
+        let output = make(&["run", "-p", "x", "-n", "1", "--json"], "-")?;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        let n_prompt = output.split("\"n_prompt\":").nth(1).and_then(|rest| rest.split(',').next());
         let n_prompt =
             n_prompt.and_then(|n| n.parse().ok()).ok_or_else(|| io::Error::other("no n_prompt"))?;
         Ok(Self {

@@ -47,14 +47,14 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     let number = parts.next().and_then(|number| number.parse().ok()).unwrap_or(0);
     let chance = &mut Choices::new("lie", number);
     let rest = parts.next().unwrap_or_default();
-    let say = |stream: &mut TcpStream, status: &str, heads: &str, body: &[u8]| {
+    let respond = |stream: &mut TcpStream, status: &str, heads: &str, body: &[u8]| {
         let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\n{heads}\r\n");
         stream.write_all(head.as_bytes())?;
         if method == "HEAD" { Ok(()) } else { stream.write_all(body) }
     };
     if rest.starts_with("api/") {
         let body = list(chance);
-        return say(&mut stream, "200 OK", &format!("Content-Length: {}\r\n", body.len()), &body);
+        return respond(&mut stream, "200 OK", &format!("Content-Length: {}\r\n", body.len()), &body);
     }
     let size = chance.of(&["0", "1", "-1", "99999999999999999999", "18446744073709551615"]);
     let size = if chance.one_in(2) { MODEL.len().to_string() } else { size.to_owned() };
@@ -69,7 +69,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     let heads = format!("X-Linked-Etag: {etag}\r\nX-Linked-Size: {size}\r\n");
     if method == "HEAD" {
         let status = if moved.is_empty() { "200 OK" } else { "302 Found" };
-        return say(&mut stream, status, &format!("{heads}{moved}Content-Length: 0\r\n"), &[]);
+        return respond(&mut stream, status, &format!("{heads}{moved}Content-Length: 0\r\n"), &[]);
     }
     let length = chance.of(&["", "Content-Length: 0\r\n", "Content-Length: 99999999999\r\n"]);
     let body = match chance.below(4) {
@@ -78,7 +78,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
         2 => MODEL.repeat(3),
         _ => chance.bytes(1000),
     };
-    say(&mut stream, "200 OK", length, &body)
+    respond(&mut stream, "200 OK", length, &body)
 }
 
 /// Returns the file list of a repository.

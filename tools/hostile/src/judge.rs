@@ -55,12 +55,12 @@ pub fn judge(case: &Case, outcome: &Outcome) -> Verdict {
     if let Some(complaint) = complaints.into_iter().flatten().next() {
         return Verdict::Wrong(complaint);
     }
-    if let (Expect::PromptOf(least), 0) = (case.expect, code) {
-        let said = String::from_utf8_lossy(&outcome.stdout);
-        let n = said.split("\"n_prompt\":").nth(1).and_then(|rest| rest.split([',', '}']).next());
+    if let (Expect::PromptOf(min_tokens), 0) = (case.expect, code) {
+        let stdout = String::from_utf8_lossy(&outcome.stdout);
+        let n = stdout.split("\"n_prompt\":").nth(1).and_then(|rest| rest.split([',', '}']).next());
         match n.and_then(|n| n.trim().parse::<usize>().ok()) {
-            Some(n) if n >= least => {}
-            n => return Verdict::Wrong(format!("a prompt of {n:?} tokens, expected {least} or more")),
+            Some(n) if n >= min_tokens => {}
+            n => return Verdict::Wrong(format!("a prompt of {n:?} tokens, expected {min_tokens} or more")),
         }
     }
     if code == 0 { Verdict::Answered } else { Verdict::Refused }
@@ -84,14 +84,14 @@ fn wrong_lines(case: &Case, code: i32, stderr: &str) -> Option<String> {
     let is_help = code == 2 && stderr.contains("Usage:");
     let errors = stderr.lines().filter(|line| line.starts_with("error: ")).count();
     let expected = usize::from(matches!(code, 1 | 2) && !is_help);
-    if errors != expected && !case.is_talk {
+    if errors != expected && !case.is_conversation {
         return Some(format!("{errors} lines of errors, expected {expected}"));
     }
     if let Some(line) = stderr.lines().find(|line| line.chars().count() > LINE) {
         return Some(format!("a line of {} characters", line.chars().count()));
     }
-    let obeyed = |c: &char| c.is_control() && *c != '\n';
-    stderr.chars().find(obeyed).map(|c| format!("{c:?} on stderr"))
+    let is_control = |c: &char| c.is_control() && *c != '\n';
+    stderr.chars().find(is_control).map(|c| format!("{c:?} on stderr"))
 }
 
 /// Checks that inputs are unchanged, that only outputs were added, and that those of a success are
@@ -107,7 +107,7 @@ fn wrong_files(case: &Case, code: i32) -> Option<String> {
     let entries = fs::read_dir(&case.folder).ok()?;
     for path in entries.flatten().map(|entry| entry.path()) {
         let is_known = case.files().iter().any(|(known, _)| *known == path);
-        if !is_known && !(is_output(&path) && (code == 0 || case.is_talk)) && !is_given(&path) {
+        if !is_known && !(is_output(&path) && (code == 0 || case.is_conversation)) && !is_given(&path) {
             return Some(format!("{} was left behind", path.display()));
         }
         let is_model = is_output(&path) && path.extension().is_some_and(|ending| ending == "gguf");

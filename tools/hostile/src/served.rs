@@ -13,12 +13,12 @@ use crate::judge::Verdict;
 use crate::run::resident;
 
 /// Timeout of a token for the regular key.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a hostile request: a schema may compile for half a minute. Then its client
 /// disconnects.
-const TIME: Duration = Duration::from_secs(45);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(45);
 /// Timeout of the shutdown.
-const END: Duration = Duration::from_secs(30);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum growth of resident memory since the start, in bytes.
 const MEMORY: u64 = 512 << 20;
 /// Polling interval of an unanswered request.
@@ -51,8 +51,8 @@ impl Served {
         let mut served = Self { child, address: ("127.0.0.1", port), log, resident: 0 };
         let began = Instant::now();
         while served.polite().is_err() {
-            if began.elapsed() > TIME {
-                return Err(io::Error::other(format!("the server is not ready: {}", served.said())));
+            if began.elapsed() > REQUEST_TIMEOUT {
+                return Err(io::Error::other(format!("the server is not ready: {}", served.read_log())));
             }
             sleep(POLL_INTERVAL);
         }
@@ -64,9 +64,9 @@ impl Served {
     pub fn send_hostile(&mut self, request: &[u8]) -> io::Result<Verdict> {
         let (address, request) = (self.address, request.to_vec());
         let hostile = TcpStream::connect(address)?;
-        hostile.set_read_timeout(Some(TIME))?;
+        hostile.set_read_timeout(Some(REQUEST_TIMEOUT))?;
         let mut stream = hostile.try_clone()?;
-        let asks = std::thread::spawn(move || {
+        let exchange = std::thread::spawn(move || {
             let mut answer = Vec::new();
             // A request that is rejected early may not be read completely.
             _ = stream.write_all(&request);
@@ -75,12 +75,12 @@ impl Served {
         });
         let began = Instant::now();
         let mut verdict = None;
-        while !asks.is_finished() && began.elapsed() < TIME {
+        while !exchange.is_finished() && began.elapsed() < REQUEST_TIMEOUT {
             verdict = verdict.or_else(|| self.check_health());
             sleep(POLL_INTERVAL);
         }
         _ = hostile.shutdown(Shutdown::Both);
-        let answer = asks.join().unwrap_or_default();
+        let answer = exchange.join().unwrap_or_default();
         let verdict = verdict.or_else(|| self.check_health());
         Ok(verdict.unwrap_or_else(|| judge(&answer, began.elapsed())))
     }
@@ -93,7 +93,7 @@ impl Served {
             use std::os::unix::process::ExitStatusExt;
             return Some(status.signal().map_or_else(|| Verdict::Wrong(status.to_string()), Verdict::Abort));
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TOKEN_TIMEOUT {
             return Some(Verdict::Hang);
         }
         if resident(self.child.id()) > self.resident + MEMORY {
@@ -109,7 +109,7 @@ impl Served {
     /// Returns the answer to a chat request with the regular key.
     fn polite(&self) -> io::Result<String> {
         let mut stream = TcpStream::connect(self.address)?;
-        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        stream.set_read_timeout(Some(2 * TOKEN_TIMEOUT))?;
         let body =
             r#"{"messages":[{"role":"user","content":"What is the capital of France?"}],"max_tokens":1}"#;
         stream.write_all(&post("/v1/chat/completions", POLITE, body.as_bytes()))?;
@@ -123,18 +123,18 @@ impl Served {
         Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status()?;
         let began = Instant::now();
         while self.child.try_wait()?.is_none() {
-            if began.elapsed() > END {
+            if began.elapsed() > SHUTDOWN_TIMEOUT {
                 return Ok(Verdict::Hang);
             }
             sleep(POLL_INTERVAL);
         }
-        let said = self.said();
-        let is_broken = said.contains("panicked") || said.contains("internal error");
+        let log = self.read_log();
+        let is_broken = log.contains("panicked") || log.contains("internal error");
         Ok(if is_broken { Verdict::Panic } else { Verdict::Answered })
     }
 
     /// Returns its log.
-    pub fn said(&self) -> String {
+    pub fn read_log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 }
@@ -166,7 +166,7 @@ fn judge(answer: &[u8], took: Duration) -> Verdict {
         Some(400..=499 | 503) => Verdict::Refused,
         Some(_) => Verdict::Wrong(format!("{answer:.200}")),
         // The client has disconnected.
-        None if took >= TIME => Verdict::Refused,
+        None if took >= REQUEST_TIMEOUT => Verdict::Refused,
         // Bytes that are no request get no response.
         None if answer.is_empty() => Verdict::Refused,
         None => Verdict::Wrong(format!("no HTTP: {answer:.200}")),

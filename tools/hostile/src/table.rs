@@ -43,9 +43,9 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
     let _ = fs::remove_dir_all(&kept);
     let beside = std::env::temp_dir().join(format!("kvant-hostile-{}", std::process::id()));
     fs::create_dir_all(beside.join("home"))?;
-    let result = Fixtures::open(&binary, &beside).and_then(|shop| {
+    let result = Fixtures::open(&binary, &beside).and_then(|fixtures| {
         println!("{:10} {:>8}{}", "kind", "inputs", COLUMNS.map(|name| format!("{name:>10}")).concat());
-        let bench = Bench { shop: &shop, beside: &beside, kept: &kept };
+        let bench = Bench { fixtures: &fixtures, beside: &beside, kept: &kept };
         let mut is_sound = true;
         for kind in kinds {
             // At least some of each kind.
@@ -63,7 +63,7 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
 
 /// Sources of inputs, and the folders for outputs and for failures.
 struct Bench<'a> {
-    shop: &'a Fixtures,
+    fixtures: &'a Fixtures,
     beside: &'a Path,
     kept: &'a Path,
 }
@@ -100,14 +100,14 @@ impl Bench<'_> {
     /// request.
     fn send(&self, kind: &Kind, make: MakeRequest, n: usize) -> io::Result<bool> {
         let mut tally = Tally::new(kind);
-        let mut served = Served::start(&self.shop.binary, self.beside)?;
+        let mut served = Served::start(&self.fixtures.binary, self.beside)?;
         for number in 0..n {
             let request = make(&mut Choices::new(kind.name, number));
             let verdict = served.send_hostile(&request)?;
             if !tally.count(&verdict) {
                 self.keep_request(&format!("{}-{number}", kind.name), &verdict, &request, &served)?;
                 drop(served);
-                served = Served::start(&self.shop.binary, self.beside)?;
+                served = Served::start(&self.fixtures.binary, self.beside)?;
             }
         }
         let ended = served.end()?;
@@ -122,30 +122,31 @@ impl Bench<'_> {
     fn keep_request(&self, name: &str, verdict: &Verdict, request: &[u8], served: &Served) -> io::Result<()> {
         fs::create_dir_all(self.kept)?;
         fs::write(self.kept.join(name), request)?;
-        let said = served.said();
-        let last = said.lines().last().unwrap_or_default();
+        let log = served.read_log();
+        let last = log.lines().last().unwrap_or_default();
         println!("{name}: {verdict:?}\n  {last}\n  kept in {}", self.kept.display());
         Ok(())
     }
 
     /// Runs `n` inputs of one kind, and prints its line.
     fn run_cases(&self, kind: &Kind, make: MakeCase, n: usize) -> io::Result<bool> {
-        let Self { shop, beside, kept } = self;
+        let Self { fixtures, beside, kept } = self;
         let mut tally = Tally::new(kind);
         for number in 0..n {
             let folder = beside.join("case");
             let _ = fs::remove_dir_all(&folder);
             fs::create_dir_all(&folder)?;
-            let case = make(&mut Choices::new(kind.name, number), shop, &folder)?;
-            let outcome = run(&case, &shop.binary, beside)?;
+            let case = make(&mut Choices::new(kind.name, number), fixtures, &folder)?;
+            let outcome = run(&case, &fixtures.binary, beside)?;
             let verdict = judge(&case, &outcome);
             if !tally.count(&verdict) {
-                let command = case.command(&shop.binary);
+                let command = case.command(&fixtures.binary);
                 let place = keep(kept.join(format!("{}-{number}", kind.name)), &folder, beside, &command)?;
-                let said = String::from_utf8_lossy(&outcome.stderr);
-                let said: String = said.trim_end().chars().take(300).flat_map(char::escape_debug).collect();
+                let stderr = String::from_utf8_lossy(&outcome.stderr);
+                let stderr: String =
+                    stderr.trim_end().chars().take(300).flat_map(char::escape_debug).collect();
                 println!(
-                    "{}-{number}: {verdict:?}\n  {command}\n  {said}\n  kept in {}",
+                    "{}-{number}: {verdict:?}\n  {command}\n  {stderr}\n  kept in {}",
                     kind.name,
                     place.display()
                 );

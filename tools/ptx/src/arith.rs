@@ -175,11 +175,11 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
         _ => {}
     }
     let (x, y) = (ty.int(a), ty.int(b));
-    let (least, most) = limits(ty);
+    let (min, max) = limits(ty);
     let distance = (b & 0xffff_ffff) as u32;
     let value = match op {
-        Binary::Add => (x + y).clamp(least, most),
-        Binary::Sub => (x - y).clamp(least, most),
+        Binary::Add => (x + y).clamp(min, max),
+        Binary::Sub => (x - y).clamp(min, max),
         Binary::MulHi => high(ty, x, y),
         Binary::MulWide => x * y,
         Binary::Div | Binary::Rem if y == 0 => return Err("division by zero".to_owned()),
@@ -328,9 +328,9 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Roun
         (true, true) => bits(to, rounded(operand(from, a, mode), to_integer), mode),
         (true, false) => {
             let x = rounded(operand(from, a, mode), Some(to_integer.unwrap_or(Round::Zero)));
-            let (least, most) = limits(to);
+            let (min, max) = limits(to);
             // NaN becomes 0; the conversion saturates.
-            let value = if x.is_nan() { 0 } else { (x as i128).clamp(least, most) };
+            let value = if x.is_nan() { 0 } else { (x as i128).clamp(min, max) };
             to.truncate(value as u64)
         }
         (false, true) => {
@@ -338,9 +338,9 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Roun
             bits(to, if to == Ty::F64 { x as f64 } else { round::integer(x) }, mode)
         }
         (false, false) => {
-            let (least, most) = limits(to);
+            let (min, max) = limits(to);
             let x = from.int(a);
-            to.truncate(if mode.sat { x.clamp(least, most) } else { x } as u64)
+            to.truncate(if mode.sat { x.clamp(min, max) } else { x } as u64)
         }
     }
 }

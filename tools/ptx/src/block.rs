@@ -21,7 +21,7 @@ pub(crate) struct BarrierArrivals {
     count: u64,
     threads: usize,
     /// Earlier accesses, as [`Clocks`](crate::memory::Clocks) count them.
-    known: Vec<u32>,
+    clock: Vec<u32>,
 }
 
 impl Failed {
@@ -37,24 +37,24 @@ pub(crate) fn run(block: &mut Block<'_>, global: &mut Global, budget: &mut u64) 
     let n: u32 = block.dims.block.iter().product();
     let mut threads: Vec<Thread> = (0..n).map(|index| Thread::new(block.kernel, index)).collect();
     loop {
-        let mut moved = false;
+        let mut progressed = false;
         for first in (0..threads.len()).step_by(32) {
             let warp = first..threads.len().min(first + 32);
             for index in warp.clone() {
                 if threads[index].state == State::Running {
                     let ran = threads[index].run(block, global, budget);
                     ran.map_err(|what| Failed::new(&threads, index, block, what))?;
-                    moved = true;
+                    progressed = true;
                 }
             }
-            moved |= meet(&mut threads[warp], block)?;
+            progressed |= run_collectives(&mut threads[warp], block)?;
         }
-        moved |= warpgroup::barrier_sync(&mut threads, block)?;
+        progressed |= warpgroup::barrier_sync(&mut threads, block)?;
         if threads.iter().all(|thread| thread.state == State::Done) {
             return Ok(());
         }
-        moved |= release_barrier(&mut threads, block)?;
-        if !moved {
+        progressed |= release_barrier(&mut threads, block)?;
+        if !progressed {
             return Err(deadlock_fault(&threads, block));
         }
     }
@@ -76,8 +76,8 @@ fn deadlock_fault(threads: &[Thread], block: &Block<'_>) -> Failed {
 }
 
 /// Executes the collective instruction of a warp whose threads have arrived.
-fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
-    let mut moved = false;
+fn run_collectives(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
+    let mut progressed = false;
     for index in 0..warp.len() {
         if warp[index].state != State::Waiting {
             continue;
@@ -108,16 +108,16 @@ fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
         if lanes.iter().any(|&lane| warp[lane].state != State::Waiting || warp[lane].pc != pc) {
             continue;
         }
-        if let Err(what) = together(op, warp, &lanes, block) {
+        if let Err(what) = execute_collective(op, warp, &lanes, block) {
             return Err(Failed::new(warp, index, block, what));
         }
         for &lane in &lanes {
             warp[lane].pc += 1;
             warp[lane].state = State::Running;
         }
-        moved = true;
+        progressed = true;
     }
-    Ok(moved)
+    Ok(progressed)
 }
 
 /// Releases the threads at a barrier of the block once all that have not ended are there.
@@ -134,36 +134,40 @@ fn release_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
     let at: Vec<_> = threads.iter().map(at).collect();
     for index in index..threads.len() {
         let Some((id, count)) = at[index] else { continue };
-        let here: Vec<usize> =
+        let waiting_here: Vec<usize> =
             (0..threads.len()).filter(|&i| at[i].is_some_and(|(other, _)| other == id)).collect();
         let alive = threads.iter().filter(|thread| thread.state != State::Done).count();
-        let wanted = count.map_or(alive, |count| count as usize);
-        let gone_on: usize = block.arrived.iter().filter(|a| a.id == id).map(|a| a.threads).sum();
-        if here.len() + gone_on < wanted {
+        let required = count.map_or(alive, |count| count as usize);
+        let n_arrived: usize = block.arrived.iter().filter(|a| a.id == id).map(|a| a.threads).sum();
+        if waiting_here.len() + n_arrived < required {
             continue;
         }
-        let is_agreed = here.iter().all(|&i| at[i] == Some((id, count)))
+        let is_agreed = waiting_here.iter().all(|&i| at[i] == Some((id, count)))
             && block.arrived.iter().all(|a| a.id != id || Some(a.count) == count);
-        if here.len() + gone_on > wanted || !is_agreed {
-            let what =
-                format!("{} threads at barrier {id}, which disagree on how many", here.len() + gone_on);
+        if waiting_here.len() + n_arrived > required || !is_agreed {
+            let what = format!(
+                "{} threads at barrier {id}, which disagree on how many",
+                waiting_here.len() + n_arrived
+            );
             return Err(Failed::new(threads, index, block, what));
         }
         // Threads of one warp must arrive at the same instruction.
-        for pair in here.windows(2) {
+        for pair in waiting_here.windows(2) {
             if pair[0] / 32 == pair[1] / 32 && threads[pair[0]].pc != threads[pair[1]].pc {
                 let what = "threads of one warp at different barriers".to_owned();
                 return Err(Failed::new(threads, pair[1], block, what));
             }
         }
         let clocks = &mut block.shared.clocks;
-        let waiting: BTreeMap<_, _> = here.iter().map(|&i| (i / 32, threads[i].moment)).collect();
-        let gone_on = block.arrived.extract_if(.., |arrived| arrived.id == id).map(|arrived| arrived.known);
-        let before: Vec<_> = waiting.values().map(|&moment| clocks.before(moment)).chain(gone_on).collect();
+        let waiting: BTreeMap<_, _> = waiting_here.iter().map(|&i| (i / 32, threads[i].moment)).collect();
+        let arrived_clocks =
+            block.arrived.extract_if(.., |arrived| arrived.id == id).map(|arrived| arrived.clock);
+        let before: Vec<_> =
+            waiting.values().map(|&moment| clocks.before(moment)).chain(arrived_clocks).collect();
         for &warp in waiting.keys() {
-            before.iter().for_each(|known| clocks.merge(warp, known));
+            before.iter().for_each(|clock| clocks.merge(warp, clock));
         }
-        for index in here {
+        for index in waiting_here {
             let thread = &mut threads[index];
             thread.moment.block += 1;
             thread.pc += 1;
@@ -174,7 +178,12 @@ fn release_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
     Ok(false)
 }
 
-fn together(op: &Op, warp: &mut [Thread], lanes: &[usize], block: &mut Block<'_>) -> Result<(), String> {
+fn execute_collective(
+    op: &Op,
+    warp: &mut [Thread],
+    lanes: &[usize],
+    block: &mut Block<'_>,
+) -> Result<(), String> {
     match op {
         Op::Shfl { mode, dst, valid, src, .. } => shuffle(*mode, *dst, *valid, *src, warp, lanes, block)?,
         Op::Vote { mode, dst, pred, .. } => {
@@ -197,8 +206,8 @@ fn together(op: &Op, warp: &mut [Thread], lanes: &[usize], block: &mut Block<'_>
         }
         Op::Arrive { id, count } => {
             let [id, count] = [*id, *count].map(|src| warp[lanes[0]].get(block, src));
-            let known = block.shared.clocks.before(warp[lanes[0]].moment);
-            block.arrived.push(BarrierArrivals { id, count, threads: lanes.len(), known });
+            let clock = block.shared.clocks.before(warp[lanes[0]].moment);
+            block.arrived.push(BarrierArrivals { id, count, threads: lanes.len(), clock });
             lanes.iter().for_each(|&lane| warp[lane].moment.block += 1);
         }
         Op::WarpBarrier(_) => lanes.iter().for_each(|&lane| warp[lane].moment.warp += 1),
@@ -249,12 +258,12 @@ fn shuffle(
     for &lane in lanes {
         let (b, c) = (warp[lane].get(block, b) as i64 & 31, warp[lane].get(block, c) as i64);
         let (clamp, segment, at) = (c & 31, c >> 8 & 31, lane as i64);
-        let (most, least) = (at & segment | clamp & !segment, at & segment);
+        let (max, min) = (at & segment | clamp & !segment, at & segment);
         let (from, holds) = match mode {
-            Shuffle::Up => (at - b, at - b >= most),
-            Shuffle::Down => (at + b, at + b <= most),
-            Shuffle::Butterfly => (at ^ b, at ^ b <= most),
-            Shuffle::Index => (least | b & !segment, (least | b & !segment) <= most),
+            Shuffle::Up => (at - b, at - b >= max),
+            Shuffle::Down => (at + b, at + b <= max),
+            Shuffle::Butterfly => (at ^ b, at ^ b <= max),
+            Shuffle::Index => (min | b & !segment, (min | b & !segment) <= max),
         };
         let from = if holds { from as usize } else { lane };
         if !lanes.contains(&from) {
@@ -337,7 +346,7 @@ pub(crate) const SUMMED: usize = 8;
 /// f32.
 pub(crate) fn tensor_sum(before: f32, products: [f64; SUMMED]) -> f32 {
     let before = f64::from(before);
-    let largest = products.iter().fold(before.abs(), |most, product| most.max(product.abs()));
+    let largest = products.iter().fold(before.abs(), |max, product| max.max(product.abs()));
     let plain = before + products.iter().sum::<f64>();
     if largest == 0.0 || !(plain as f32).is_finite() {
         return plain as f32;

@@ -108,8 +108,8 @@ fn without(ptx: &str, what: &str) -> String {
 fn a_kernel_that_forgets_a_barrier_or_a_wait_is_found_out() {
     for forgotten in ["bar.sync", "cp.async.wait_group", "cp.async.wait_all"] {
         let fault = matmul(&without(MATMUL, forgotten), 80).unwrap_err();
-        let known = ["a race", "copied by thread"].iter().any(|what| fault.what.contains(what));
-        assert!(known && fault.line > 0, "without {forgotten}: {fault}");
+        let is_reported = ["a race", "copied by thread"].iter().any(|what| fault.what.contains(what));
+        assert!(is_reported && fault.line > 0, "without {forgotten}: {fault}");
     }
 }
 

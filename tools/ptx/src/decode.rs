@@ -109,7 +109,7 @@ fn atomic(mods: &[&str]) -> Result<Atomic> {
 }
 
 /// Returns the supported modifiers of an instruction, types aside. Any other is an error.
-fn known(name: &str) -> &'static str {
+fn known_modifiers(name: &str) -> &'static str {
     match name {
         "add" | "sub" | "fma" => "rn rz rm rp ftz sat",
         "mul" => "rn rz rm rp ftz sat lo hi wide",
@@ -164,7 +164,9 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
     let o = Operands { body, texts };
     let is_known = |name: &&str| {
         let is_shape = mods[0] == "wgmma" && name.starts_with("m64n");
-        is_shape || Ty::parse(name).is_some() || known(mods[0]).split_whitespace().any(|k| k == *name)
+        is_shape
+            || Ty::parse(name).is_some()
+            || known_modifiers(mods[0]).split_whitespace().any(|k| k == *name)
     };
     if let Some(name) = mods[1..].iter().find(|name| !is_known(name)) {
         return Err(format!("a modifier that is not known of {}, .{name}", mods[0]));
@@ -420,10 +422,10 @@ fn matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {
     let op = Op::Mma { ty: [a, b], acc, d: o.dsts(0)?, a: o.vector(1)?, b: o.vector(2)?, c: o.vector(3)? };
     let Op::Mma { d, a: a_regs, b: b_regs, c: c_regs, .. } = &op else { unreachable!() };
     let per_reg = 4 / a.bytes();
-    let known = matches!((a, b, acc), (Ty::F16, Ty::F16, Ty::F32) | (Ty::BF16, Ty::BF16, Ty::F32))
+    let is_known = matches!((a, b, acc), (Ty::F16, Ty::F16, Ty::F32) | (Ty::BF16, Ty::BF16, Ty::F32))
         || (matches!(a, Ty::S8 | Ty::U8) && matches!(b, Ty::S8 | Ty::U8) && acc == Ty::S32);
     let sized = a_regs.len() == k / (2 * per_reg) && 2 * b_regs.len() == a_regs.len();
-    if known && sized && d.len() == 4 && c_regs.len() == 4 {
+    if is_known && sized && d.len() == 4 && c_regs.len() == 4 {
         Ok(op)
     } else {
         Err("a matrix product that is not known".to_owned())
@@ -441,10 +443,10 @@ fn warpgroup_matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op>
         _ => return Err("a left operand that is not known".to_owned()),
     };
     let is_transposed = if matches!(a, Left::Matrix(_)) { &["0", "0"][..] } else { &["0"] };
-    let wanted = ["1", "1"].iter().chain(is_transposed);
-    let product = Wgmma { d: o.dsts(0)?, a, b: o.src(2)?, keeps: o.src(3)? };
+    let expected = ["1", "1"].iter().chain(is_transposed);
+    let product = Wgmma { d: o.dsts(0)?, a, b: o.src(2)?, scale_d: o.src(3)? };
     match types {
-        [Ty::F32, Ty::F16, Ty::F16] if product.d.len() == n / 2 && o.texts[4..].iter().eq(wanted) => {
+        [Ty::F32, Ty::F16, Ty::F16] if product.d.len() == n / 2 && o.texts[4..].iter().eq(expected) => {
             Ok(Op::Wgmma(product))
         }
         _ => Err("a matrix product that is not known".to_owned()),

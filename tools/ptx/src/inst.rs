@@ -427,14 +427,14 @@ pub(crate) enum Left {
     Matrix(Src),
 }
 
-/// `d = a b + d`, or `d = a b` without `keeps`: `[64, 16] x [16, n]`, f16 accumulated in f32.
+/// `d = a b + d`, or `d = a b` without `scale_d`: `[64, 16] x [16, n]`, f16 accumulated in f32.
 #[derive(Debug, Clone)]
 pub(crate) struct Wgmma {
     pub d: Vec<Dst>,
     pub a: Left,
     /// A descriptor.
     pub b: Src,
-    pub keeps: Src,
+    pub scale_d: Src,
 }
 
 impl Op {
@@ -444,7 +444,7 @@ impl Op {
     }
 
     /// Returns whether threads of a warp or block must arrive together.
-    pub fn is_together(&self) -> bool {
+    pub fn is_collective(&self) -> bool {
         matches!(
             self,
             Self::Shfl { .. }

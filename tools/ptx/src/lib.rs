@@ -123,14 +123,14 @@ impl Grid {
     /// Describes the limit of compute capability 5.0 and later that the launch exceeds, if any.
     fn beyond_limits(&self, kernel: &Kernel) -> Option<String> {
         let Self { blocks, threads, .. } = *self;
-        let within = |n: [u32; 3], most: [u32; 3]| n.iter().zip(most).all(|(&n, most)| 0 < n && n <= most);
+        let within = |n: [u32; 3], limits: [u32; 3]| n.iter().zip(limits).all(|(&n, max)| 0 < n && n <= max);
         if !within(blocks, MAX_BLOCKS) || !within(threads, MAX_THREADS) {
             return Some(format!("blocks {blocks:?} of threads {threads:?}"));
         }
         let n: u32 = threads.iter().product();
-        let most = kernel.max_threads.unwrap_or(MAX_OF_BLOCK);
-        if n > most {
-            return Some(format!("blocks of {n} threads, compiled for {most}"));
+        let max_threads = kernel.max_threads.unwrap_or(MAX_OF_BLOCK);
+        if n > max_threads {
+            return Some(format!("blocks of {n} threads, compiled for {max_threads}"));
         }
         let bytes = kernel.shared_bytes;
         (bytes > MAX_STATIC_BYTES).then(|| format!("{bytes} bytes of static shared memory"))
@@ -257,7 +257,7 @@ impl Machine {
                 dims,
                 shared: Shared::new(found.dynamic_at + grid.shared_bytes, n_threads as usize),
                 arrived: Vec::new(),
-                products: Vec::new(),
+                pending_wgmma: Vec::new(),
             };
             block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),

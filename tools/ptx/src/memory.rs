@@ -47,7 +47,7 @@ impl Allocation {
                 Access::Atomic => false,
             };
             if writer >= first && is_race {
-                return Err(race(at, writer - first));
+                return Err(race_fault(at, writer - first));
             }
         }
         Ok(())
@@ -182,7 +182,7 @@ impl Global {
         for (i, &byte) in bytes.iter().enumerate() {
             // Two blocks may write the same value.
             if writers[i] >= first && writers[i] != block && before[i] != byte && access != Access::Atomic {
-                return Err(race(at + i, writers[i] - first));
+                return Err(race_fault(at + i, writers[i] - first));
             }
         }
         before[..bytes.len()].copy_from_slice(bytes);
@@ -201,7 +201,7 @@ impl Global {
     }
 }
 
-fn race(byte: usize, other: u32) -> String {
+fn race_fault(byte: usize, other: u32) -> String {
     format!("a race: byte {byte} of an allocation was written in this launch, by its block {other}")
 }
 
@@ -272,12 +272,12 @@ struct AccessState {
     /// Fences for `wgmma` that the writer had passed.
     fences: u32,
     /// Pending `wgmma` that read the byte.
-    products: u32,
+    wgmma_reads: u32,
 }
 
 impl AccessState {
     /// Rejects an access to the target of a pending copy.
-    fn settled(&self, at: usize) -> Result<(), String> {
+    fn check_settled(&self, at: usize) -> Result<(), String> {
         match self.copying {
             None => Ok(()),
             Some(thread) => Err(format!(
@@ -287,9 +287,9 @@ impl AccessState {
     }
 
     /// Checks that an exclusive access `now` is ordered after all earlier ones.
-    fn alone(&self, at: usize, now: Time, clocks: &Clocks) -> Result<(), String> {
-        self.settled(at)?;
-        if self.products > 0 {
+    fn check_exclusive(&self, at: usize, now: Time, clocks: &Clocks) -> Result<(), String> {
+        self.check_settled(at)?;
+        if self.wgmma_reads > 0 {
             return Err(format!(
                 "byte {at} of shared memory is read by a product that has not been waited for"
             ));
@@ -306,7 +306,7 @@ impl AccessState {
 
     /// Checks that the last write is ordered before a read `now`.
     fn readable(&self, at: usize, now: Time, clocks: &Clocks) -> Result<(), String> {
-        self.settled(at)?;
+        self.check_settled(at)?;
         match self.written {
             None => Err(format!("byte {at} of shared memory was never written")),
             Some(writer) if clocks.is_race(writer, now) => Err(format!(
@@ -382,7 +382,7 @@ impl Shared {
 
     /// Begins the reads of a `wgmma` of warps that are at `now`: until it ends, writes there are
     /// faults.
-    pub fn begin_product(&mut self, address: u64, out: &mut [u8], now: [Time; 4]) -> Result<(), String> {
+    pub fn begin_wgmma_read(&mut self, address: u64, out: &mut [u8], now: [Time; 4]) -> Result<(), String> {
         let at = self.at(address, out.len())?;
         for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
             for now in now {
@@ -397,22 +397,22 @@ impl Shared {
                     "byte {at} of shared memory: no fence.proxy.async of its writer, thread {thread}"
                 ));
             }
-            touched.products += 1;
+            touched.wgmma_reads += 1;
         }
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
         Ok(())
     }
 
     /// Ends the reads of a `wgmma`.
-    pub fn end_product(&mut self, address: u64, len: usize) {
+    pub fn end_wgmma_read(&mut self, address: u64, len: usize) {
         let at = (address - SHARED_BASE) as usize;
-        self.touched[at..at + len].iter_mut().for_each(|touched| touched.products -= 1);
+        self.touched[at..at + len].iter_mut().for_each(|touched| touched.wgmma_reads -= 1);
     }
 
     pub fn store(&mut self, address: u64, bytes: &[u8], now: Time) -> Result<(), String> {
         let at = self.at(address, bytes.len())?;
         for (i, touched) in self.touched[at..at + bytes.len()].iter_mut().enumerate() {
-            touched.alone(at + i, now, &self.clocks)?;
+            touched.check_exclusive(at + i, now, &self.clocks)?;
             let fences = self.fences[now.thread as usize];
             *touched = AccessState { written: Some(now), fences, ..AccessState::default() };
         }
@@ -424,7 +424,7 @@ impl Shared {
     pub fn begin_copy(&mut self, address: u64, len: usize, now: Time) -> Result<(), String> {
         let at = self.at(address, len)?;
         for (i, touched) in self.touched[at..at + len].iter_mut().enumerate() {
-            touched.alone(at + i, now, &self.clocks)?;
+            touched.check_exclusive(at + i, now, &self.clocks)?;
             *touched = AccessState { copying: Some(now.thread), ..AccessState::default() };
         }
         Ok(())
@@ -451,7 +451,7 @@ impl Shared {
                 return Err(format!("byte {} of shared memory was never written", at + i));
             }
             let plain = AccessState { written: touched.written.filter(|_| !touched.atomic), ..*touched };
-            plain.alone(at + i, now, &self.clocks)?;
+            plain.check_exclusive(at + i, now, &self.clocks)?;
             let fences = self.fences[now.thread as usize];
             *touched = AccessState { written: Some(now), atomic: true, fences, ..AccessState::default() };
         }

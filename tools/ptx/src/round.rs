@@ -11,12 +11,12 @@ use crate::inst::Round;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     precision: i32,
-    least: i32,
+    min_exponent: i32,
 }
 
-pub(crate) const F32: Format = Format { precision: 24, least: -126 };
-pub(crate) const F16: Format = Format { precision: 11, least: -14 };
-pub(crate) const BF16: Format = Format { precision: 8, least: -126 };
+pub(crate) const F32: Format = Format { precision: 24, min_exponent: -126 };
+pub(crate) const F16: Format = Format { precision: 11, min_exponent: -14 };
+pub(crate) const BF16: Format = Format { precision: 8, min_exponent: -126 };
 
 /// Rounds `value` to `format`; the result is representable there or infinite.
 pub(crate) fn to(format: Format, value: f64, round: Round) -> f64 {
@@ -24,7 +24,7 @@ pub(crate) fn to(format: Format, value: f64, round: Round) -> f64 {
         return value;
     }
     let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
-    let quantum = power(exponent.max(format.least) - format.precision + 1);
+    let quantum = power(exponent.max(format.min_exponent) - format.precision + 1);
     // Both scalings are by a power of two, so exact.
     let steps = value / quantum;
     let rounded = quantum
@@ -34,13 +34,13 @@ pub(crate) fn to(format: Format, value: f64, round: Round) -> f64 {
             Round::Down => steps.floor(),
             Round::Up => steps.ceil(),
         };
-    let most = (2.0 - power(1 - format.precision)) * power(1 - format.least);
+    let largest_finite = (2.0 - power(1 - format.precision)) * power(1 - format.min_exponent);
     let past = match round {
         Round::Nearest => f64::INFINITY,
-        Round::Zero => most,
+        Round::Zero => largest_finite,
         Round::Down => {
             if value > 0.0 {
-                most
+                largest_finite
             } else {
                 f64::INFINITY
             }
@@ -49,11 +49,11 @@ pub(crate) fn to(format: Format, value: f64, round: Round) -> f64 {
             if value > 0.0 {
                 f64::INFINITY
             } else {
-                most
+                largest_finite
             }
         }
     };
-    if rounded.abs() > most { past.copysign(value) } else { rounded.copysign(value) }
+    if rounded.abs() > largest_finite { past.copysign(value) } else { rounded.copysign(value) }
 }
 
 fn power(exponent: i32) -> f64 {

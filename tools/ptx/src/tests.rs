@@ -36,13 +36,13 @@ fn run_with(
 fn run_grid(ptx: &str, grid: Grid, a: &[u32], b: &[u32], out: usize) -> Result<Vec<u32>, Fault> {
     let mut machine = Machine::new();
     let module = machine.load(ptx).unwrap();
-    let mut place = |words: &[u32]| {
+    let mut upload = |words: &[u32]| {
         let address = machine.alloc(4 * words.len().max(1));
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         machine.write(address, &bytes).unwrap();
         address
     };
-    let (a, b) = (place(a), place(b));
+    let (a, b) = (upload(a), upload(b));
     let y = machine.alloc(4 * out);
     let params: Vec<u8> = [a, b, y].iter().flat_map(|address| address.to_le_bytes()).collect();
     machine.launch(&module, "k", grid, &params)?;
@@ -601,7 +601,7 @@ fn run_early(ptx: &str) -> u32 {
 }
 
 /// Warp 1 produces two words, one after the other, and warp 0 consumes them.
-fn handed_over(full: &str, empty: &str) -> Result<Vec<u32>, Fault> {
+fn run_handover(full: &str, empty: &str) -> Result<Vec<u32>, Fault> {
     let body = format!(
         "mov.u32 %r2, buffer; mad.lo.u32 %r2, %r1, 4, %r2; mov.u32 %r3, 0; mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd3, %rd4;
         setp.lt.u32 %p1, %r1, 32; @%p1 bra $L3;
@@ -615,10 +615,10 @@ fn handed_over(full: &str, empty: &str) -> Result<Vec<u32>, Fault> {
 
 #[test]
 fn warps_hand_over_at_barriers_that_only_one_side_waits_at() {
-    let got = handed_over("bar.arrive 1, 64;", "bar.sync 2, 64;").unwrap();
+    let got = run_handover("bar.arrive 1, 64;", "bar.sync 2, 64;").unwrap();
     assert!((0..32).all(|i| got[i] == (i as u32 + 32) * 101 + 1), "{got:?}");
-    let fault = handed_over("bar.arrive 1, 64;", "").unwrap_err();
+    let fault = run_handover("bar.arrive 1, 64;", "").unwrap_err();
     assert!(fault.what.contains("race") || fault.what.contains("disagree"), "{fault}");
-    let fault = handed_over("bar.arrive 1, 96;", "bar.sync 2, 64;").unwrap_err();
+    let fault = run_handover("bar.arrive 1, 96;", "bar.sync 2, 64;").unwrap_err();
     assert!(fault.what.contains("disagree"), "{fault}");
 }

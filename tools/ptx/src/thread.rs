@@ -18,7 +18,7 @@ pub(crate) struct Block<'a> {
     /// Threads that have arrived at a barrier without waiting.
     pub arrived: Vec<BarrierArrivals>,
     /// Pending `wgmma` of each warpgroup.
-    pub products: Vec<PendingWgmma>,
+    pub pending_wgmma: Vec<PendingWgmma>,
 }
 
 /// Geometry of a launch, and the index of the block.
@@ -58,7 +58,7 @@ pub(crate) struct Thread {
     /// Registers at the last fence for `wgmma`.
     fenced: Vec<u64>,
     local: Vec<u8>,
-    known: Vec<bool>,
+    initialized: Vec<bool>,
     /// Groups of copies, oldest first.
     groups: VecDeque<Vec<Copy>>,
     copies: Vec<Copy>,
@@ -73,7 +73,7 @@ impl Thread {
             regs: vec![UNSET; kernel.n_regs],
             fenced: Vec::new(),
             local: vec![0; kernel.local_bytes],
-            known: vec![false; kernel.local_bytes],
+            initialized: vec![false; kernel.local_bytes],
             groups: VecDeque::new(),
             copies: Vec::new(),
         }
@@ -171,19 +171,19 @@ impl Thread {
                     self.state = State::Done;
                     return Ok(());
                 }
-                op if op.is_together() => {
+                op if op.is_collective() => {
                     self.state = State::Waiting;
                     return Ok(());
                 }
                 op => {
-                    self.alone(op, block, global)?;
+                    self.execute(op, block, global)?;
                     self.pc += 1;
                 }
             }
         }
     }
 
-    fn alone(&mut self, op: &Op, block: &mut Block<'_>, global: &mut Global) -> Result<(), String> {
+    fn execute(&mut self, op: &Op, block: &mut Block<'_>, global: &mut Global) -> Result<(), String> {
         match op {
             Op::Unary(op, ty, mode, dst, src) => {
                 let value = arith::unary(*op, *ty, *mode, self.get(block, *src));
@@ -334,7 +334,7 @@ impl Thread {
             Space::Shared => block.shared.load(address, out, self.moment),
             Space::Local => {
                 let at = within(address, LOCAL_BASE, size, self.local.len(), "local memory")?;
-                if self.known[at..at + size].contains(&false) {
+                if self.initialized[at..at + size].contains(&false) {
                     return Err(format!("byte {at} of local memory was never written"));
                 }
                 out.copy_from_slice(&self.local[at..at + size]);
@@ -363,7 +363,7 @@ impl Thread {
             Space::Local => {
                 let at = within(address, LOCAL_BASE, bytes.len(), self.local.len(), "local memory")?;
                 self.local[at..at + bytes.len()].copy_from_slice(bytes);
-                self.known[at..at + bytes.len()].fill(true);
+                self.initialized[at..at + bytes.len()].fill(true);
                 Ok(())
             }
             Space::Param => Err("a store to the parameters".to_owned()),

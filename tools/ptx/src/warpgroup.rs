@@ -59,10 +59,12 @@ pub(crate) fn barrier_sync(threads: &mut [Thread], block: &mut Block<'_>) -> Res
         if group.iter().any(|thread| thread.state != State::Waiting || thread.pc != pc) {
             continue;
         }
-        block.products.resize_with(block.products.len().max(first / THREADS + 1), PendingWgmma::default);
-        let mut products = std::mem::take(&mut block.products[first / THREADS]);
-        let done = together(op, group, &mut products, block);
-        block.products[first / THREADS] = products;
+        block
+            .pending_wgmma
+            .resize_with(block.pending_wgmma.len().max(first / THREADS + 1), PendingWgmma::default);
+        let mut pending = std::mem::take(&mut block.pending_wgmma[first / THREADS]);
+        let done = execute_collective(op, group, &mut pending, block);
+        block.pending_wgmma[first / THREADS] = pending;
         done.map_err(|what| Failed::new(group, 0, block, what))?;
         for thread in group {
             thread.pc += 1;
@@ -73,20 +75,20 @@ pub(crate) fn barrier_sync(threads: &mut [Thread], block: &mut Block<'_>) -> Res
     Ok(moved)
 }
 
-fn together(
+fn execute_collective(
     op: &Op,
     group: &mut [Thread],
-    products: &mut PendingWgmma,
+    pending: &mut PendingWgmma,
     block: &mut Block<'_>,
 ) -> Result<(), String> {
     match op {
-        Op::Wgmma(product) => multiply(product, group, products, block)?,
+        Op::Wgmma(product) => multiply(product, group, pending, block)?,
         Op::WgmmaFence => group.iter_mut().for_each(Thread::fence),
-        Op::WgmmaCommit => products.groups.push_back(std::mem::take(&mut products.open)),
+        Op::WgmmaCommit => pending.groups.push_back(std::mem::take(&mut pending.open)),
         Op::WgmmaWait(left) => {
-            while products.groups.len() > *left {
-                let done = products.groups.pop_front().unwrap_or_default();
-                finish(done, group, products, block)?;
+            while pending.groups.len() > *left {
+                let done = pending.groups.pop_front().unwrap_or_default();
+                finish(done, group, pending, block)?;
             }
         }
         op => unreachable!("{op:?} is not of a warpgroup"),
@@ -99,7 +101,7 @@ fn together(
 fn finish(
     done: Group,
     group: &mut [Thread],
-    products: &PendingWgmma,
+    pending: &PendingWgmma,
     block: &mut Block<'_>,
 ) -> Result<(), String> {
     let now = |group: &[Thread], thread: usize, reg: u32| group[thread].get(block, Src::Reg(reg));
@@ -112,11 +114,11 @@ fn finish(
         if now(group, thread, reg) != PENDING {
             return Err(format!("thread {thread} wrote a result of a product under way"));
         }
-        if products.result((thread, reg)).is_none() {
+        if pending.result((thread, reg)).is_none() {
             group[thread].set_fenced(reg, value);
         }
     }
-    done.rows.into_iter().for_each(|address| block.shared.end_product(address, ROW));
+    done.rows.into_iter().for_each(|address| block.shared.end_wgmma_read(address, ROW));
     Ok(())
 }
 
@@ -148,9 +150,9 @@ impl Matrix {
         let matrix = Self { start: field(0), leading: field(16), stride: field(32), width };
         let unknown = bits & !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 3 << 62);
         // The first row begins where the pattern does, or within that row.
-        let is_whole =
+        let is_within_row =
             width == 16 || matrix.start % (8 * width) < width && matrix.start % width + 32 <= width;
-        match unknown == 0 && is_whole && matrix.stride.is_multiple_of(8 * width) {
+        match unknown == 0 && is_within_row && matrix.stride.is_multiple_of(8 * width) {
             true => Ok(matrix),
             false => Err(format!("a matrix descriptor that is not known, {bits:#018x}: {matrix:?}")),
         }
@@ -181,7 +183,7 @@ fn read(
     for (row, halves) in halves.iter_mut().enumerate() {
         for (eight, halves) in halves.chunks_exact_mut(ROW / 2).enumerate() {
             let (mut bytes, address) = ([0; ROW], matrix.address(row, eight));
-            block.shared.begin_product(address, &mut bytes, now)?;
+            block.shared.begin_wgmma_read(address, &mut bytes, now)?;
             open.rows.push(address);
             for (half, bytes) in halves.iter_mut().zip(bytes.as_chunks().0) {
                 *half = half::f16::from_le_bytes(*bytes).to_f64();
@@ -196,7 +198,7 @@ fn read(
 fn multiply(
     product: &Wgmma,
     group: &mut [Thread],
-    products: &mut PendingWgmma,
+    pending: &mut PendingWgmma,
     block: &mut Block<'_>,
 ) -> Result<(), String> {
     let now = [0, 1, 2, 3].map(|warp| group[32 * warp].moment);
@@ -205,30 +207,30 @@ fn multiply(
         let is_same = group.iter().all(|thread| thread.get(block, src) == first);
         is_same.then_some(first).ok_or("threads of a warpgroup disagree on an operand")
     };
-    let keeps = same(product.keeps, block)? != 0;
+    let scale_d = same(product.scale_d, block)? != 0;
     let right = same(product.b, block)?;
     let left = match product.a {
         Left::Matrix(matrix) => {
             let matrix = same(matrix, block)?;
-            read(matrix, M, now, &mut products.open, block)?
+            read(matrix, M, now, &mut pending.open, block)?
         }
-        Left::Registers(registers) => left_of(registers, group, &mut products.open)?,
+        Left::Registers(registers) => left_of(registers, group, &mut pending.open)?,
     };
-    let right = read(right, 2 * product.d.len(), now, &mut products.open, block)?;
+    let right = read(right, 2 * product.d.len(), now, &mut pending.open, block)?;
     for (index, thread) in group.iter_mut().enumerate() {
         let (row, quad) = (16 * (index / 32) + index % 32 / 4, index % 4);
         for (r, dst) in product.d.iter().enumerate() {
             let reg = dst.ok_or("a result without a register")?;
             let (row, col) = (row + 8 * (r / 2 % 2), 8 * (r / 4) + 2 * quad + r % 2);
-            let before = match products.result((index, reg)) {
+            let before = match pending.result((index, reg)) {
                 Some(result) => result,
                 None => thread.get_fenced(reg)?,
             };
-            let mut sum = if keeps { f32::from_bits(before as u32) } else { 0.0 };
+            let mut sum = if scale_d { f32::from_bits(before as u32) } else { 0.0 };
             for first in (0..K).step_by(SUMMED) {
                 sum = tensor_sum(sum, std::array::from_fn(|i| left[row][first + i] * right[col][first + i]));
             }
-            products.open.results.insert((index, reg), sum.to_bits().into());
+            pending.open.results.insert((index, reg), sum.to_bits().into());
             thread.set_fenced(reg, PENDING);
         }
     }

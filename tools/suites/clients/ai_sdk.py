@@ -17,7 +17,7 @@ import { z } from "zod";
 
 const { url, name, question, description, result } = JSON.parse(process.argv[2]);
 const model = createOpenAICompatible({ name: "kvant", baseURL: url })(name);
-const run = async (ask) => {
+const run = async (generate) => {
   const calls = [];
   const count_pieces = tool({
     description,
@@ -25,7 +25,7 @@ const run = async (ask) => {
     execute: async ({ part, shelf }) => (calls.push([part, shelf]), result),
   });
   const settings = { model, prompt: question, tools: { count_pieces }, stopWhen: stepCountIs(4), maxRetries: 0 };
-  return { text: await ask(settings), calls };
+  return { text: await generate(settings), calls };
 };
 const whole = await run(async (settings) => (await generateText(settings)).text);
 const streamed = await run(async (settings) => await streamText(settings).text);

@@ -22,5 +22,5 @@ options = [
     "-c",
     'web_search="disabled"',
 ]
-shared.shell("codex", "exec", *options, "--output-last-message", "said", shared.READ_TASK)
-shared.check_stock(pathlib.Path("said").read_text(encoding="utf-8"))
+shared.shell("codex", "exec", *options, "--output-last-message", "answer", shared.READ_TASK)
+shared.check_stock(pathlib.Path("answer").read_text(encoding="utf-8"))

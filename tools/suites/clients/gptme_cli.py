@@ -12,5 +12,5 @@ import shared
 TASK = f"Run this shell command: echo {shared.COUNT} > count.txt"
 options = ["--non-interactive", "--tools", "shell,complete"]
 shared.shell("gptme", "--model", f"local/{shared.MODEL}", *options, TASK)
-said = pathlib.Path("count.txt").read_text(encoding="utf-8")
-assert said == f"{shared.COUNT}\n", said
+text = pathlib.Path("count.txt").read_text(encoding="utf-8")
+assert text == f"{shared.COUNT}\n", text

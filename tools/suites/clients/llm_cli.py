@@ -22,8 +22,8 @@ model = {"model_id": "kvant", "model_name": shared.MODEL, "api_base": shared.API
 (home / "extra-openai-models.yaml").write_text(json.dumps([model]), encoding="utf-8")
 pathlib.Path("tool.py").write_text(TOOL, encoding="utf-8")
 answer = shared.shell("llm", "-m", "kvant", "--functions", "tool.py", shared.QUESTION, LLM_USER_PATH=str(home))
-asked = pathlib.Path("calls")
-shared.calls[:] = [(part, int(shelf)) for part, shelf in map(str.split, asked.read_text().splitlines())] if asked.exists() else []
+log = pathlib.Path("calls")
+shared.calls[:] = [(part, int(shelf)) for part, shelf in map(str.split, log.read_text().splitlines())] if log.exists() else []
 shared.check_answer(answer)
 
 answer = shared.shell("llm", "-m", "kvant", "--schema", "name, age int", "Ada is 37 years old.", LLM_USER_PATH=str(home))

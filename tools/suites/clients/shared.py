@@ -71,8 +71,8 @@ def check_greeting(path: pathlib.Path):
     """Checks that the file has the requested change, and still runs."""
     text, names = path.read_text(encoding="utf-8"), {}
     exec(compile(text, path.name, "exec"), names)
-    said = names["greet"]("Ada")
-    assert said == "Goodbye, Ada", f"the file greets with {said!r}: {text!r}"
+    greeting = names["greet"]("Ada")
+    assert greeting == "Goodbye, Ada", f"the file greets with {greeting!r}: {text!r}"
 
 
 def commit():

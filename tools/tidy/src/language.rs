@@ -1,9 +1,6 @@
 //! Tests that hold prose and names to the field's language: `docs/GLOSSARY.md` has its words.
 
-use std::fs;
-use std::path::PathBuf;
-
-use super::{files, root};
+use super::{WrittenFile, written};
 
 /// Words that the glossary replaces, in prose and as parts of identifiers, each with the field's
 /// word.
@@ -64,16 +61,9 @@ const MAX_COLUMNS: usize = 100;
 /// Longest name of a test, in letters.
 const MAX_TEST_NAME: usize = 60;
 
-fn written(endings: &[&str]) -> Vec<(String, String)> {
-    let mut paths: Vec<PathBuf> = ["README.md", "CONTRIBUTING.md"].map(|name| root().join(name)).into();
-    for dir in ["conformance", "crates", "docs", "fuzz", "tools"] {
-        files(&root().join(dir), endings, &mut paths);
-    }
-    let named = paths.into_iter().filter(|path| path.is_file()).map(|path| {
-        let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
-        (name, fs::read_to_string(&path).unwrap())
-    });
-    named.filter(|(name, _)| !EXCUSED.contains(&name.as_str())).collect()
+/// Returns the files with these endings to which the rules apply.
+fn checked(endings: &[&str]) -> impl Iterator<Item = &'static WrittenFile> {
+    written(endings).filter(|file| !EXCUSED.contains(&file.name.as_str()))
 }
 
 /// The words of a line: runs of letters, cut where a capital follows a small letter.
@@ -114,7 +104,7 @@ fn retired_words_are_found_in_prose_and_names() {
 #[test]
 fn prose_and_names_use_the_fields_words() {
     let mut found = Vec::new();
-    for (name, text) in written(&["rs", "md", "c", "h", "cu", "cuh", "wgsl", "pyi"]) {
+    for WrittenFile { name, text } in checked(&["rs", "md", "c", "h", "cu", "cuh", "wgsl", "pyi"]) {
         for (at, line) in text.lines().enumerate() {
             let line = FOREIGN.iter().fold(line.to_owned(), |line, name| line.replace(name, ""));
             if let Some((word, instead)) = retired(&line) {
@@ -128,7 +118,7 @@ fn prose_and_names_use_the_fields_words() {
 #[test]
 fn comments_fit_a_hundred_columns() {
     let mut wide = Vec::new();
-    for (name, text) in written(&["rs", "cu", "cuh", "wgsl"]) {
+    for WrittenFile { name, text } in checked(&["rs", "cu", "cuh", "wgsl"]) {
         for (at, line) in text.lines().enumerate() {
             let is_comment = line.trim_start().starts_with("//");
             // A link or a path cannot be broken.
@@ -144,7 +134,7 @@ fn comments_fit_a_hundred_columns() {
 #[test]
 fn test_names_are_short_claims() {
     let mut wrong = Vec::new();
-    for (name, text) in written(&["rs"]) {
+    for WrittenFile { name, text } in checked(&["rs"]) {
         let mut is_test = false;
         for line in text.lines().map(str::trim) {
             if let Some(test) = line.strip_prefix("fn ").filter(|_| is_test) {

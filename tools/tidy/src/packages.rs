@@ -29,7 +29,7 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 /// Returns the files that code outside tests includes at compile time.
-fn taken_in(file: &Path) -> Vec<PathBuf> {
+fn included_files(file: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(file).unwrap();
     let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     let calls = code.split("include_").skip(1);
@@ -40,19 +40,25 @@ fn taken_in(file: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn packages_contain_all_compiled_files() {
-    let mut n_taken = 0;
+    let mut n_included = 0;
     for (krate, _) in published() {
         let mut sources = Vec::new();
         files(&krate.join("src"), &["rs"], &mut sources);
         for file in sources.iter().filter(|file| !file.ends_with("tests.rs")) {
-            for taken in taken_in(file) {
-                let inside = ["src", "assets"].iter().any(|dir| taken.starts_with(plain(&krate).join(dir)));
-                assert!(inside && taken.is_file(), "{}: {} is not packaged", file.display(), taken.display());
-                n_taken += 1;
+            for included in included_files(file) {
+                let inside =
+                    ["src", "assets"].iter().any(|dir| included.starts_with(plain(&krate).join(dir)));
+                assert!(
+                    inside && included.is_file(),
+                    "{}: {} is not packaged",
+                    file.display(),
+                    included.display()
+                );
+                n_included += 1;
             }
         }
     }
-    assert!(n_taken > 10, "only {n_taken} files were found");
+    assert!(n_included > 10, "only {n_included} files were found");
 }
 
 #[test]

@@ -7,11 +7,15 @@ use crate::device::{Page, Result};
 use crate::{AttendParams, BackendError};
 
 /// Checks the shapes of [`Backend::kv_append`](crate::Backend::kv_append), for buffers of `k` and
-/// `v` values and step tiles of `band` bytes.
+/// `v` values and step tiles of `step_tile_bytes` bytes.
 ///
 /// # Errors
 /// [`BackendError::Shape`] that names the operand at fault.
-pub fn check_append<P: Page>(parts: &[KvBatchEntry<'_, P>], [k, v]: [usize; 2], band: usize) -> Result<()> {
+pub fn check_append<P: Page>(
+    parts: &[KvBatchEntry<'_, P>],
+    [k, v]: [usize; 2],
+    step_tile_bytes: usize,
+) -> Result<()> {
     const OP: &str = "kv_append";
     for part in parts {
         let n_kv_heads = part.layer.k.len();
@@ -20,14 +24,14 @@ pub fn check_append<P: Page>(parts: &[KvBatchEntry<'_, P>], [k, v]: [usize; 2], 
             let head_dim = head_dim(OP, "head size", streams)?;
             BackendError::check_at_least(OP, what, part.rows.range().end * n_kv_heads * head_dim, len)?;
         }
-        check_band(OP, part, band)?;
+        check_step_tiles(OP, part, step_tile_bytes)?;
         check_balance(OP, part)?;
     }
     Ok(())
 }
 
 /// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q`, `out` and,
-/// if any, `sinks` values and step tiles of `band` bytes.
+/// if any, `sinks` values and step tiles of `step_tile_bytes` bytes.
 ///
 /// # Errors
 /// As [`check_append`].
@@ -36,7 +40,7 @@ pub fn check_attend<P: Page>(
     parts: &[KvBatchEntry<'_, P>],
     [q, out]: [usize; 2],
     sinks: Option<usize>,
-    band: usize,
+    step_tile_bytes: usize,
 ) -> Result<()> {
     const OP: &str = "attend";
     BackendError::check_at_least(OP, "sinks", p.n_heads, sinks.unwrap_or(p.n_heads))?;
@@ -61,7 +65,7 @@ pub fn check_attend<P: Page>(
             let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
             BackendError::check_at_least(OP, "blocks", blocks, part.memory.blocks().len())?;
         }
-        check_band(OP, part, band)?;
+        check_step_tiles(OP, part, step_tile_bytes)?;
         check_balance(OP, part)?;
     }
     Ok(())
@@ -86,10 +90,14 @@ fn check_balance<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Resul
     BackendError::check_at_least(op, "bytes of the balance", n_bytes, page.n_bytes())
 }
 
-fn check_band<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>, band: usize) -> Result<()> {
+fn check_step_tiles<P: Page>(
+    op: &'static str,
+    part: &KvBatchEntry<'_, P>,
+    step_tile_bytes: usize,
+) -> Result<()> {
     match part.band_bytes() {
         0 => Ok(()),
-        bytes => BackendError::check_at_least(op, "bytes of the band", part.band + bytes, band),
+        bytes => BackendError::check_at_least(op, "bytes of the band", part.band + bytes, step_tile_bytes),
     }
 }
 

@@ -303,7 +303,7 @@ impl<P: Page> KvBatchEntry<'_, P> {
     /// Returns the tiles of `stream` that the rows read in f16 from the step tiles; empty when the
     /// tail holds all of them.
     pub fn band_tiles(&self, stream: &KvTensor) -> Range<usize> {
-        band_tiles(self.rows, stream)
+        step_tiles(self.rows, stream)
     }
 
     /// Returns the bytes of its share of the step tiles.
@@ -321,7 +321,7 @@ impl<P: Page> KvBatchEntry<'_, P> {
 }
 
 /// See [`KvBatchEntry::band_tiles`].
-pub(super) fn band_tiles(rows: TokenSpan, stream: &KvTensor) -> Range<usize> {
+pub(super) fn step_tiles(rows: TokenSpan, stream: &KvTensor) -> Range<usize> {
     if stream.spec.tail_tiles == 0 || !rows.spans_tiles() {
         return 0..0;
     }

@@ -85,7 +85,7 @@ impl Tokens {
     /// Appends `n` tokens, and checks that each of them finds every token it attends to.
     fn step(&mut self, n: usize) {
         let rows = TokenSpan { first: 3, n, start: self.len, coded: self.coded };
-        let mut band: HashMap<usize, usize> = HashMap::new();
+        let mut step_tiles: HashMap<usize, usize> = HashMap::new();
         for write in self.spec.writes(rows) {
             let tail = format!("{:?}", TileLocation::Tail(write.tile % self.spec.tail_tiles.max(1)));
             let place = format!("{:?}", write.place);
@@ -93,13 +93,13 @@ impl Tokens {
                 let token = self.slots[&(tail.clone(), slot)];
                 assert_eq!(token, write.tile * TILE + slot, "a tile waits in the tail");
                 self.slots.insert((place.clone(), slot), token);
-                band.extend(write.in_band.then_some((token, token)));
+                step_tiles.extend(write.in_band.then_some((token, token)));
             }
             for (i, slot) in write.new.enumerate() {
                 let token = rows.start + write.first_row + i;
                 assert!(write.first_row + i < n);
                 self.slots.insert((place.clone(), slot), token);
-                band.extend(write.in_band.then_some((token, token)));
+                step_tiles.extend(write.in_band.then_some((token, token)));
             }
         }
         (self.len, self.coded) = (rows.end(), self.spec.n_coded_tiles(rows.end()));
@@ -110,7 +110,7 @@ impl Tokens {
                 let place = if tile < window {
                     self.spec.location(tile, usize::MAX)
                 } else if rows.spans_tiles() {
-                    assert_eq!(band.get(&token), Some(&token), "{position} sees {token} in the band");
+                    assert_eq!(step_tiles.get(&token), Some(&token), "{position} sees {token} in the band");
                     continue;
                 } else {
                     self.spec.location(tile, self.coded)
@@ -236,9 +236,12 @@ fn kv_tensors_are_contiguous_in_each_allocation() {
         .into();
     let (mut main, mut sink, mut tail) = (0, 0, 0);
     for layer in &layers {
-        let mut band = 0;
+        let mut step_tile_offset = 0;
         for stream in layer.tensors() {
-            assert_eq!((stream.main, stream.sink, stream.tail, stream.band), (main, sink, tail, band));
+            assert_eq!(
+                (stream.main, stream.sink, stream.tail, stream.band),
+                (main, sink, tail, step_tile_offset)
+            );
             let f16 = stream.spec.f16_layout().bytes();
             main += TILES_PER_BLOCK * stream.spec.main_layout().bytes();
             assert_eq!(stream.centre, main);
@@ -246,11 +249,11 @@ fn kv_tensors_are_contiguous_in_each_allocation() {
             main += if has_centre { 2 * 64 } else { 0 };
             sink += f16;
             tail += stream.spec.tail_tiles * f16;
-            band += if stream.spec.tail_tiles > 0 { f16 } else { 0 };
+            step_tile_offset += if stream.spec.tail_tiles > 0 { f16 } else { 0 };
             let (layout, offset) = stream.locate(TileLocation::Main(13));
             assert_eq!(offset, stream.main + 5 * layout.bytes());
         }
-        assert_eq!(layer.band_bytes, band);
+        assert_eq!(layer.band_bytes, step_tile_offset);
     }
     assert_eq!(sizes, TensorSizes { block: main, sink, tail });
 }

@@ -59,7 +59,7 @@ pub struct Writes {
     /// Tiles before this one are in the sink or the blocks after the step.
     coded: usize,
     /// The first of the step tiles.
-    band: usize,
+    first_step_tile: usize,
     tile: usize,
 }
 
@@ -94,9 +94,9 @@ impl KvTensorSpec {
         let first = rows.start / TILE;
         let waiting = if self.tail_tiles > 0 { rows.coded.min(first) } else { first };
         let crosses = self.tail_tiles > 0 && rows.spans_tiles();
-        let band = if crosses { self.f16_window_start(first) } else { usize::MAX };
+        let first_step_tile = if crosses { self.f16_window_start(first) } else { usize::MAX };
         let coded = self.n_coded_tiles(rows.end());
-        Writes { spec: *self, rows, coded, band, tile: waiting }
+        Writes { spec: *self, rows, coded, first_step_tile, tile: waiting }
     }
 }
 
@@ -111,7 +111,7 @@ impl Iterator for Writes {
             }
             self.tile += 1;
             let place = self.spec.location(tile, self.coded);
-            let in_band = tile >= self.band;
+            let in_band = tile >= self.first_step_tile;
             let TileRows { old, new, first_row, .. } = self.spec.tile_rows(tile, self.rows);
             // Other tiles stay in the tail.
             let old = if matches!(place, TileLocation::Main(_)) || in_band { old } else { 0..0 };

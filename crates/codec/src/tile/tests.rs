@@ -327,8 +327,8 @@ fn codes_of_clamped_values_decode_within_f16() {
         let mut tile = vec![0; layout.bytes()];
         for x in &inputs {
             layout.put(&mut tile, 3, x);
-            let most = got(&layout, &tile, 3).into_iter().fold(0.0, |most: f32, v| most.max(v.abs()));
-            assert!(most > 0.0 && most <= F16_MAX, "{dtype}: {most} from {:?}", &x[..4]);
+            let max = got(&layout, &tile, 3).into_iter().fold(0.0, |max: f32, v| max.max(v.abs()));
+            assert!(max > 0.0 && max <= F16_MAX, "{dtype}: {max} from {:?}", &x[..4]);
         }
     }
 }

@@ -80,7 +80,7 @@ fn error_is_a_third_below_a_codebooks_at_every_slice_width() {
 
 #[test]
 fn rings_are_nearly_optimal() {
-    for (trellis, most) in BOTH.iter().zip([1.015, 1.005]) {
+    for (trellis, max_ratio) in BOTH.iter().zip([1.015, 1.005]) {
         let (mut random, mut best, mut got) = (Random::new(5), 0.0, 0.0);
         for _ in 0..200 {
             let z = gaussian::<128>(&mut random);
@@ -93,7 +93,7 @@ fn rings_are_nearly_optimal() {
             best += all.fold(f64::INFINITY, f64::min);
             got += error(trellis.indices(&z));
         }
-        assert!(got <= most * best, "{} bits: {got}, best {best}", trellis.bits());
+        assert!(got <= max_ratio * best, "{} bits: {got}, best {best}", trellis.bits());
     }
 }
 

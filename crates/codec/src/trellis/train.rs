@@ -81,7 +81,7 @@ fn odd(level: impl Fn(usize) -> f64) -> Levels {
 fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
     let (states, oldest_at) = (1 << (WINDOW as u32 - bits), WINDOW as u32 - bits);
     let mut costs = [0.0; MAX_STATES];
-    let mut came = Vec::with_capacity(samples.len());
+    let mut backpointers = Vec::with_capacity(samples.len());
     for &x in samples {
         let (before, mut windows) = (costs, [0; MAX_STATES]);
         for state in 0..states {
@@ -90,10 +90,10 @@ fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
             (costs[state], windows[state]) =
                 way.reduce(|a, b| if b.0 < a.0 { b } else { a }).expect("several ways");
         }
-        came.push(windows);
+        backpointers.push(windows);
     }
     let mut state = (0..states).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).expect("several states");
-    let mut walk: Vec<usize> = came
+    let mut path: Vec<usize> = backpointers
         .iter()
         .rev()
         .map(|windows| {
@@ -102,6 +102,6 @@ fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
             window
         })
         .collect();
-    walk.reverse();
-    walk
+    path.reverse();
+    path
 }

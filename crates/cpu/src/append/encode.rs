@@ -252,7 +252,7 @@ fn sum<const N: usize>(x: [f64; N]) -> f64 {
 #[inline(always)]
 fn q8_0(x: &[f32; 32], codes: &mut [u8; 32]) -> f16 {
     let x = x.map(|v| clamp(v, F16_MAX));
-    let d = x.iter().fold(0.0f32, |most, v| most.max(v.abs())) / 127.0;
+    let d = x.iter().fold(0.0f32, |max, v| max.max(v.abs())) / 127.0;
     let per_unit = inverse(d);
     *codes = x.map(|v| ((v * per_unit).round() as i32 + 128) as u8);
     to_f16(d.min(Q8_0_MAX_SCALE))

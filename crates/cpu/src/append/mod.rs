@@ -61,20 +61,24 @@ pub(crate) fn kv_append(
     scratch: &mut Scratch,
     parts: &mut [KvBatchEntry<'_, CpuPage>],
     [k, v]: [&[f32]; 2],
-    band: Option<&mut CpuPage>,
+    step_tiles: Option<&mut CpuPage>,
 ) -> Result<()> {
-    check_append(parts, [k.len(), v.len()], band.as_ref().map_or(0, |band| band.as_bytes().len()))?;
-    scratch.targets.fill(parts, band);
+    check_append(
+        parts,
+        [k.len(), v.len()],
+        step_tiles.as_ref().map_or(0, |step_tiles| step_tiles.as_bytes().len()),
+    )?;
+    scratch.targets.fill(parts, step_tiles);
     let (targets, parts) = (&scratch.targets, &*parts);
     // All sequences have the heads of the model; they differ in tests alone.
-    let most = parts.iter().map(|part| part.layer.k.len()).max().unwrap_or(0);
-    pool.for_each(2 * most * parts.len(), &|item| {
-        let (index, head, is_key) = (item / (2 * most), item % (2 * most) / 2, item % 2 == 0);
+    let max_heads = parts.iter().map(|part| part.layer.k.len()).max().unwrap_or(0);
+    pool.for_each(2 * max_heads * parts.len(), &|item| {
+        let (index, head, is_key) = (item / (2 * max_heads), item % (2 * max_heads) / 2, item % 2 == 0);
         let part = &parts[index];
         let (streams, x) = if is_key { (&part.layer.k, k) } else { (&part.layer.v, v) };
         let Some(stream) = streams.get(head) else { return };
-        // SAFETY: `parts` and the band are borrowed until the end of this function, and each item
-        // is another (sequence, side, head), so that no other thread has this KV tensor.
+        // SAFETY: `parts` and the step tiles are borrowed until the end of this function, and each
+        // item is another (sequence, side, head), so that no other thread has this KV tensor.
         let target = unsafe { targets.of(index, part, stream) };
         let (rows, head_dim) = (part.rows, stream.spec.head_dim);
         let width = streams.len() * head_dim;

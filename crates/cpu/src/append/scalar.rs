@@ -18,7 +18,7 @@ pub(super) fn append<'a>(
         let mut values = gather(spec, &mut target, &source, &write.rows());
         let all = write.slots();
         if write.in_band {
-            let (layout, tile) = target.band_tile(write.tile);
+            let (layout, tile) = target.step_tile(write.tile);
             all.clone().for_each(|slot| layout.put(tile, slot, &values[slot]));
         }
         let is_coded = matches!(write.place, TileLocation::Main(_)) && spec.dtype.code().is_some();

@@ -67,7 +67,7 @@ fn append_slice<'a, L: Lanes>(
     let mut rows = gather(lanes, spec, target, &write.rows(), dims.clone(), source);
     let all = write.slots();
     if write.in_band {
-        let (layout, tile) = target.band_tile(write.tile);
+        let (layout, tile) = target.step_tile(write.tile);
         lanes.run(StoreFloats { layout, tile, dims: dims.clone(), slots: all.clone(), rows: &rows });
     }
 

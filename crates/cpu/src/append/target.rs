@@ -55,15 +55,15 @@ struct PageAddresses {
 pub(super) struct Targets {
     parts: Vec<PageAddresses>,
     blocks: Vec<Raw>,
-    band: Option<Raw>,
+    step_tiles: Option<Raw>,
 }
 
 impl Targets {
     /// Records the address of every allocation that `parts` and their step tiles write.
-    pub(super) fn fill(&mut self, parts: &mut [KvBatchEntry<'_, CpuPage>], band: Option<&mut CpuPage>) {
+    pub(super) fn fill(&mut self, parts: &mut [KvBatchEntry<'_, CpuPage>], step_tiles: Option<&mut CpuPage>) {
         self.parts.clear();
         self.blocks.clear();
-        self.band = band.map(Raw::of);
+        self.step_tiles = step_tiles.map(Raw::of);
         for part in parts {
             let n_blocks = part.memory.blocks().len();
             let first = part.layer.tensors().filter_map(|stream| first_block(stream, part.rows)).min();
@@ -103,11 +103,11 @@ impl Targets {
         stream: &'a KvTensor,
     ) -> Target<'a> {
         let bases = &self.parts[index];
-        let band = match part.band_tiles(stream) {
+        let step_tiles = match part.band_tiles(stream) {
             tiles if tiles.is_empty() => Raw::NONE,
-            _ => self.band.expect("a band, as the shapes have been checked"),
+            _ => self.step_tiles.expect("a band, as the shapes have been checked"),
         };
-        Target { stream, bases, blocks: &self.blocks[bases.blocks.clone()], band, part }
+        Target { stream, bases, blocks: &self.blocks[bases.blocks.clone()], step_tiles, part }
     }
 }
 
@@ -124,7 +124,7 @@ pub(super) struct Target<'a> {
     part: &'a KvBatchEntry<'a, CpuPage>,
     bases: &'a PageAddresses,
     blocks: &'a [Raw],
-    band: Raw,
+    step_tiles: Raw,
 }
 
 impl Target<'_> {
@@ -150,9 +150,9 @@ impl Target<'_> {
     }
 
     /// Returns step tile `tile`.
-    pub(super) fn band_tile(&mut self, tile: usize) -> (TileLayout, &mut [u8]) {
+    pub(super) fn step_tile(&mut self, tile: usize) -> (TileLayout, &mut [u8]) {
         let (layout, offset) = (self.stream.spec.f16_layout(), self.part.band_offset(self.stream, tile));
         // SAFETY: as above: KV tensors do not overlap in the step tiles, nor do sequences.
-        (layout, unsafe { self.band.bytes(offset..offset + layout.bytes()) })
+        (layout, unsafe { self.step_tiles.bytes(offset..offset + layout.bytes()) })
     }
 }

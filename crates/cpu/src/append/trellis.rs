@@ -23,35 +23,35 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
     z: &[[f32; N]; TILE],
     codes: &mut [[u8; N]; TILE],
 ) -> [f64; TILE] {
-    let walk = Viterbi::<BITS, STATES>::new(trellis);
-    // `values` and `came` are in the order of the trellis sequence.
+    let viterbi = Viterbi::<BITS, STATES>::new(trellis);
+    // `values` and `backpointers` are in the order of the trellis sequence.
     let mut values = [[0; 64]; N];
     for (p, value) in values.iter_mut().enumerate() {
         let z: [f32; TILE] = std::array::from_fn(|t| z[t][dim_at(N, p)] * Trellis::PER_UNIT);
-        lanes.store_codes(walk.pair(lanes, lanes.round(lanes.load(&z))), value);
+        lanes.store_codes(viterbi.pair(lanes, lanes.round(lanes.load(&z))), value);
     }
-    let mut came = [[0; 64]; N];
+    let mut backpointers = [[0; 64]; N];
 
     let mut costs = [lanes.splat_i(0); STATES];
     for value in &values[N - SEAM_OVERLAP..] {
-        walk.step(lanes, &mut costs, lanes.codes_8(value));
+        viterbi.step(lanes, &mut costs, lanes.codes_8(value));
     }
-    for (value, came) in values[..SEAM_OVERLAP].iter().zip(&mut came) {
-        lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
+    for (value, backpointers) in values[..SEAM_OVERLAP].iter().zip(&mut backpointers) {
+        lanes.store_codes(viterbi.step(lanes, &mut costs, lanes.codes_8(value)), backpointers);
     }
-    let mut seam = walk.cheapest(lanes, &costs);
-    for came in came[..SEAM_OVERLAP].iter().rev() {
-        seam = walk.backtrace(lanes, seam, lanes.codes_8(came)).0;
+    let mut seam = viterbi.cheapest(lanes, &costs);
+    for backpointers in backpointers[..SEAM_OVERLAP].iter().rev() {
+        seam = viterbi.backtrace(lanes, seam, lanes.codes_8(backpointers)).0;
     }
 
-    let mut costs = walk.costs_from(lanes, seam);
-    for (value, came) in values.iter().zip(&mut came) {
-        lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
+    let mut costs = viterbi.costs_from(lanes, seam);
+    for (value, backpointers) in values.iter().zip(&mut backpointers) {
+        lanes.store_codes(viterbi.step(lanes, &mut costs, lanes.codes_8(value)), backpointers);
     }
     let (mut state, mut squares) = (seam, lanes.splat_i(0));
-    for (p, came) in came.iter().enumerate().rev() {
-        let (before, window) = walk.backtrace(lanes, state, lanes.codes_8(came));
-        let level = lanes.and_i(lanes.look_up_64(window, &walk.magnitudes), lanes.splat_i(0xff));
+    for (p, backpointers) in backpointers.iter().enumerate().rev() {
+        let (before, window) = viterbi.backtrace(lanes, state, lanes.codes_8(backpointers));
+        let level = lanes.and_i(lanes.look_up_64(window, &viterbi.magnitudes), lanes.splat_i(0xff));
         squares = lanes.dot_pairs(squares, level, level);
         let found = lanes.low_bytes(lanes.and_i(state, lanes.splat_i((1 << BITS) - 1)));
         for (codes, &code) in codes.iter_mut().zip(found.as_flattened()) {
@@ -100,31 +100,32 @@ impl<const BITS: usize, const STATES: usize> Viterbi<BITS, STATES> {
             let tag = lanes.splat_i((state >> (Self::OLDEST - BITS)) as i32);
             *cost = lanes.or_i(lanes.and_i(*cost, lanes.splat_i(!COST_TAG_MASK)), tag);
         }
-        let mut came = lanes.splat_i(0);
+        let mut backpointers = lanes.splat_i(0);
         for (state, cost) in costs.iter_mut().enumerate() {
-            let mut least = lanes.splat_i(i32::MAX);
+            let mut min_cost = lanes.splat_i(i32::MAX);
             for oldest in 0..1 << BITS {
                 let window = state | oldest << Self::OLDEST;
                 let branch = lanes.splat_i(self.branches[window]);
-                least = lanes.min_i(least, lanes.dot_pairs(before[window >> BITS], value, branch));
+                min_cost = lanes.min_i(min_cost, lanes.dot_pairs(before[window >> BITS], value, branch));
             }
-            let tag = lanes.and_i(least, lanes.splat_i((1 << BITS) - 1));
-            came = lanes.or_i(came, lanes.shift_left(tag, lanes.splat_i((BITS * state) as i32)));
-            *cost = least;
+            let tag = lanes.and_i(min_cost, lanes.splat_i((1 << BITS) - 1));
+            backpointers =
+                lanes.or_i(backpointers, lanes.shift_left(tag, lanes.splat_i((BITS * state) as i32)));
+            *cost = min_cost;
         }
-        came
+        backpointers
     }
 
     /// Returns the cheapest states.
     #[inline(always)]
     fn cheapest<L: Lanes>(&self, lanes: L, costs: &[L::Ints; STATES]) -> L::Ints {
-        let mut least = lanes.splat_i(i32::MAX);
+        let mut min_cost = lanes.splat_i(i32::MAX);
         for (state, &cost) in costs.iter().enumerate() {
             let tagged =
                 lanes.or_i(lanes.and_i(cost, lanes.splat_i(!COST_TAG_MASK)), lanes.splat_i(state as i32));
-            least = lanes.min_i(least, tagged);
+            min_cost = lanes.min_i(min_cost, tagged);
         }
-        lanes.and_i(least, lanes.splat_i(COST_TAG_MASK))
+        lanes.and_i(min_cost, lanes.splat_i(COST_TAG_MASK))
     }
 
     /// Returns costs that let paths begin in these states only.
@@ -141,15 +142,15 @@ impl<const BITS: usize, const STATES: usize> Viterbi<BITS, STATES> {
         costs
     }
 
-    /// Returns the predecessors of `states`, which were reached as `came` records, and the windows
-    /// of that step.
+    /// Returns the predecessors of `states`, which were reached as `backpointers` records, and the
+    /// windows of that step.
     #[inline(always)]
-    fn backtrace<L: Lanes>(&self, lanes: L, states: L::Ints, came: L::Ints) -> (L::Ints, L::Ints) {
+    fn backtrace<L: Lanes>(&self, lanes: L, states: L::Ints, backpointers: L::Ints) -> (L::Ints, L::Ints) {
         let mut place = states;
         for _ in 1..BITS {
             place = lanes.add_i(place, states);
         }
-        let oldest = lanes.and_i(lanes.shift_right(came, place), lanes.splat_i((1 << BITS) - 1));
+        let oldest = lanes.and_i(lanes.shift_right(backpointers, place), lanes.splat_i((1 << BITS) - 1));
         let window = lanes.or_i(states, lanes.shift_left(oldest, lanes.splat_i(Self::OLDEST as i32)));
         (lanes.shift_right(window, lanes.splat_i(BITS as i32)), window)
     }

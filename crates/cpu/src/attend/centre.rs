@@ -15,7 +15,7 @@ pub(super) struct CentreDot<'a> {
     /// `[dim]` in f16.
     pub(super) centre: &'a [u8],
     /// `[queries]` or more.
-    pub(super) met: &'a mut [f32],
+    pub(super) dots: &'a mut [f32],
 }
 
 impl CentreDot<'_> {
@@ -23,13 +23,13 @@ impl CentreDot<'_> {
         let (dim, centre) = (self.centre.len() / 2, self.centre.as_chunks().0);
         let sixteens = self.queries.len() / (16 * dim);
         let (queries, rest) = self.queries.split_at(16 * dim * sixteens);
-        let (met, rest_met) = self.met.split_at_mut(16 * sixteens);
-        for (queries, met) in queries.chunks(16 * dim).zip(met.chunks_mut(16)) {
-            lanes.run(CentreDotChunk::<16> { queries, centre, met });
+        let (dots, rest_dots) = self.dots.split_at_mut(16 * sixteens);
+        for (queries, dots) in queries.chunks(16 * dim).zip(dots.chunks_mut(16)) {
+            lanes.run(CentreDotChunk::<16> { queries, centre, dots });
         }
         let chunks = rest.chunks(MAX_QUERIES * dim);
-        for (queries, met) in chunks.zip(rest_met.chunks_mut(MAX_QUERIES)) {
-            with_n!(queries.len() / dim, N => lanes.run(CentreDotChunk::<N> { queries, centre, met }));
+        for (queries, dots) in chunks.zip(rest_dots.chunks_mut(MAX_QUERIES)) {
+            with_n!(queries.len() / dim, N => lanes.run(CentreDotChunk::<N> { queries, centre, dots }));
         }
     }
 }
@@ -37,7 +37,7 @@ impl CentreDot<'_> {
 struct CentreDotChunk<'a, const N: usize> {
     queries: &'a [f32],
     centre: &'a [[u8; 32]],
-    met: &'a mut [f32],
+    dots: &'a mut [f32],
 }
 
 impl<const N: usize> Op for CentreDotChunk<'_, N> {
@@ -56,11 +56,11 @@ impl<const N: usize> Op for CentreDotChunk<'_, N> {
             }
         }
         if N == 16 {
-            lanes.store(lanes.sum_of_each(sums), self.met.first_chunk_mut().expect("room for each query"));
+            lanes.store(lanes.sum_of_each(sums), self.dots.first_chunk_mut().expect("room for each query"));
         } else {
-            let met: &mut [f32; N] = self.met.first_chunk_mut().expect("room for each query");
+            let dots: &mut [f32; N] = self.dots.first_chunk_mut().expect("room for each query");
             for n in 0..N {
-                met[n] = lanes.sum(sums[n]);
+                dots[n] = lanes.sum(sums[n]);
             }
         }
     }

@@ -146,7 +146,7 @@ pub(super) struct ScoreCodes<'a> {
     pub(super) tile: usize,
     pub(super) is_first: bool,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Prefetcher,
+    pub(super) prefetcher: &'a mut Prefetcher,
 }
 
 impl ScoreCodes<'_> {
@@ -195,7 +195,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
                     }
                 }
                 for octet in 0..self.0.octets {
-                    self.0.ahead.step();
+                    self.0.prefetcher.step();
                     let pair = [planes[first], planes[first + L::WIDE - 1]];
                     let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
                     let at = self.0.at + 8 * octet;
@@ -236,7 +236,7 @@ pub(super) struct ScoreFloats<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tile: usize,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Prefetcher,
+    pub(super) prefetcher: &'a mut Prefetcher,
 }
 
 impl ScoreFloats<'_> {
@@ -262,7 +262,7 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreFloatsChunk<'_, '
             let mut sums = [[lanes.splat(0.0); N]; 2];
             for d in 0..dim {
                 if d % TILE == 0 {
-                    self.0.ahead.step();
+                    self.0.prefetcher.step();
                 }
                 let pair = [&tiles[first][d], &tiles[first + L::WIDE - 1][d]];
                 let keys = [F::load(lanes, pair[0]), F::load(lanes, pair[1])];
@@ -340,7 +340,7 @@ pub(super) struct AccumulateCodes<'a> {
     /// The first lane of the first octet.
     pub(super) lane: usize,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Prefetcher,
+    pub(super) prefetcher: &'a mut Prefetcher,
 }
 
 impl AccumulateCodes<'_> {
@@ -397,7 +397,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodesChunk<'_, '
                 }
                 for t in 0..self.0.tiles {
                     if t % 2 == 0 {
-                        self.0.ahead.step();
+                        self.0.prefetcher.step();
                     }
                     let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
                     let octet = C::octet(planes, high, self.0.octet + i);
@@ -452,7 +452,7 @@ pub(super) struct AccumulateFloats<'a> {
     pub(super) width: usize,
     pub(super) row_width: usize,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Prefetcher,
+    pub(super) prefetcher: &'a mut Prefetcher,
 }
 
 impl AccumulateFloats<'_> {
@@ -496,7 +496,7 @@ impl<F: Floats<B>, const B: usize, const N: usize> AccumulateFloatsChunk<'_, '_,
             ref mut out,
             width,
             row_width,
-            ref mut ahead,
+            ref mut prefetcher,
             ..
         } = self.0;
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
@@ -506,7 +506,7 @@ impl<F: Floats<B>, const B: usize, const N: usize> AccumulateFloatsChunk<'_, '_,
         let mut sums = [[lanes.splat(0.0); N]; M];
         for (token, row) in rows.take(tiles * TILE).enumerate() {
             if token % TILE == 0 {
-                ahead.step();
+                prefetcher.step();
             }
             for m in 0..wide {
                 let v = F::load(lanes, &row[lane + m]);

@@ -130,7 +130,7 @@ pub(super) struct AddCentre<'a> {
     /// The tiles that were encoded relative to the centre.
     pub(super) tiles: Range<usize>,
     /// Factor on the weights, `[queries]` or more.
-    pub(super) shrink: &'a [f32],
+    pub(super) rescale_new: &'a [f32],
     /// `[queries][width]`, of the first dims of the centre.
     pub(super) out: &'a mut [Lane],
 }
@@ -142,12 +142,14 @@ impl Op for AddCentre<'_> {
     fn run<L: Lanes>(self, lanes: L) {
         let width = self.out.len() / self.p.len().max(1);
         let centre = self.centre.as_chunks().0;
-        for ((p, &shrink), out) in self.p.iter().zip(self.shrink).zip(self.out.chunks_exact_mut(width)) {
+        for ((p, &rescale_new), out) in
+            self.p.iter().zip(self.rescale_new).zip(self.out.chunks_exact_mut(width))
+        {
             let mut sum = lanes.splat(0.0);
             for tile in &p.0[self.tiles.clone()] {
                 sum = lanes.add(sum, lanes.load(tile));
             }
-            let weight = lanes.splat(lanes.sum(sum) * shrink);
+            let weight = lanes.splat(lanes.sum(sum) * rescale_new);
             for (out, centre) in out.iter_mut().zip(centre) {
                 lanes.store(lanes.mul_add(lanes.load_f16(centre), weight, lanes.load(&out.0)), &mut out.0);
             }

@@ -117,7 +117,7 @@ pub(crate) fn attend(
     parts: &[KvBatchEntry<'_, CpuPage>],
     q: &[f32],
     sinks: Option<&[f32]>,
-    band: Option<&CpuPage>,
+    step_tiles: Option<&CpuPage>,
     out: &mut [f32],
 ) -> Result<()> {
     check_attend(
@@ -125,11 +125,11 @@ pub(crate) fn attend(
         parts,
         [q.len(), out.len()],
         sinks.map(<[_]>::len),
-        band.map_or(0, |band| band.as_bytes().len()),
+        step_tiles.map_or(0, |step_tiles| step_tiles.as_bytes().len()),
     )?;
     macro_rules! run {
         ($lanes:expr, $Path:ty, $proof:expr) => {{
-            let call = split::AttendArgs::<$Path> { beside: $proof, p, parts, q, sinks, band };
+            let call = split::AttendArgs::<$Path> { proof: $proof, p, parts, q, sinks, step_tiles };
             split::attend($lanes, pool, scratch, stage, &call, out)
         }};
     }
@@ -161,7 +161,7 @@ pub(crate) fn attend(
                     has: "stages of the vector kernels".to_owned(),
                 });
             }
-            scalar::attend(pool, p, parts, q, sinks, band, out)
+            scalar::attend(pool, p, parts, q, sinks, step_tiles, out)
         }
     );
     Ok(())

@@ -112,10 +112,10 @@ impl ThreadState {
     pub(super) fn score_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
-        beside: &mut B,
+        path: &mut B,
         coding: Coding,
         run: &Run,
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
     ) {
         let query_planes = CodeMeaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
         for (index, block) in self.blocks[0].iter().enumerate() {
@@ -146,8 +146,8 @@ impl ThreadState {
                 tile: run.first,
                 is_first: index == 0,
             };
-            ahead.steps(octets * run.tiles.div_ceil(2));
-            beside.multiply(lanes, of, query_planes, take);
+            prefetcher.steps(octets * run.tiles.div_ceil(2));
+            path.multiply(lanes, of, query_planes, take);
         }
     }
 
@@ -155,9 +155,9 @@ impl ThreadState {
     pub(super) fn accumulate_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
-        beside: &mut B,
+        path: &mut B,
         run: &Run,
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
         out: &mut [Lane],
     ) {
         let (width, halves) = (out.len() / self.active.len(), halves(run));
@@ -177,9 +177,9 @@ impl ThreadState {
                 queries: self.active.len(),
             };
             let (starts, factors, all) = (&self.starts, &self.factors, &self.panels.sums[2 * at..]);
-            ahead.steps(octets * run.tiles.div_ceil(2));
+            prefetcher.steps(octets * run.tiles.div_ceil(2));
             let take = AccumulateOutputs { starts, factors, out, width, lane: 2 * at, all };
-            beside.multiply(lanes, of, planes, take);
+            path.multiply(lanes, of, planes, take);
         }
     }
 }

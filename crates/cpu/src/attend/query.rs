@@ -109,18 +109,18 @@ impl Op for RoundQuery<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> (f32, i32) {
         let (x, _) = self.x.as_chunks::<16>();
-        let (mut most, mut bad) = (lanes.splat(0.0), lanes.splat(0.0));
+        let (mut max, mut bad) = (lanes.splat(0.0), lanes.splat(0.0));
         for x in x {
             let x = lanes.load(x);
-            most = lanes.max(lanes.abs(x), most);
+            max = lanes.max(lanes.abs(x), max);
             bad = lanes.mul_add(x, lanes.splat(0.0), bad);
         }
         // 0 when all are finite, else NaN.
         let bad = lanes.sum(bad);
-        let most = lanes.largest(most);
+        let max = lanes.largest(max);
         let limit = if self.rows.len() == 2 { L::MAX_SPLIT } else { L::MAX_BYTE };
         // A query this small gives scores of zero.
-        let per_unit = if most > 1e-30 && bad == 0.0 { limit as f32 / most } else { 0.0 };
+        let per_unit = if max > 1e-30 && bad == 0.0 { limit as f32 / max } else { 0.0 };
         let mut sum = lanes.splat_i(0);
         for (i, x) in x.iter().enumerate() {
             let integers = lanes.round(lanes.mul(lanes.load(x), lanes.splat(per_unit)));
@@ -136,6 +136,6 @@ impl Op for RoundQuery<'_> {
                 _ => unreachable!("one or two planes"),
             }
         }
-        (most / limit as f32 + bad, lanes.sum_i(sum))
+        (max / limit as f32 + bad, lanes.sum_i(sum))
     }
 }

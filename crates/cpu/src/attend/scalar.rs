@@ -24,7 +24,7 @@ pub(super) fn attend(
     parts: &[KvBatchEntry<'_, CpuPage>],
     q: &[f32],
     sinks: Option<&[f32]>,
-    band: Option<&CpuPage>,
+    step_tiles: Option<&CpuPage>,
     out: &mut [f32],
 ) {
     let (group, out) = (p.n_heads / p.n_kv_heads.max(1), DisjointMut::new(out));
@@ -40,8 +40,8 @@ pub(super) fn attend(
             };
             let at = |position: usize, head: usize| (rows.first + position - rows.start) * p.n_heads + head;
             let balance = HeadScales::of(part, kv_head);
-            let keys = View::new(part, &part.layer.k[kv_head], band);
-            let values = View::new(part, part.layer.values(kv_head), band);
+            let keys = View::new(part, &part.layer.k[kv_head], step_tiles);
+            let values = View::new(part, part.layer.values(kv_head), step_tiles);
             let query = |(position, head)| {
                 let mut q = q[at(position, head) * p.k_head_dim..][..p.k_head_dim].to_vec();
                 if let Some(balance) = &balance {
@@ -113,9 +113,9 @@ impl State {
     /// Rescales all weights to `score`, if that is the new maximum.
     fn raise(&mut self, score: f64) {
         if score > self.max {
-            let shrink = (self.max - score).exp();
-            self.sum *= shrink;
-            self.out.iter_mut().for_each(|o| *o *= shrink);
+            let rescale_old = (self.max - score).exp();
+            self.sum *= rescale_old;
+            self.out.iter_mut().for_each(|o| *o *= rescale_old);
             self.max = score;
         }
     }

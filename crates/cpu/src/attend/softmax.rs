@@ -73,7 +73,7 @@ impl Softmax<'_> {
         for (scores, (max, sum)) in sixteens.iter_mut().zip(results) {
             let mut lane = [lanes.splat(f32::NEG_INFINITY); 16];
             for (lane, scores) in lane.iter_mut().zip(&*scores) {
-                *lane = most(lanes, &scores.0[tiles.clone()]);
+                *lane = max_of(lanes, &scores.0[tiles.clone()]);
             }
             lanes.store(lanes.largest_of_each(lane), max);
             for ((lane, scores), &max) in lane.iter_mut().zip(scores).zip(&*max) {
@@ -83,7 +83,7 @@ impl Softmax<'_> {
         }
         // Two loops, so that the latency of one query's maximum does not stall the next query.
         for (scores, max) in rest.iter().zip(&mut *max) {
-            *max = lanes.largest(most(lanes, &scores.0[tiles.clone()]));
+            *max = lanes.largest(max_of(lanes, &scores.0[tiles.clone()]));
         }
         for ((scores, &mut max), sum) in rest.iter_mut().zip(max).zip(sum) {
             *sum = lanes.sum(powers(lanes, &mut scores.0[tiles.clone()], max));
@@ -93,12 +93,12 @@ impl Softmax<'_> {
 
 /// Returns the largest scores of a query, lane by lane.
 #[inline(always)]
-fn most<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
-    let mut most = lanes.splat(f32::NEG_INFINITY);
+fn max_of<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
+    let mut max = lanes.splat(f32::NEG_INFINITY);
     for tile in scores {
-        most = lanes.max(lanes.load(tile), most);
+        max = lanes.max(lanes.load(tile), max);
     }
-    most
+    max
 }
 
 /// Replaces the scores of a query by 2^(score - max); returns their sums, lane by lane.
@@ -120,8 +120,8 @@ pub(super) struct MergeSoftmax<'a> {
     pub(super) sum: &'a mut [[f32; 16]],
     pub(super) more_max: &'a [[f32; 16]],
     pub(super) more_sum: &'a [[f32; 16]],
-    pub(super) keep: &'a mut [[f32; 16]],
-    pub(super) shrink: &'a mut [[f32; 16]],
+    pub(super) rescale_old: &'a mut [[f32; 16]],
+    pub(super) rescale_new: &'a mut [[f32; 16]],
 }
 
 impl Op for MergeSoftmax<'_> {
@@ -132,13 +132,14 @@ impl Op for MergeSoftmax<'_> {
         for i in 0..self.max.len() {
             let (before, more) = (lanes.load(&self.max[i]), lanes.load(&self.more_max[i]));
             let max = lanes.max(before, more);
-            let (keep, shrink) = (exp2(lanes, lanes.sub(before, max)), exp2(lanes, lanes.sub(more, max)));
-            let sum = lanes.mul(lanes.load(&self.sum[i]), keep);
-            let sum = lanes.mul_add(lanes.load(&self.more_sum[i]), shrink, sum);
+            let (rescale_old, rescale_new) =
+                (exp2(lanes, lanes.sub(before, max)), exp2(lanes, lanes.sub(more, max)));
+            let sum = lanes.mul(lanes.load(&self.sum[i]), rescale_old);
+            let sum = lanes.mul_add(lanes.load(&self.more_sum[i]), rescale_new, sum);
             lanes.store(max, &mut self.max[i]);
             lanes.store(sum, &mut self.sum[i]);
-            lanes.store(keep, &mut self.keep[i]);
-            lanes.store(shrink, &mut self.shrink[i]);
+            lanes.store(rescale_old, &mut self.rescale_old[i]);
+            lanes.store(rescale_new, &mut self.rescale_new[i]);
         }
     }
 }
@@ -149,7 +150,7 @@ pub(super) struct RescaleOutputs<'a> {
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     /// `[queries]` or more.
-    pub(super) keep: &'a [f32],
+    pub(super) rescale_old: &'a [f32],
 }
 
 impl Op for RescaleOutputs<'_> {
@@ -157,11 +158,11 @@ impl Op for RescaleOutputs<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        for (out, &keep) in self.out.chunks_exact_mut(self.width).zip(self.keep) {
+        for (out, &rescale_old) in self.out.chunks_exact_mut(self.width).zip(self.rescale_old) {
             // Maxima seldom rise after the first blocks. A NaN is not 1.
-            if keep != 1.0 {
+            if rescale_old != 1.0 {
                 for lane in out {
-                    lanes.store(lanes.mul(lanes.load(&lane.0), lanes.splat(keep)), &mut lane.0);
+                    lanes.store(lanes.mul(lanes.load(&lane.0), lanes.splat(rescale_old)), &mut lane.0);
                 }
             }
         }
@@ -175,7 +176,7 @@ pub(super) struct AddSplit<'a> {
     pub(super) more: &'a [Lane],
     pub(super) width: usize,
     /// Factors on `more`, `[queries]` or more.
-    pub(super) shrink: &'a [f32],
+    pub(super) rescale_new: &'a [f32],
 }
 
 impl Op for AddSplit<'_> {
@@ -184,9 +185,9 @@ impl Op for AddSplit<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let outs = self.out.chunks_exact_mut(self.width).zip(self.more.chunks_exact(self.width));
-        for ((out, more), &shrink) in outs.zip(self.shrink) {
+        for ((out, more), &rescale_new) in outs.zip(self.rescale_new) {
             for (lane, more) in out.iter_mut().zip(more) {
-                let more = lanes.mul(lanes.load(&more.0), lanes.splat(shrink));
+                let more = lanes.mul(lanes.load(&more.0), lanes.splat(rescale_new));
                 lanes.store(lanes.add(lanes.load(&lane.0), more), &mut lane.0);
             }
         }

@@ -35,7 +35,7 @@ pub(super) const QUERY_GROUP: usize = 96;
 
 /// Minimum queries of a pass over the KV cache: below it, passes are not divided further for more
 /// jobs, since jobs with several KV splits hold the outputs of all their queries for every split.
-const MIN_WALK: usize = 48;
+const MIN_QUERIES_PER_JOB: usize = 48;
 
 /// Tokens of a KV split.
 const SPLIT_TOKENS: usize = 1024;
@@ -84,13 +84,13 @@ struct KvSplit {
 /// The arguments of a call, shared by all threads.
 pub(super) struct AttendArgs<'a, B: MatrixPath> {
     /// The matrix path for the codes of many queries, if the set has one.
-    pub(super) beside: Option<B::Proof>,
+    pub(super) proof: Option<B::Proof>,
     pub(super) p: &'a AttendParams,
     pub(super) parts: &'a [KvBatchEntry<'a, CpuPage>],
     pub(super) q: &'a [f32],
     /// `[n_heads]`
     pub(super) sinks: Option<&'a [f32]>,
-    pub(super) band: Option<&'a CpuPage>,
+    pub(super) step_tiles: Option<&'a CpuPage>,
 }
 
 /// See [`super::attend`], which has checked the shapes.
@@ -164,20 +164,23 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
     /// first, so that the threads finish together.
     fn cut(&self, n_threads: usize, jobs: &mut Vec<WorkItem>) {
         jobs.clear();
-        let n_jobs = |walk: usize| {
-            let blocks = self.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(walk));
+        let n_jobs = |queries_per_job: usize| {
+            let blocks = self.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(queries_per_job));
             blocks.sum::<usize>() * self.p.n_kv_heads
         };
-        let mut walk = B::QUERIES;
-        while n_threads > 1 && walk > MIN_WALK && n_jobs(walk) < JOBS_PER_THREAD * n_threads {
-            walk = (walk / 2).max(MIN_WALK);
+        let mut queries_per_job = B::QUERIES;
+        while n_threads > 1
+            && queries_per_job > MIN_QUERIES_PER_JOB
+            && n_jobs(queries_per_job) < JOBS_PER_THREAD * n_threads
+        {
+            queries_per_job = (queries_per_job / 2).max(MIN_QUERIES_PER_JOB);
         }
         let mut first_share = 0;
         for (index, part) in self.parts.iter().enumerate() {
             let n_queries = part.rows.n * self.group();
-            for block in (0..n_queries.div_ceil(walk)).rev() {
+            for block in (0..n_queries.div_ceil(queries_per_job)).rev() {
                 for head in 0..self.p.n_kv_heads {
-                    let queries = walk * block..n_queries.min(walk * (block + 1));
+                    let queries = queries_per_job * block..n_queries.min(queries_per_job * (block + 1));
                     let mut job = WorkItem { part: index, head, queries, shares: 0..0 };
                     job.shares = first_share..first_share + self.task(&job).n_splits();
                     first_share = job.shares.end;
@@ -200,8 +203,8 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
             job,
             main: oldest..window(positions.end - 1).min(positions.end),
             window: window(positions.start).max(oldest)..positions.end,
-            keys: View::new(part, &part.layer.k[job.head], self.band),
-            values: View::new(part, part.layer.values(job.head), self.band),
+            keys: View::new(part, &part.layer.k[job.head], self.step_tiles),
+            values: View::new(part, part.layer.values(job.head), self.step_tiles),
             balance: HeadScales::of(part, job.head),
         }
     }
@@ -224,19 +227,19 @@ impl KvSplit {
     }
 
     /// Merges maxima and sums of some queries, and rescales their outputs to the new maxima. Leaves
-    /// in `shrink` the factors for the outputs that belong to the merged state.
+    /// in `rescale_new` the factors for the outputs that belong to the merged state.
     fn join<L: Lanes>(
         &mut self,
         lanes: L,
         some: &Range<usize>,
         (more_max, more_sum): (&[[f32; 16]], &[[f32; 16]]),
-        keep: &mut [[f32; 16]],
-        shrink: &mut [[f32; 16]],
+        rescale_old: &mut [[f32; 16]],
+        rescale_new: &mut [[f32; 16]],
     ) {
         let (max, sum) = (&mut self.max[vector_range(some)], &mut self.sum[vector_range(some)]);
-        lanes.run(MergeSoftmax { max, sum, more_max, more_sum, keep: &mut *keep, shrink });
+        lanes.run(MergeSoftmax { max, sum, more_max, more_sum, rescale_old: &mut *rescale_old, rescale_new });
         let width = self.width;
-        lanes.run(RescaleOutputs { out: self.out(some), width, keep: keep.as_flattened() });
+        lanes.run(RescaleOutputs { out: self.out(some), width, rescale_old: rescale_old.as_flattened() });
     }
 
     /// Merges a later split of the same queries.
@@ -250,7 +253,7 @@ impl KvSplit {
                 out: self.out(&some),
                 more,
                 width,
-                shrink: local.rescale_new.as_flattened(),
+                rescale_new: local.rescale_new.as_flattened(),
             });
         }
     }
@@ -355,27 +358,27 @@ impl<B: MatrixPath> Task<'_, B> {
             let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
             Block::new(view, first / TILE, tiles, form)
         };
-        let mut beside = self.call.beside.filter(|_| n >= B::MIN_QUERIES).map(B::new);
+        let mut path = self.call.proof.filter(|_| n >= B::MIN_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
         let mut next = both(blocks.start);
         // The first values are not prefetched yet, unless this thread had the previous split.
-        local.prefetcher(lanes, &beside, n, &next[1..]).finish();
+        local.prefetcher(lanes, &path, n, &next[1..]).finish();
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
             self.keys.prefetch_block((first + 2 * BLOCK) / TILE);
-            let mut ahead = local.prefetcher(lanes, &beside, n, &next);
-            if beside.is_some() {
+            let mut prefetcher = local.prefetcher(lanes, &path, n, &next);
+            if path.is_some() {
                 local.unpack(lanes, &keys, &values);
             }
             for some in query_groups(n) {
                 let seen = self.visible_to_any(&some, form);
                 if seen.start < first + BLOCK && seen.end > first {
                     local.select_queries(some);
-                    self.attend_block(lanes, local, share, &mut beside, [&keys, &values], &mut ahead);
+                    self.attend_block(lanes, local, share, &mut path, [&keys, &values], &mut prefetcher);
                 }
             }
-            ahead.finish();
+            prefetcher.finish();
         }
     }
 
@@ -385,12 +388,12 @@ impl<B: MatrixPath> Task<'_, B> {
         lanes: L,
         local: &mut ThreadState,
         share: &mut KvSplit,
-        beside: &mut Option<B>,
+        path: &mut Option<B>,
         [keys, values]: [&Block; 2],
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
     ) {
         let (some, tiles) = (local.active.clone(), &values.tiles);
-        local.score(lanes, beside, keys, ahead);
+        local.score(lanes, path, keys, prefetcher);
         // Where `q · centre` applies to all scores of a block, adding it to their maximum suffices;
         // with a soft cap it must be added to the scores.
         let (centre, soft_cap) = (keys.centre(), self.call.p.soft_cap);
@@ -413,7 +416,7 @@ impl<B: MatrixPath> Task<'_, B> {
             local.add_centre_dot_to_max();
         }
         share.join(lanes, &some, (&local.max, &local.sum), &mut local.rescale_old, &mut local.rescale_new);
-        local.accumulate_values(lanes, beside, values, ahead, share.out(&some));
+        local.accumulate_values(lanes, path, values, prefetcher, share.out(&some));
         if let Some(centre) = centre.filter(|_| self.part.layer.is_shared_kv()) {
             let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
             local.accumulate_centre(lanes, centre.bytes, tiles, share.out(&some));
@@ -501,6 +504,6 @@ impl<B: MatrixPath> Task<'_, B> {
 fn with_sink(max: f32, sum: f32, sink: f32) -> f32 {
     let sink = sink * LOG2_E;
     let top = max.max(sink);
-    let shrink = (max - top).exp2();
-    shrink / (sum * shrink + (sink - top).exp2())
+    let rescale = (max - top).exp2();
+    rescale / (sum * rescale + (sink - top).exp2())
 }

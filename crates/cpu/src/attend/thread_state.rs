@@ -128,7 +128,7 @@ impl ThreadState {
     pub(super) fn prefetcher<L: Lanes, B: MatrixPath>(
         &self,
         _: L,
-        beside: &Option<B>,
+        path: &Option<B>,
         n_queries: usize,
         next: &[Block],
     ) -> Prefetcher {
@@ -137,7 +137,7 @@ impl ThreadState {
             true if self.is_joint => 1,
             true => next.len(),
         };
-        let times = match beside {
+        let times = match path {
             Some(_) => n_queries.div_ceil(QUERY_GROUP),
             None => n_queries.div_ceil(MAX_QUERIES) * 2 / L::WIDE,
         };
@@ -149,31 +149,31 @@ impl ThreadState {
     pub(super) fn score<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
-        beside: &mut Option<B>,
+        path: &mut Option<B>,
         keys: &Block,
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
     ) {
         let (is_joint, n) = (self.is_joint, self.scores.len());
         // Unpacked codes have room for two tiles.
         let is_unpacked = |coding| is_joint || n > MAX_QUERIES && coding != Coding::Whole;
         for run in keys.runs() {
             let coding = Coding::of(run.layout.dtype());
-            if let (Some(coding), Some(beside)) = (coding, &mut *beside) {
-                self.score_panels(lanes, beside, coding, &run, ahead);
+            if let (Some(coding), Some(path)) = (coding, &mut *path) {
+                self.score_panels(lanes, path, coding, &run, prefetcher);
                 continue;
             }
             let together = if coding.is_none_or(is_unpacked) { 2 } else { run.tiles };
             for t in (0..run.tiles).step_by(together) {
                 let tiles = t..run.tiles.min(t + together);
                 match coding {
-                    Some(coding) => self.score_codes(lanes, coding, &run, tiles, ahead),
+                    Some(coding) => self.score_codes(lanes, coding, &run, tiles, prefetcher),
                     None if self.is_joint => {
-                        ahead.steps(run.layout.dim() / TILE);
+                        prefetcher.steps(run.layout.dim() / TILE);
                         for t in tiles {
                             self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
                         }
                     }
-                    None => self.score_floats(lanes, &run, t, ahead),
+                    None => self.score_floats(lanes, &run, t, prefetcher),
                 }
             }
         }
@@ -182,7 +182,7 @@ impl ThreadState {
     /// Computes the products of all queries with the centre of a block of keys.
     pub(super) fn dot_centre<L: Lanes>(&mut self, lanes: L, centre: &[u8]) {
         let queries = self.queries.of(&self.active, centre.len() / 2);
-        CentreDot { queries, centre, met: self.centre_dot.as_flattened_mut() }.run(lanes);
+        CentreDot { queries, centre, dots: self.centre_dot.as_flattened_mut() }.run(lanes);
     }
 
     /// Adds these products to the scores of some tiles.
@@ -192,8 +192,8 @@ impl ThreadState {
 
     /// Adds these products to the maxima.
     pub(super) fn add_centre_dot_to_max(&mut self) {
-        let met = self.centre_dot.as_flattened();
-        self.max.as_flattened_mut().iter_mut().zip(met).for_each(|(max, met)| *max += met);
+        let dots = self.centre_dot.as_flattened();
+        self.max.as_flattened_mut().iter_mut().zip(dots).for_each(|(max, dot)| *max += dot);
     }
 
     /// Applies the soft cap `cap` to the scores of some tiles; it carries the factor of the scores.
@@ -212,11 +212,11 @@ impl ThreadState {
         });
     }
 
-    fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, ahead: &mut Prefetcher) {
+    fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, prefetcher: &mut Prefetcher) {
         let (layout, tiles, tile) = (run.layout, run.pair(t), run.first + t);
         let chunks = self.queries.of(&self.active, layout.dim()).chunks(MAX_QUERIES * layout.dim());
         for (queries, scores) in chunks.zip(self.scores.chunks_mut(MAX_QUERIES)) {
-            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile, ahead }.run(lanes);
+            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile, prefetcher }.run(lanes);
         }
     }
 
@@ -234,7 +234,7 @@ impl ThreadState {
         coding: Coding,
         run: &Run,
         tiles: Range<usize>,
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
     ) {
         let (tile, n_tiles, n) = (run.first + tiles.start, tiles.len(), self.scores.len());
         let (first, all) = (self.active.start, self.queries.n);
@@ -274,7 +274,7 @@ impl ThreadState {
                     scores: &mut self.scores[from..to],
                     tile,
                     is_first: block == 0,
-                    ahead,
+                    prefetcher,
                 }
                 .run(lanes);
             }
@@ -286,18 +286,18 @@ impl ThreadState {
     pub(super) fn accumulate_values<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
-        beside: &mut Option<B>,
+        path: &mut Option<B>,
         values: &Block,
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
         out: &mut [Lane],
     ) {
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
-                Some(coding) => match beside {
-                    Some(beside) => self.accumulate_panels(lanes, beside, &run, ahead, out),
-                    None => self.accumulate_codes(lanes, coding, &run, ahead, out),
+                Some(coding) => match path {
+                    Some(path) => self.accumulate_panels(lanes, path, &run, prefetcher, out),
+                    None => self.accumulate_codes(lanes, coding, &run, prefetcher, out),
                 },
-                None => self.accumulate_floats(lanes, &run, ahead, out),
+                None => self.accumulate_floats(lanes, &run, prefetcher, out),
             }
         }
     }
@@ -310,17 +310,23 @@ impl ThreadState {
         tiles: Range<usize>,
         out: &mut [Lane],
     ) {
-        let (p, shrink) = (&self.scores, self.rescale_new.as_flattened());
-        lanes.run(AddCentre { centre, p, tiles, shrink, out });
+        let (p, rescale_new) = (&self.scores, self.rescale_new.as_flattened());
+        lanes.run(AddCentre { centre, p, tiles, rescale_new, out });
     }
 
-    fn accumulate_floats<L: Lanes>(&self, lanes: L, run: &Run, ahead: &mut Prefetcher, out: &mut [Lane]) {
+    fn accumulate_floats<L: Lanes>(
+        &self,
+        lanes: L,
+        run: &Run,
+        prefetcher: &mut Prefetcher,
+        out: &mut [Lane],
+    ) {
         let (width, row_width) = (out.len() / self.scores.len(), run.layout.dim() / 16);
         let chunks = self.scores.chunks(MAX_QUERIES).zip(self.rescale_new.as_flattened().chunks(MAX_QUERIES));
         for ((p, factors), out) in chunks.zip(out.chunks_mut(MAX_QUERIES * width)) {
             let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
             let dtype = run.layout.dtype();
-            AccumulateFloats { dtype, values, tiles, p, tile, factors, out, width, row_width, ahead }
+            AccumulateFloats { dtype, values, tiles, p, tile, factors, out, width, row_width, prefetcher }
                 .run(lanes);
         }
     }
@@ -338,7 +344,7 @@ impl ThreadState {
             tiles: run.tiles,
             tile: run.first,
             meaning,
-            shrink: self.rescale_new.as_flattened(),
+            rescale_new: self.rescale_new.as_flattened(),
             rows: &mut self.weights[..planes * self.scores.len()],
             starts: &mut self.starts,
             factors: &mut self.factors,
@@ -351,7 +357,7 @@ impl ThreadState {
         lanes: L,
         coding: Coding,
         run: &Run,
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
         out: &mut [Lane],
     ) {
         let n = self.scores.len();
@@ -395,7 +401,7 @@ impl ThreadState {
                         out: &mut out[from * width..to * width],
                         width,
                         lane: 2 * at,
-                        ahead,
+                        prefetcher,
                     }
                     .run(lanes);
                 }
@@ -408,18 +414,18 @@ impl Default for ThreadState {
     fn default() -> Self {
         let (queries, stage) = (Queries::default(), Stage::All);
         let (scores, weights, starts, factors) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let [met, max, sum, keep, shrink] = [const { Vec::new() }; 5];
+        let [centre_dot, max, sum, rescale_old, rescale_new] = [const { Vec::new() }; 5];
         let (octets, panels, unpacked, row) = (Vec::new(), Panels::default(), Vec::new(), Vec::new());
         Self {
             job: None,
             queries,
             active: 0..0,
             scores,
-            centre_dot: met,
+            centre_dot,
             max,
             sum,
-            rescale_old: keep,
-            rescale_new: shrink,
+            rescale_old,
+            rescale_new,
             weights,
             starts,
             factors,

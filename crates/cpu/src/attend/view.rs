@@ -24,9 +24,9 @@ pub(super) enum TokenForm {
 pub(super) struct View<'a> {
     pub(super) stream: &'a KvTensor,
     part: &'a KvBatchEntry<'a, CpuPage>,
-    band: &'a [u8],
+    step_tiles: &'a [u8],
     /// Range of tiles that are read from the step tiles.
-    in_band: (usize, usize),
+    step_tile_range: (usize, usize),
     main: (TileLayout, usize),
     f16: (TileLayout, usize),
 }
@@ -35,15 +35,15 @@ impl<'a> View<'a> {
     pub(super) fn new(
         part: &'a KvBatchEntry<'a, CpuPage>,
         stream: &'a KvTensor,
-        band: Option<&'a CpuPage>,
+        step_tiles: Option<&'a CpuPage>,
     ) -> Self {
         let with_bytes = |layout: TileLayout| (layout, layout.bytes());
         let Range { start, end } = part.band_tiles(stream);
         Self {
             stream,
             part,
-            band: band.map_or(&[], CpuPage::as_bytes),
-            in_band: (start, end),
+            step_tiles: step_tiles.map_or(&[], CpuPage::as_bytes),
+            step_tile_range: (start, end),
             main: with_bytes(stream.spec.main_layout()),
             f16: with_bytes(stream.spec.f16_layout()),
         }
@@ -73,8 +73,8 @@ impl<'a> View<'a> {
             }
             // One at a time: contiguous in the step tiles, perhaps not in the ring, and the order
             // of sums must be the same.
-            TileLocation::Tail(_) if self.in_band.0 <= tile && tile < self.in_band.1 => {
-                (layout, f16_bytes, &self.band[self.part.band_offset(stream, tile)..], 1)
+            TileLocation::Tail(_) if self.step_tile_range.0 <= tile && tile < self.step_tile_range.1 => {
+                (layout, f16_bytes, &self.step_tiles[self.part.band_offset(stream, tile)..], 1)
             }
             TileLocation::Tail(t) => {
                 (layout, f16_bytes, bytes(memory.tail(), stream.tail + t * f16_bytes), 1)

@@ -65,7 +65,7 @@ pub(super) struct RoundWeights<'a> {
     pub(super) tile: usize,
     pub(super) meaning: CodeMeaning,
     /// Factor on the weights, `[queries]`.
-    pub(super) shrink: &'a [f32],
+    pub(super) rescale_new: &'a [f32],
     /// Byte planes, `[queries][planes]`: high and low bytes, or the weight minus [`below`].
     pub(super) rows: &'a mut [Bytes],
     /// `-bias · Σ integers`, `[queries]`.
@@ -103,7 +103,7 @@ impl RoundWeights<'_> {
     fn round<L: Lanes, const P: usize, const WHOLE: bool>(self, lanes: L, scales: &[L::Floats; BLOCK_TILES]) {
         let limit = if P == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
         // Weights this small add nothing to any sum; dividing by them might overflow.
-        let per_unit = |most: f32| if most > 1e-30 { limit / most } else { 0.0 };
+        let per_unit = |max: f32| if max > 1e-30 { limit / max } else { 0.0 };
         let (bias, step) = (-self.meaning.bias, self.meaning.step / limit);
         let (tile, n_tiles) = if WHOLE { (0, BLOCK_TILES) } else { (self.tile, self.tiles) };
         let (scales, tiles) = (&scales[..n_tiles], tile..tile + n_tiles);
@@ -115,12 +115,12 @@ impl RoundWeights<'_> {
         let (sixteens, rest) = self.p.as_chunks::<16>();
         let (rows, n) = (self.rows.as_chunks_mut::<P>().0, 16 * sixteens.len());
         for (i, p) in sixteens.iter().enumerate() {
-            let mut most = [lanes.splat(0.0); 16];
-            for (most, p) in most.iter_mut().zip(p) {
-                *most = heaviest(lanes, &p.0[tiles.clone()], sizes);
+            let mut max = [lanes.splat(0.0); 16];
+            for (max, p) in max.iter_mut().zip(p) {
+                *max = heaviest(lanes, &p.0[tiles.clone()], sizes);
             }
             let mut heaviest = [0.0; 16];
-            lanes.store(lanes.largest_of_each(most), &mut heaviest);
+            lanes.store(lanes.largest_of_each(max), &mut heaviest);
             let (per_unit, mut sums) = (heaviest.map(per_unit), [lanes.splat_i(0); 16]);
             for m in 0..16 {
                 let p = &p[m].0[tiles.clone()];
@@ -129,15 +129,15 @@ impl RoundWeights<'_> {
             let sums = lanes.sum_i_of_each(sums);
             for m in 0..16 {
                 self.starts[16 * i + m] = sums[m].wrapping_mul(bias);
-                self.factors[16 * i + m] = heaviest[m] * step * self.shrink[16 * i + m];
+                self.factors[16 * i + m] = heaviest[m] * step * self.rescale_new[16 * i + m];
             }
         }
         for (i, p) in (n..).zip(rest) {
             let p = &p.0[tiles.clone()];
-            let most = lanes.largest(heaviest(lanes, p, sizes));
-            let sum = lanes.sum_i(to_bytes(lanes, p, scales, tile, per_unit(most), &mut rows[i]));
+            let max = lanes.largest(heaviest(lanes, p, sizes));
+            let sum = lanes.sum_i(to_bytes(lanes, p, scales, tile, per_unit(max), &mut rows[i]));
             self.starts[i] = sum.wrapping_mul(bias);
-            self.factors[i] = most * step * self.shrink[i];
+            self.factors[i] = max * step * self.rescale_new[i];
         }
     }
 }
@@ -145,11 +145,11 @@ impl RoundWeights<'_> {
 /// Returns the largest weights of a query, lane by lane, with scales of this magnitude.
 #[inline(always)]
 fn heaviest<L: Lanes>(lanes: L, p: &[[f32; 16]], sizes: &[L::Floats]) -> L::Floats {
-    let mut most = lanes.splat(0.0);
+    let mut max = lanes.splat(0.0);
     for (p, &size) in p.iter().zip(sizes) {
-        most = lanes.max(lanes.mul(lanes.load(p), size), most);
+        max = lanes.max(lanes.mul(lanes.load(p), size), max);
     }
-    most
+    max
 }
 
 /// Rounds the weights of a query, from tile `tile` of the block on, to `P` byte planes; returns
@@ -257,10 +257,20 @@ mod tests {
         let scales: Vec<u8> = [0, 0x3c].repeat(16);
         let (mut rows, mut starts, mut factors) = (vec![Bytes([[0; 4]; 32]); planes], [0], [0.0]);
         let (p, scales, rows_of) = (std::slice::from_ref(p), &scales, &mut rows);
-        let (tiles, tile, stride, shrink) = (BLOCK_TILES, 0, 0, &[1.0]);
+        let (tiles, tile, stride, rescale_new) = (BLOCK_TILES, 0, 0, &[1.0]);
         let (starts, factors) = (&mut starts, &mut factors);
-        let round =
-            RoundWeights { p, scales, stride, tiles, tile, meaning, shrink, rows: rows_of, starts, factors };
+        let round = RoundWeights {
+            p,
+            scales,
+            stride,
+            tiles,
+            tile,
+            meaning,
+            rescale_new,
+            rows: rows_of,
+            starts,
+            factors,
+        };
         run_on(isa, round)?;
         let bytes =
             |row: &Bytes| row.0.as_flattened().iter().map(|&byte| i32::from(byte)).collect::<Vec<_>>();

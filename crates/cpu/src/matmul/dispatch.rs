@@ -15,7 +15,7 @@ use super::kernels::{Gate, PAIR, Register};
 use super::outputs::Outputs;
 use super::panel::{PANEL, has_halves, is_float, is_rotated};
 use super::partition::Partition;
-use super::quantize::{Quantised, Source};
+use super::quantize::{Quantized, Source};
 use super::simd::Simd;
 use super::{
     CpuMatrix, MIN_PARALLEL_VALUES, WeightLayout, experts, gate, gemv, of_rows, rows, uses_panels, with_set,
@@ -107,8 +107,8 @@ pub(crate) struct Scratch {
 /// The input in the forms that kernels require.
 #[derive(Default)]
 pub(super) struct Forms {
-    pub quantised: Quantised,
-    pub rotated: Quantised,
+    pub quantized: Quantized,
+    pub rotated: Quantized,
     pub floats: Floats,
     /// In bf16, unrotated and rotated.
     pub halves: [Bf16Rows; 2],
@@ -208,7 +208,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let source =
         |rotates| Source { x: input.x, row_indices: None, n_in: input.n_in, norm: input.norm, rotates };
     if wants(InputForm::Codes) {
-        scratch.forms.quantised.fill(isa, pool, source(false), tile_rows(isa, rows, false));
+        scratch.forms.quantized.fill(isa, pool, source(false), tile_rows(isa, rows, false));
     }
     if wants(InputForm::Rotated) {
         scratch.forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
@@ -249,7 +249,7 @@ impl Forms {
     /// Returns tiles of 8-bit codes and of f32, each given by its first row and its rows per tile.
     pub fn tiles(&self, [codes, floats]: [(usize, usize); 2]) -> Tiles<'_> {
         Tiles {
-            quantised: self.quantised.tiles(codes.0, codes.1),
+            quantized: self.quantized.tiles(codes.0, codes.1),
             rotated: self.rotated.tiles(codes.0, codes.1),
             floats: self.floats.tiles(floats.0, floats.1),
             halves: None,
@@ -295,11 +295,11 @@ impl Region<'_> {
             )
         };
         let all = |pairs| (0..n_threads).map(|thread| n_items(pairs, thread)).sum::<usize>().max(1);
-        let wanted = MIN_ITEMS_PER_THREAD * n_threads;
-        let pairs = (all(1) / wanted).clamp(1, gemm::MAX_PAIRS);
+        let min_items = MIN_ITEMS_PER_THREAD * n_threads;
+        let pairs = (all(1) / min_items).clamp(1, gemm::MAX_PAIRS);
         let cut = |product: &Product<'_>| Partition { n_threads, per_item: panels_of_pairs(product, pairs) };
         let per_block = |thread| n_items(pairs, thread);
-        let row_block = row_block::<S>(self.rows, self.tuning.row_block, wanted.div_ceil(all(pairs)));
+        let row_block = row_block::<S>(self.rows, self.tuning.row_block, min_items.div_ceil(all(pairs)));
         let n_blocks = self.rows.div_ceil(row_block);
         self.pool.for_shares_with(
             workspaces,
@@ -481,7 +481,7 @@ mod tests {
     use super::*;
     use crate::CpuDevice;
 
-    /// The slice that it has packed: see [`Cut`].
+    /// The slice that it has packed: see [`Partition`].
     #[test]
     fn a_thread_has_its_slice_of_every_product_of_a_region() {
         let device = CpuDevice::new(Isa::Scalar, 1).unwrap();

@@ -1,5 +1,5 @@
 //! Activations in f32 for products with float weights, in tiles like
-//! [`Quantised`](super::quantise::Quantised) ones.
+//! [`Quantized`](super::quantize::Quantized) ones.
 
 use std::ops::Range;
 

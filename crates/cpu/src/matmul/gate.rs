@@ -74,11 +74,11 @@ mod tests {
 
     #[test]
     fn bounds_hold_and_nan_stays_nan() {
-        let (g, most) = ([f32::NAN, 200.0, 7.0, 1.0, 1.0, 1.0, -200.0], 7.0);
+        let (g, max) = ([f32::NAN, 200.0, 7.0, 1.0, 1.0, 1.0, -200.0], 7.0);
         let mut u = [1.0, 200.0, 7.0, -200.0, -7.0, f32::NAN, 1.0];
         gate(Activation::Bounded, &g, &mut u);
         assert!(u[0].is_nan() && u[5].is_nan(), "{u:?}");
-        assert!(u[1] == u[2] && (u[1] - 8.0 * most).abs() <= 1e-3, "{u:?}");
+        assert!(u[1] == u[2] && (u[1] - 8.0 * max).abs() <= 1e-3, "{u:?}");
         assert!(u[3] == u[4] && u[3] < 0.0 && u[6].abs() <= 1e-30, "{u:?}");
     }
 }

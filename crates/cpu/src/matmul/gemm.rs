@@ -25,7 +25,7 @@ use super::kernels::{
 use super::panel::{
     BLOCK, Line, Values, WeightFormat, has_halves, is_float, is_rotated, with_format, with_values,
 };
-use super::quantize::QuantisedTiles;
+use super::quantize::QuantizedTiles;
 use super::simd::Simd;
 
 /// Rows that are whole tiles of every kernel set.
@@ -47,11 +47,11 @@ const fn whole_tiles<S: KernelSet>() -> usize {
     rows
 }
 
-/// Returns the rows per row block for `rows` rows: at most `most` and the size of a workspace, and
-/// for at least `least` blocks where there are enough tiles.
-pub(super) fn row_block<S: KernelSet>(rows: usize, most: usize, least: usize) -> usize {
+/// Returns the rows per row block for `rows` rows: at most `max_rows` and the size of a workspace,
+/// and for at least `min_blocks` blocks where there are enough tiles.
+pub(super) fn row_block<S: KernelSet>(rows: usize, max_rows: usize, min_blocks: usize) -> usize {
     let whole_tiles = const { whole_tiles::<S>() };
-    let n_blocks = rows.div_ceil(most.clamp(whole_tiles, MAX_ROW_BLOCK)).max(least);
+    let n_blocks = rows.div_ceil(max_rows.clamp(whole_tiles, MAX_ROW_BLOCK)).max(min_blocks);
     rows.div_ceil(n_blocks).next_multiple_of(whole_tiles)
 }
 
@@ -119,9 +119,9 @@ impl<'a, const T: usize> Totals<'a, T> {
 /// The activations in the forms that panels require.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
-    pub quantised: QuantisedTiles<'a>,
+    pub quantized: QuantizedTiles<'a>,
     /// For the rotated formats.
-    pub rotated: QuantisedTiles<'a>,
+    pub rotated: QuantizedTiles<'a>,
     pub floats: FloatTiles<'a>,
     /// In bf16, for bf16 products.
     pub halves: Option<Rounded<'a>>,
@@ -138,8 +138,8 @@ pub(super) struct Rounded<'a> {
 
 impl<'a> Tiles<'a> {
     /// Returns the activations for coded panels of this type.
-    pub fn codes(&self, dtype: DType) -> QuantisedTiles<'a> {
-        if is_rotated(dtype) { self.rotated } else { self.quantised }
+    pub fn codes(&self, dtype: DType) -> QuantizedTiles<'a> {
+        if is_rotated(dtype) { self.rotated } else { self.quantized }
     }
 
     /// Returns the activations for panels of this type in bf16, if they are multiplied so.
@@ -183,8 +183,8 @@ pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
     put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
     let mut totals = Totals::<T>::new(&mut workspace.sums, rows, pairs);
-    let (chunk, quantised) = (&mut workspace.chunk, tiles.codes(pairs.dtype));
-    with_format!(pairs.dtype, F => add_codes::<S, F, T>(set, chunk, &mut totals, pairs, quantised));
+    let (chunk, quantized) = (&mut workspace.chunk, tiles.codes(pairs.dtype));
+    with_format!(pairs.dtype, F => add_codes::<S, F, T>(set, chunk, &mut totals, pairs, quantized));
     totals.put(put);
 }
 
@@ -194,7 +194,7 @@ fn add_codes<S: MultiplyChunk<T>, F: WeightFormat, const T: usize>(
     chunk: &mut Chunk,
     totals: &mut Totals<'_, T>,
     pairs: Pairs<'_>,
-    quantised: QuantisedTiles<'_>,
+    quantized: QuantizedTiles<'_>,
 ) {
     let (layout, format) = (F::LAYOUT, PhantomData::<F>);
     let n_blocks = pairs.n_in / BLOCK;
@@ -209,7 +209,7 @@ fn add_codes<S: MultiplyChunk<T>, F: WeightFormat, const T: usize>(
                 set.vectors().run(Unpack { lines, n_blocks: blocks.len(), p, centred, chunk, format });
             }
             set.arrange(&mut chunk.codes[..blocks.len()]);
-            let tiles = (first_tile..).map(|tile| quantised.tile(tile).blocks(blocks.clone()));
+            let tiles = (first_tile..).map(|tile| quantized.tile(tile).blocks(blocks.clone()));
             set.multiply_chunk::<F>(chunk, totals.of_pair(pair).zip(tiles));
         }
     }

@@ -22,15 +22,20 @@ const SUMS: usize = 8;
 /// memory regions is slower than one after the other (by a fifth on Zen 4).
 const RUN: usize = 8;
 
-/// Computes `outputs` for all rows of the input, and prefetches weights `ahead` bytes before their
-/// use.
-pub(super) fn multiply<S: Simd>(simd: S, outputs: Outputs<'_, '_>, tiles: Tiles<'_>, ahead: usize) {
+/// Computes `outputs` for all rows of the input, and prefetches weights `prefetch_distance` bytes
+/// before their use.
+pub(super) fn multiply<S: Simd>(
+    simd: S,
+    outputs: Outputs<'_, '_>,
+    tiles: Tiles<'_>,
+    prefetch_distance: usize,
+) {
     match outputs.rows.len() {
-        1 => multiply_tile::<S, 1>(simd, outputs, tiles, ahead),
-        2 => multiply_tile::<S, 2>(simd, outputs, tiles, ahead),
-        3..=4 => multiply_tile::<S, 4>(simd, outputs, tiles, ahead),
-        5..=6 => multiply_tile::<S, 6>(simd, outputs, tiles, ahead),
-        _ => multiply_tile::<S, MAX_ROWS>(simd, outputs, tiles, ahead),
+        1 => multiply_tile::<S, 1>(simd, outputs, tiles, prefetch_distance),
+        2 => multiply_tile::<S, 2>(simd, outputs, tiles, prefetch_distance),
+        3..=4 => multiply_tile::<S, 4>(simd, outputs, tiles, prefetch_distance),
+        5..=6 => multiply_tile::<S, 6>(simd, outputs, tiles, prefetch_distance),
+        _ => multiply_tile::<S, MAX_ROWS>(simd, outputs, tiles, prefetch_distance),
     }
 }
 
@@ -38,20 +43,20 @@ fn multiply_tile<S: Simd, const T: usize>(
     simd: S,
     mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
-    ahead: usize,
+    prefetch_distance: usize,
 ) {
     let mut rest = outputs.panels.clone();
     while !rest.is_empty() {
         let (first, outputs) = (rest.start, &mut outputs);
         rest.start += if is_float(outputs.product.w.dtype) {
             match (SUMS / (T * S::PARTS)).min(rest.len()) {
-                4.. => multiply_floats::<S, 4, T>(simd, outputs, first, tiles, ahead),
-                2.. => multiply_floats::<S, 2, T>(simd, outputs, first, tiles, ahead),
-                _ => multiply_floats::<S, 1, T>(simd, outputs, first, tiles, ahead),
+                4.. => multiply_floats::<S, 4, T>(simd, outputs, first, tiles, prefetch_distance),
+                2.. => multiply_floats::<S, 2, T>(simd, outputs, first, tiles, prefetch_distance),
+                _ => multiply_floats::<S, 1, T>(simd, outputs, first, tiles, prefetch_distance),
             }
         } else {
             let panels = first..first + RUN.min(rest.len());
-            multiply_codes::<S, T>(simd, outputs, panels, tiles, ahead)
+            multiply_codes::<S, T>(simd, outputs, panels, tiles, prefetch_distance)
         };
     }
 }
@@ -62,13 +67,13 @@ fn multiply_floats<S: Simd, const P: usize, const T: usize>(
     outputs: &mut Outputs<'_, '_>,
     first: usize,
     tiles: Tiles<'_>,
-    ahead: usize,
+    prefetch_distance: usize,
 ) -> usize {
     let panels = first..first + P;
     let product = |w: &CpuMatrix| -> [[Register; T]; P] {
         let (lines, x) = (w.panels(panels.clone()), tiles.floats.tile(0));
         with_values!(w.dtype, V => {
-            simd.run(GemvFloats::<V, P, T> { panels: lines, x, ahead, values: PhantomData })
+            simd.run(GemvFloats::<V, P, T> { panels: lines, x, prefetch_distance, values: PhantomData })
         })
     };
     let mut sums = product(outputs.product.w);
@@ -84,13 +89,13 @@ fn multiply_codes<S: Simd, const T: usize>(
     outputs: &mut Outputs<'_, '_>,
     panels: Range<usize>,
     tiles: Tiles<'_>,
-    ahead: usize,
+    prefetch_distance: usize,
 ) -> usize {
     let product = |w: &CpuMatrix| {
         let (mut sums, tile) = ([[Register::ZERO; T]; RUN], tiles.codes(w.dtype).tile(0));
         for (panel, sums) in panels.clone().zip(&mut sums) {
             let panel = w.panels(panel..panel + 1);
-            *sums = with_format!(w.dtype, F => simd.run(Gemv::<F, T> { panel, tile, ahead, format: PhantomData }));
+            *sums = with_format!(w.dtype, F => simd.run(Gemv::<F, T> { panel, tile, prefetch_distance, format: PhantomData }));
         }
         sums
     };

@@ -4,7 +4,7 @@
 //! | rows | weights | path |
 //! |---|---|---|
 //! | any | as in the file | [`rows`]: the reference, which the scalar kernel set runs |
-//! | 1 to 8 | panels | [`skinny`]: GEMV, every panel is read once and multiplied with all rows |
+//! | 1 to 8 | panels | [`gemv`]: GEMV, every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
 //!
 //! For coded weights, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions
@@ -16,7 +16,7 @@
 //! bf16 ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and
 //! bf16 weights.
 //!
-//! Coded panels are multiplied with activations in 8 bits ([`quantise`]), rotated if the weights
+//! Coded panels are multiplied with activations in 8 bits ([`quantize`]), rotated if the weights
 //! are; float panels and file rows with activations in f32.
 
 mod bf16;

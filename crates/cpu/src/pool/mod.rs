@@ -126,10 +126,10 @@ impl Pool {
         n_threads: usize,
         spawn: impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
     ) -> Result<Self> {
-        let wanted = n_threads.max(1);
+        let n_threads = n_threads.max(1);
         let shared = Arc::new(Shared {
             epoch: AtomicU32::new(0),
-            pending: (1..wanted).step_by(GROUP).map(|_| Counter::default()).collect(),
+            pending: (1..n_threads).step_by(GROUP).map(|_| Counter::default()).collect(),
             sleepers: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -137,14 +137,18 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let shares = (0..wanted).map(|_| Share::default()).collect();
+        let shares = (0..n_threads).map(|_| Share::default()).collect();
         let mut pool = Self { shared, workers: Vec::new(), region: Mutex::new(()), shares };
-        for index in 1..wanted {
+        for index in 1..n_threads {
             let shared = Arc::clone(&pool.shared);
             match spawn(format!("kvant-{index}"), Box::new(move || work(&shared, index))) {
                 Ok(worker) => pool.workers.push(worker),
                 Err(error) => {
-                    return Err(BackendError::Threads { wanted, started: index, problem: error.to_string() });
+                    return Err(BackendError::Threads {
+                        requested: n_threads,
+                        started: index,
+                        problem: error.to_string(),
+                    });
                 }
             }
         }
@@ -183,18 +187,18 @@ impl Pool {
             drop(shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
             shared.wake.notify_all();
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let own_result = catch_unwind(AssertUnwindSafe(|| job(0)));
         // Every subtraction releases, and the later ones are read-modify-writes, which continue its
         // release sequence: acquiring the final 0 of a group acquires the writes of the whole
         // group.
         for pending in &shared.pending {
             wait(|| pending.0.load(Ordering::Acquire) == 0, None);
         }
-        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
-        if let Err(panic) = mine {
+        let worker_panicked = shared.panicked.swap(false, Ordering::Relaxed);
+        if let Err(panic) = own_result {
             resume_unwind(panic);
         }
-        assert!(!theirs, "a worker thread panicked");
+        assert!(!worker_panicked, "a worker thread panicked");
     }
 
     /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share in

@@ -331,8 +331,8 @@ impl<Y: Ymm> Lanes for Y {
     #[inline(always)]
     fn to_f16(self, a: [__m256; 2]) -> [[u8; 2]; 16] {
         let halves = halves!(|a| {
-            let (most, least) = (_mm256_set1_ps(F16_MAX), _mm256_set1_ps(-F16_MAX));
-            let a = _mm256_max_ps(_mm256_min_ps(a, most), least);
+            let (max, min) = (_mm256_set1_ps(F16_MAX), _mm256_set1_ps(-F16_MAX));
+            let a = _mm256_max_ps(_mm256_min_ps(a, max), min);
             _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a)
         });
         intrinsic!(std::mem::transmute(halves))

@@ -417,8 +417,8 @@ impl<W: Wide> Lanes for Zmm<W> {
     #[inline(always)]
     fn to_f16(self, a: __m512) -> [[u8; 2]; 16] {
         intrinsic!({
-            let (most, least) = (_mm512_set1_ps(F16_MAX), _mm512_set1_ps(-F16_MAX));
-            let a = _mm512_max_ps(_mm512_min_ps(a, most), least);
+            let (max, min) = (_mm512_set1_ps(F16_MAX), _mm512_set1_ps(-F16_MAX));
+            let a = _mm512_max_ps(_mm512_min_ps(a, max), min);
             std::mem::transmute(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a))
         })
     }

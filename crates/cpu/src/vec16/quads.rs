@@ -240,10 +240,10 @@ impl<Q: Quad> Lanes for Quads<Q> {
     #[inline(always)]
     fn to_f16(self, a: Self::Floats) -> [[u8; 2]; 16] {
         let q = self.0;
-        let (most, least) = (q.splat(F16_MAX), q.splat(-F16_MAX));
+        let (max, min) = (q.splat(F16_MAX), q.splat(-F16_MAX));
         bytemuck::cast(each!(|a| {
-            let a = q.select(q.less(a, most), a, most);
-            q.to_f16(q.max(a, least))
+            let a = q.select(q.less(a, max), a, max);
+            q.to_f16(q.max(a, min))
         }))
     }
 

@@ -16,7 +16,7 @@
 constexpr u32 THREADS = 32 * WARPS;
 static_assert(THREADS == SPAN, "a thread sums one dim");
 
-struct AppendStream {
+struct AppendTensor {
     Offsets at;
     Spec spec;
     float alpha;      // factor on values encoded into main tiles
@@ -26,7 +26,7 @@ struct AppendStream {
     u8 as_keys;
 };
 
-struct AppendPart {
+struct AppendSequence {
     Memory memory;
     const float* balance;  // channel scales of its layer, or null
     u32 first_row;         // among the tokens of the step
@@ -59,18 +59,18 @@ struct Centre {
 
 struct AppendParams {
     // keys of the heads, then their values where they are stored separately
-    AppendStream streams[2 * MAX_HEADS];
-    AppendPart parts[MAX_PARTS];
-    uint4 near[NEAR];                     // the list, when `far` is null
-    const uint4* far;
-    Turn k_turn;
-    Turn q_turn;
+    AppendTensor tensors[2 * MAX_HEADS];
+    AppendSequence sequences[MAX_SEQUENCES];
+    uint4 inline_entries[MAX_INLINE_ENTRIES];  // the list, when `entries` is null
+    const uint4* entries;
+    HeadRope k_rope;
+    HeadRope q_rope;
     float* q;                     // [rows, n_query_heads * k_head_dim]
     const float* k;               // [rows, n_kv_heads * k_head_dim]
     const float* v;               // [rows, n_kv_heads * v_head_dim]
     u32 rows;                     // tokens of all sequences, for the RoPE of queries in this launch
     u32 n_query_heads;            // 0 without queries
-    u32 n_parts;
+    u32 n_sequences;
     u32 n_heads;                  // of this launch
     u32 first_head;
     u32 n_kv_heads;
@@ -79,7 +79,7 @@ struct AppendParams {
     // offsets in the channel scales: factors on keys, on values, and shifts of values
     u32 balance_at[3];
     u32 first_centre;             // in the list
-    u32 n_streams;                // of this launch
+    u32 n_tensors;                // of this launch
     u32 unused[2];
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
@@ -87,16 +87,16 @@ struct AppendParams {
     float mids[N_BOOKS][MAX_LEVELS];    // decision boundaries for unit variance
 };
 
-__device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.far ? p.far[index] : p.near[index]; }
+__device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.entries ? p.entries[index] : p.inline_entries[index]; }
 
 // Returns the group of the code of (slot, dim of the block) and its index in the group.
-__device__ void code_place(bool as_keys, u32 slot, u32 dim, u32& group, u32& j) {
+__device__ void code_position(bool as_keys, u32 slot, u32 dim, u32& group, u32& j) {
     group = as_keys ? dim / 4 : dim / 16 * 4 + slot / 4;
     j = as_keys ? 4 * slot + dim % 4 : 4 * (dim % 16) + slot % 4;
 }
 
 __device__ u8 stored_code(u32 type, const u8* planes, u32 dims, u32 group, u32 j) {
-    switch (laid_out_as(type)) {
+    switch (layout_of(type)) {
         case Q8_0: return planes[Q8_0_GROUP * group + j];
         case TURBO2: return planes[TURBO2_GROUP * group + j % 16] >> (2 * (j / 16)) & 3;
         case TURBO3:
@@ -113,7 +113,7 @@ __device__ u8 plane_byte(u32 type, bool as_keys, const u8* codes, u32 dim, const
         u32 at = as_keys ? 4 * group + j % 4 : group / 4 * 16 + j / 4;
         return codes[slot * dim + block.first + at];
     };
-    switch (laid_out_as(type)) {
+    switch (layout_of(type)) {
         case Q8_0: return (u8)code(byte / Q8_0_GROUP, byte % Q8_0_GROUP);
         case TURBO2:
         case TURBO3: {
@@ -135,14 +135,14 @@ __device__ u8 plane_byte(u32 type, bool as_keys, const u8* codes, u32 dim, const
 }
 
 // Returns the index of a float in a float tile.
-__device__ u32 float_place(bool as_keys, u32 slot, u32 dim_of, u32 dim) {
+__device__ u32 float_index(bool as_keys, u32 slot, u32 dim_of, u32 dim) {
     return as_keys ? dim_of * TILE + slot : slot * dim + dim_of;
 }
 
 // One KV tensor of a sequence.
 struct Target {
-    const AppendStream& s;
-    const AppendPart& part;
+    const AppendTensor& s;
+    const AppendSequence& sequence;
     Band band;
     u32 head;
     bool is_key;
@@ -150,7 +150,7 @@ struct Target {
 
 // Four values of a new row from `at` on: after norm, RoPE, channel scales, clamping and padding.
 struct Row {
-    const Turn* turn;     // null without RoPE and norm
+    const HeadRope* rope;     // null without RoPE and norm
     const float* values;
     const float* angles;
     const float* scale;   // channel scales, or null
@@ -161,12 +161,12 @@ struct Row {
     __device__ Row(const AppendParams& p, const Target& t, u32 row, u32 lane) {
         head_dim = p.head_dims[t.is_key ? 0 : 1];
         values = (t.is_key ? p.k : p.v) + ((size_t)row * p.n_kv_heads + t.head) * head_dim;
-        turn = t.is_key && p.k_turn.is_on ? &p.k_turn : nullptr;
-        angles = turn ? turn->angles + (size_t)row * turn->n_rot : nullptr;
+        rope = t.is_key && p.k_rope.is_on ? &p.k_rope : nullptr;
+        angles = rope ? rope->angles + (size_t)row * rope->n_rot : nullptr;
         u32 column = t.head * head_dim;
-        scale = balance_head(t.part.balance, p.balance_at[t.is_key ? 0 : 1], column);
-        shift = t.is_key ? nullptr : balance_head(t.part.balance, p.balance_at[2], column);
-        factor = turn ? norm_factor(*turn, values, head_dim, lane) : 1.0f;
+        scale = balance_head(t.sequence.balance, p.balance_at[t.is_key ? 0 : 1], column);
+        shift = t.is_key ? nullptr : balance_head(t.sequence.balance, p.balance_at[2], column);
+        factor = rope ? norm_factor(*rope, values, head_dim, lane) : 1.0f;
     }
 
     __device__ Quad four(u32 at) const {
@@ -174,7 +174,7 @@ struct Row {
         for (u32 i = 0; i < 4; i++) {
             float value = 0.0f;
             if (at + i < head_dim) {
-                value = turn ? turned(*turn, values, at + i, factor, angles) : values[at + i];
+                value = rope ? rope_value(*rope, values, at + i, factor, angles) : values[at + i];
                 if (scale) value = __fmul_rn(value, scale[at + i]);
                 if (shift) value = __fadd_rn(value, shift[at + i]);
             }
@@ -187,7 +187,7 @@ struct Row {
 // Writes four values of a float tile.
 __device__ void store_floats(u32 type, bool as_keys, u8* tile, u32 slot, u32 dim, u32 at, const Quad& q) {
     for (u32 i = 0; i < 4 && at + i < dim; i++) {
-        u32 to = float_place(as_keys, slot, at + i, dim);
+        u32 to = float_index(as_keys, slot, at + i, dim);
         if (type == F32) {
             ((float*)tile)[to] = q.x[i];
         } else if (type == F16) {
@@ -201,14 +201,14 @@ __device__ void store_floats(u32 type, bool as_keys, u8* tile, u32 slot, u32 dim
 }
 
 // Returns four values of a token from `at` on, ready to encode: from slot `slot` of the tail tile
-// `waiting`, or of a new row if that is null. Called by a whole warp.
-__device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, const u16* waiting, u32 slot, u32 at,
+// `tail_tile`, or of a new row if that is null. Called by a whole warp.
+__device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, const u16* tail_tile, u32 slot, u32 at,
                        u32 lane) {
     u32 dim = t.s.spec.dim;
-    if (waiting) {
+    if (tail_tile) {
         Quad q;
         for (u32 i = 0; i < 4; i++) {
-            q.x[i] = at + i < dim ? from_half(waiting[float_place(t.s.as_keys, slot, at + i, dim)]) : 0.0f;
+            q.x[i] = at + i < dim ? from_half(tail_tile[float_index(t.s.as_keys, slot, at + i, dim)]) : 0.0f;
         }
         return q;
     }
@@ -225,16 +225,16 @@ __device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, c
 
 // Writes one tile. Called by the whole block.
 __device__ void write_tile(const AppendParams& p, const Target& t, const Write& w, u8* shared) {
-    __shared__ Trail walks[WARPS];
-    const AppendStream& s = t.s;
+    __shared__ TrellisScratch scratch[WARPS];
+    const AppendTensor& s = t.s;
     const Spec& spec = s.spec;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = spec.dim, place = w.flags % 4;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = spec.dim, location = w.flags % 4;
     u32 old = w.slots & 255, old_end = w.slots >> 8 & 255, first_new = w.slots >> 16 & 255, end = w.slots >> 24;
     u32 from = old < old_end ? old : first_new;
-    u8* tile = tile_at(t.part.memory, spec, s.at, w.tile, place);
-    u8* band = w.flags & 4 ? band_at(t.part.memory, spec, s.at, t.band, w.tile) : nullptr;
-    const u16* tail = old < old_end ? (const u16*)tile_at(t.part.memory, spec, s.at, w.tile, IN_TAIL) : nullptr;
-    u32 type = place == IN_MAIN ? spec.type : F16;
+    u8* tile = tile_at(t.sequence.memory, spec, s.at, w.tile, location);
+    u8* band = w.flags & 4 ? band_at(t.sequence.memory, spec, s.at, t.band, w.tile) : nullptr;
+    const u16* tail = old < old_end ? (const u16*)tile_at(t.sequence.memory, spec, s.at, w.tile, IN_TAIL) : nullptr;
+    u32 type = location == IN_MAIN ? spec.type : F16;
     u32 blocks = is_coded(type) ? n_blocks(type, dim) : 0;
     u8* codes = shared;                             // [16][dim]
     u16* scales = (u16*)(shared + TILE * dim);      // [16][blocks]
@@ -246,7 +246,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
             u32 slot = i / dim, at = i % dim, group, j;
             Dims block = block_at(type, dim, at);
             const u8* bytes = tile + block_byte(type, block.index, block.first);
-            code_place(t.s.as_keys, slot, at - block.first, group, j);
+            code_position(t.s.as_keys, slot, at - block.first, group, j);
             codes[i] = stored_code(type, bytes + SCALE_BYTES, block.n, group, j);
             if (at == block.first) scales[slot * blocks + block.index] = ((const u16*)bytes)[slot];
         }
@@ -254,13 +254,13 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
     }
     for (u32 slot = from + warp; slot < end; slot += WARPS) {
         bool is_new = slot >= first_new;
-        Row row(p, t, t.part.first_row + w.first_row + (is_new ? slot - first_new : 0), lane);
+        Row row(p, t, t.sequence.first_row + w.first_row + (is_new ? slot - first_new : 0), lane);
         for (u32 span = 0; span < dim; span += SPAN) {
             u32 at = span + 4 * lane;
             Dims block = block_at(type, dim, at);
             Quad q = gather(p, t, row, is_new ? nullptr : tail, slot, at, lane);
             if (band) store_floats(F16, t.s.as_keys, band, slot, dim, at, q);
-            if (!is_new && place != IN_MAIN) continue;
+            if (!is_new && location != IN_MAIN) continue;
             if (!is_coded(type)) {
                 store_floats(type, t.s.as_keys, tile, slot, dim, at, q);
                 continue;
@@ -271,8 +271,8 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
             }
             u8 four[4];
             u16 scale;
-            if (remembers(type)) {
-                scale = encode_trellis(type, dim, span, block, q, walks[warp], lane, four);
+            if (is_trellis(type)) {
+                scale = encode_trellis(type, dim, span, block, q, scratch[warp], lane, four);
             } else if (is_turbo(type)) {
                 u32 book = type - TURBO2;
                 scale = encode_turbo(book, p.levels[book], p.mids[book], block.n, q, four);
@@ -304,18 +304,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
     wait_for_kernel_before();
     uint4 listed_centre = listed(p, p.first_centre + blockIdx.x);
     Centre c = {listed_centre.x, listed_centre.y, listed_centre.z, listed_centre.w};
-    const AppendPart& part = p.parts[c.plan / MAX_KINDS];
-    const AppendStream& s = p.streams[blockIdx.y];
+    const AppendSequence& sequence = p.sequences[c.plan / MAX_KINDS];
+    const AppendTensor& s = p.tensors[blockIdx.y];
     if (!s.spec.centres || s.plan != c.plan % MAX_KINDS) return;
-    Target target = {s, part, {}, p.first_head + blockIdx.y % p.n_heads, blockIdx.y < p.n_heads};
+    Target target = {s, sequence, {}, p.first_head + blockIdx.y % p.n_heads, blockIdx.y < p.n_heads};
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = s.spec.dim;
-    u16* centre = (u16*)centre_of(s.spec, c.tile, tile_at(part.memory, s.spec, s.at, c.tile, IN_MAIN));
+    u16* centre = (u16*)centre_of(s.spec, c.tile, tile_at(sequence.memory, s.spec, s.at, c.tile, IN_MAIN));
     for (u32 span = 0; span < dim; span += SPAN) {
         for (u32 i = warp; i < c.rows; i += WARPS) {
             u32 tile = c.tile + i / TILE, token = c.tile * TILE + i;
             bool is_new = token >= c.start;
-            Row row(p, target, part.first_row + (is_new ? token - c.start : 0), lane);
-            const u16* tail = is_new ? nullptr : (const u16*)tile_at(part.memory, s.spec, s.at, tile, IN_TAIL);
+            Row row(p, target, sequence.first_row + (is_new ? token - c.start : 0), lane);
+            const u16* tail = is_new ? nullptr : (const u16*)tile_at(sequence.memory, s.spec, s.at, tile, IN_TAIL);
             Quad q = gather(p, target, row, tail, i % TILE, span + 4 * lane, lane);
             for (u32 e = 0; e < 4; e++) rows[i][4 * lane + e] = q.x[e];
         }
@@ -332,20 +332,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
     extern __shared__ u8 shared[];
     wait_for_kernel_before();
-    u32 tile_blocks = p.n_parts * p.n_streams * p.chains;
+    u32 tile_blocks = p.n_sequences * p.n_tensors * p.chains;
     if (blockIdx.x >= tile_blocks) {
         u32 head = (blockIdx.x - tile_blocks) * WARPS + threadIdx.x / 32, dim = p.head_dims[0];
         if (head >= p.rows * p.n_query_heads) return;
-        turn_head(p.q_turn, p.q + (size_t)head * dim, dim, head / p.n_query_heads, threadIdx.x % 32);
+        rope_head(p.q_rope, p.q + (size_t)head * dim, dim, head / p.n_query_heads, threadIdx.x % 32);
         return;
     }
-    u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % p.n_streams;
-    const AppendPart& part = p.parts[blockIdx.x / p.chains / p.n_streams];
-    const AppendStream& s = p.streams[number];
-    uint4 listed_plan = listed(p, part.plans + s.plan);
+    u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % p.n_tensors;
+    const AppendSequence& sequence = p.sequences[blockIdx.x / p.chains / p.n_tensors];
+    const AppendTensor& s = p.tensors[number];
+    uint4 listed_plan = listed(p, sequence.plans + s.plan);
     Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};
     if (chain >= plan.chains) return;
-    Target target = {s, part, plan.band, p.first_head + number % p.n_heads, number < p.n_heads};
+    Target target = {s, sequence, plan.band, p.first_head + number % p.n_heads, number < p.n_heads};
     for (u32 index = chain;;) {
         uint4 listed_write = listed(p, plan.first + index);
         Write write = {listed_write.x, listed_write.y, listed_write.z, listed_write.w};

@@ -97,57 +97,57 @@ __device__ u16 encode_turbo(u32 book, const float* levels, const float* mids, u3
 }
 
 // Working memory of a warp for a search through a trellis.
-struct Trail {
+struct TrellisScratch {
     short values[SPAN];  // quantized inputs of the search, by dim
     // survivors of each step: bit `bits * state + b` is bit b of the code that leads to `state` at
     // minimum cost
-    u32 came[SPAN];
+    u32 survivors[SPAN];
     u8 codes[SPAN];
 };
 
 // The minimum-cost path through the trellis of one block (Viterbi), in the integers of kvant-codec.
 // Lane l computes state l mod STATES, and two of the branches into it.
 template <u32 BITS>
-struct Walk {
+struct Viterbi {
     static constexpr u32 REST = TRELLIS_WINDOW - BITS, STATES = 1 << REST, FREE = TRELLIS_FREE;
     const int* levels;
-    Trail& trail;
+    TrellisScratch& scratch;
     u32 first, dims, lane;     // of the block in its span
     u32 oldest;                // bits of the first branch; those of the other are one more
     int slope[2], square[2];
 
-    __device__ Walk(Trail& trail, u32 first, u32 dims, u32 lane)
-        : levels(TRELLIS_LEVELS[BITS - 2]), trail(trail), first(first), dims(dims), lane(lane), oldest(lane / STATES * 2) {
-        for (u32 way = 0; way < 2; way++) {
-            int level = levels[window(way)];
-            slope[way] = -2 * level * TRELLIS_UNIT, square[way] = level * level * TRELLIS_SQUARE_UNIT;
+    __device__ Viterbi(TrellisScratch& scratch, u32 first, u32 dims, u32 lane)
+        : levels(TRELLIS_LEVELS[BITS - 2]), scratch(scratch), first(first), dims(dims), lane(lane), oldest(lane / STATES * 2) {
+        for (u32 branch = 0; branch < 2; branch++) {
+            int level = levels[window(branch)];
+            slope[branch] = -2 * level * TRELLIS_UNIT, square[branch] = level * level * TRELLIS_SQUARE_UNIT;
         }
     }
-    __device__ u32 window(u32 way) const { return lane % STATES | (oldest + way) << REST; }
+    __device__ u32 window(u32 branch) const { return lane % STATES | (oldest + branch) << REST; }
 
     // Returns the dim at position p of the code sequence.
     __device__ u32 dim_at(u32 p) const { return TRELLIS_STRIDE * (p % (dims / TRELLIS_STRIDE)) + p / (dims / TRELLIS_STRIDE); }
 
-    // Advances by the value at position p; returns the survivors (`Trail::came`).
+    // Advances by the value at position p; returns the survivors (`TrellisScratch::survivors`).
     __device__ u32 step(int& cost, u32 p) const {
-        int x = trail.values[first + dim_at(p)], least = 0x7fffffff;
-        for (u32 way = 0; way < 2; way++) {
-            int so_far = __shfl_sync(~0u, cost, window(way) >> BITS) & ~FREE;
-            least = min(least, (so_far | (int)(oldest + way)) + slope[way] * x + square[way]);
+        int x = scratch.values[first + dim_at(p)], min_cost = 0x7fffffff;
+        for (u32 branch = 0; branch < 2; branch++) {
+            int so_far = __shfl_sync(~0u, cost, window(branch) >> BITS) & ~FREE;
+            min_cost = min(min_cost, (so_far | (int)(oldest + branch)) + slope[branch] * x + square[branch]);
         }
-        for (u32 lanes = STATES; lanes < 32; lanes *= 2) least = min(least, __shfl_xor_sync(~0u, least, lanes));
-        cost = least;
-        u32 came = 0;
+        for (u32 lanes = STATES; lanes < 32; lanes *= 2) min_cost = min(min_cost, __shfl_xor_sync(~0u, min_cost, lanes));
+        cost = min_cost;
+        u32 survivors = 0;
         for (u32 b = 0; b < BITS; b++) {
-            came |= (__ballot_sync(~0u, least >> b & 1) & ((1u << STATES) - 1)) << (STATES * b);
+            survivors |= (__ballot_sync(~0u, min_cost >> b & 1) & ((1u << STATES) - 1)) << (STATES * b);
         }
-        return came;
+        return survivors;
     }
 
     // Returns the code bits that led to `state`.
-    __device__ u32 tag(u32 came, u32 state) const {
+    __device__ u32 tag(u32 survivors, u32 state) const {
         u32 bits = 0;
-        for (u32 b = 0; b < BITS; b++) bits |= (came >> (STATES * b + state) & 1) << b;
+        for (u32 b = 0; b < BITS; b++) bits |= (survivors >> (STATES * b + state) & 1) << b;
         return bits;
     }
 
@@ -155,15 +155,15 @@ struct Walk {
     // the minimum-cost path across it.
     __device__ u32 seam() const {
         int cost = 0;
-        u32 came[TRELLIS_LEAD];
+        u32 survivors[TRELLIS_LEAD];
         for (u32 p = dims - TRELLIS_LEAD; p < dims; p++) step(cost, p);
 #pragma unroll
-        for (u32 p = 0; p < TRELLIS_LEAD; p++) came[p] = step(cost, p);
-        int least = cost & ~FREE | (int)(lane % STATES);
-        for (u32 lanes = 1; lanes < STATES; lanes *= 2) least = min(least, __shfl_xor_sync(~0u, least, lanes));
-        u32 state = least & FREE;
+        for (u32 p = 0; p < TRELLIS_LEAD; p++) survivors[p] = step(cost, p);
+        int min_cost = cost & ~FREE | (int)(lane % STATES);
+        for (u32 lanes = 1; lanes < STATES; lanes *= 2) min_cost = min(min_cost, __shfl_xor_sync(~0u, min_cost, lanes));
+        u32 state = min_cost & FREE;
 #pragma unroll
-        for (u32 p = TRELLIS_LEAD; p-- > 0;) state = (state | tag(came[p], state) << REST) >> BITS;
+        for (u32 p = TRELLIS_LEAD; p-- > 0;) state = (state | tag(survivors[p], state) << REST) >> BITS;
         return state;
     }
 
@@ -173,13 +173,13 @@ struct Walk {
         u32 state = seam(), squares = 0;
         int cost = lane % STATES == state ? 0 : TRELLIS_CLOSED;
         for (u32 p = 0; p < dims; p++) {
-            u32 came = step(cost, p);
-            if (lane == 0) trail.came[p] = came;
+            u32 survivors = step(cost, p);
+            if (lane == 0) scratch.survivors[p] = survivors;
         }
         __syncwarp();
         for (u32 p = dims; p-- > 0;) {
-            u32 window = state | tag(trail.came[p], state) << REST;
-            if (lane == 0) trail.codes[first + dim_at(p)] = (u8)(state & ((1 << BITS) - 1));
+            u32 window = state | tag(scratch.survivors[p], state) << REST;
+            if (lane == 0) scratch.codes[first + dim_at(p)] = (u8)(state & ((1 << BITS) - 1));
             squares += (u32)(levels[window] * levels[window]);
             state = window >> BITS;
         }
@@ -190,22 +190,22 @@ struct Walk {
 
 // Encodes the blocks of a span that begins at dim `span` of a row of `dim`, already rotated, as a
 // trellis type; returns the scale of this lane's block. Called by a whole warp.
-__device__ u16 encode_trellis(u32 type, u32 dim, u32 span, const Dims& mine, Quad q, Trail& trail, u32 lane, u8* codes) {
+__device__ u16 encode_trellis(u32 type, u32 dim, u32 span, const Dims& mine, Quad q, TrellisScratch& scratch, u32 lane, u8* codes) {
     double norm = to_unit_variance(mine.n, q);
     for (u32 i = 0; i < 4; i++) {
-        float value = clamped(__fmul_rn(q.x[i], TRELLIS_PER_UNIT), TRELLIS_MOST);
-        trail.values[4 * lane + i] = (short)__float2int_rn(value);
+        float value = clamped(__fmul_rn(q.x[i], TRELLIS_PER_UNIT), TRELLIS_MAX);
+        scratch.values[4 * lane + i] = (short)__float2int_rn(value);
     }
     __syncwarp();
     u32 squares = 0;
     for (u32 at = span; at < min(span + SPAN, dim);) {
         Dims block = block_at(type, dim, at);
         u32 first = at - span;
-        u32 sum = type == TURBO3T ? Walk<3>(trail, first, block.n, lane).ring() : Walk<2>(trail, first, block.n, lane).ring();
+        u32 sum = type == TURBO3T ? Viterbi<3>(scratch, first, block.n, lane).ring() : Viterbi<2>(scratch, first, block.n, lane).ring();
         if (block.first == mine.first) squares = sum;
         at += block.n;
     }
-    for (u32 i = 0; i < 4 && span + 4 * lane < dim; i++) codes[i] = trail.codes[4 * lane + i];
+    for (u32 i = 0; i < 4 && span + 4 * lane < dim; i++) codes[i] = scratch.codes[4 * lane + i];
     __syncwarp();
     return scale_of(norm, sqrt((double)squares) * TRELLIS_NORM);
 }

@@ -2,7 +2,7 @@
 //!
 //! One launch applies RoPE to keys and queries, channel scales, zero padding and the Hadamard
 //! rotation, and encodes into the tiles that [`KvTensorSpec::writes`] lists, for up to
-//! [`MAX_PARTS`] sequences and [`MAX_HEADS`] KV heads.
+//! [`MAX_SEQUENCES`] sequences and [`MAX_HEADS`] KV heads.
 //!
 //! The host plans the writes and passes them as a list. The list of a decode step travels in the
 //! kernel parameters, so that a recorded step copies nothing; the list of a prefill is copied to
@@ -28,10 +28,10 @@ use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, tur
 
 use crate::constants::Constants;
 use crate::kv::{
-    self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_PARTS, MemoryParams, Offsets, SpecParams, is_same, small,
+    self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, MemoryParams, Offsets, SpecParams, is_same, small,
 };
 use crate::memory::Block;
-use crate::rope::{HEADS_PER_BLOCK, ROPE_HEADER, Turn};
+use crate::rope::{HEADS_PER_BLOCK, HeadRope, ROPE_HEADER};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
 
@@ -49,12 +49,12 @@ const OP: &str = "kv_append";
 const MAX_LEVELS: usize = 16;
 /// Entries of the write list that travel in the kernel parameters: enough for one token of each of
 /// sixteen sequences.
-const NEAR: usize = 64;
+const MAX_INLINE_ENTRIES: usize = 64;
 
-/// `AppendStream` of `append.cu`.
+/// `AppendTensor` of `append.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct StreamParams {
+struct TensorParams {
     at: Offsets,
     spec: SpecParams,
     alpha: f32,
@@ -63,10 +63,10 @@ struct StreamParams {
     as_keys: u8,
 }
 
-/// `AppendPart` of `append.cu`.
+/// `AppendSequence` of `append.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PartParams {
+struct SequenceParams {
     memory: MemoryParams,
     balance: DevicePtr,
     first_row: u32,
@@ -76,18 +76,18 @@ struct PartParams {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct AppendParams {
-    streams: [StreamParams; 2 * MAX_HEADS],
-    parts: [PartParams; MAX_PARTS],
-    near: [plan::Entry; NEAR],
-    far: DevicePtr,
-    k_turn: Turn,
-    q_turn: Turn,
+    tensors: [TensorParams; 2 * MAX_HEADS],
+    sequences: [SequenceParams; MAX_SEQUENCES],
+    inline_entries: [plan::Entry; MAX_INLINE_ENTRIES],
+    entries: DevicePtr,
+    k_rope: HeadRope,
+    q_rope: HeadRope,
     q: DevicePtr,
     k: DevicePtr,
     v: DevicePtr,
     rows: u32,
     n_query_heads: u32,
-    n_parts: u32,
+    n_sequences: u32,
     n_heads: u32,
     first_head: u32,
     n_kv_heads: u32,
@@ -95,7 +95,7 @@ struct AppendParams {
     chains: u32,
     balance_at: [u32; 3],
     first_centre: u32,
-    n_streams: u32,
+    n_tensors: u32,
     unused: [u32; 2],
     before: [u32; 4],
     after: [u32; 4],
@@ -108,7 +108,7 @@ const _: () = assert!(size_of::<AppendParams>() <= MAX_PARAMS);
 fn constants() -> Constants {
     with_trellis(with_steps(kv::constants()))
         .whole("WARPS", HEADS_PER_BLOCK as usize)
-        .whole("NEAR", NEAR)
+        .whole("MAX_INLINE_ENTRIES", MAX_INLINE_ENTRIES)
         .whole("N_BOOKS", BOOKS.len())
         .whole("MAX_LEVELS", MAX_LEVELS)
         .whole("MAX_KINDS", plan::MAX_PLAN_KEYS)
@@ -155,7 +155,7 @@ fn with_trellis(constants: Constants) -> Constants {
         .whole("TRELLIS_UNIT", trellis::BRANCH_FACTORS[0] as usize)
         .whole("TRELLIS_SQUARE_UNIT", trellis::BRANCH_FACTORS[1] as usize)
         .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
-        .float("TRELLIS_MOST", trellis::MAX_VALUE)
+        .float("TRELLIS_MAX", trellis::MAX_VALUE)
         .double("TRELLIS_NORM", Trellis::norm(1))
         .list("TRELLIS_TABLES", tables.into_iter().flatten())
 }
@@ -174,8 +174,8 @@ pub(crate) struct NewRows {
 /// RoPE of the keys on their way into the cache, and of the queries in place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RopeArgs {
-    pub k: Turn,
-    pub q: Turn,
+    pub k: HeadRope,
+    pub q: HeadRope,
     /// `[rows, n_query_heads * k_head_dim]`.
     pub queries: DevicePtr,
     pub n_query_heads: usize,
@@ -188,20 +188,20 @@ pub(crate) struct RopeArgs {
 /// The caller has reserved the memory and checked the shapes.
 pub(crate) fn append(
     cx: &Context,
-    parts: &[KvBatchEntry<'_, CudaPage>],
+    sequences: &[KvBatchEntry<'_, CudaPage>],
     rows: NewRows,
-    turns: Option<RopeArgs>,
+    ropes: Option<RopeArgs>,
 ) -> Result<()> {
     // RoPE of the queries runs once, in the launch of the first sequences and heads.
-    let mut queries = turns.filter(|turns| turns.q.is_on());
+    let mut queries = ropes.filter(|ropes| ropes.q.is_on());
     // Sequences of one layer share launches.
-    for alike in parts.chunk_by(|a, b| is_same(a.layer, b.layer)) {
-        for parts in alike.chunks(MAX_PARTS) {
-            let n_kv_heads = parts[0].layer.k.len();
+    for alike in sequences.chunk_by(|a, b| is_same(a.layer, b.layer)) {
+        for sequences in alike.chunks(MAX_SEQUENCES) {
+            let n_kv_heads = sequences[0].layer.k.len();
             BackendError::check_at_least(OP, "key heads", 1, n_kv_heads)?;
             for first in (0..n_kv_heads).step_by(MAX_HEADS) {
                 let heads = first..n_kv_heads.min(first + MAX_HEADS);
-                launch(cx, parts, heads, rows, turns.map(|turns| turns.k), queries.take())?;
+                launch(cx, sequences, heads, rows, ropes.map(|ropes| ropes.k), queries.take())?;
             }
         }
     }
@@ -209,55 +209,57 @@ pub(crate) fn append(
 }
 
 /// Returns the KV tensors of some heads: keys, then values where they are stored separately.
-fn streams_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Item = &'a KvTensor> + Clone {
+fn tensors_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Item = &'a KvTensor> + Clone {
     let values = layer.v.get(heads.clone()).unwrap_or_default();
     layer.k[heads.clone()].iter().chain(values)
 }
 
 fn launch(
     cx: &Context,
-    parts: &[KvBatchEntry<'_, CudaPage>],
+    sequences: &[KvBatchEntry<'_, CudaPage>],
     heads: Range<usize>,
     rows: NewRows,
-    k_turn: Option<Turn>,
+    k_rope: Option<HeadRope>,
     queries: Option<RopeArgs>,
 ) -> Result<()> {
-    let layer = parts[0].layer;
-    let list = plan::WritePlan::new(parts, &heads)?;
+    let layer = sequences[0].layer;
+    let list = plan::WritePlan::new(sequences, &heads)?;
     let mut params = AppendParams::zeroed();
-    let streams = streams_of(layer, &heads);
-    let n_streams = streams.clone().count();
-    for (to, stream) in params.streams.iter_mut().zip(streams.clone()) {
-        *to = StreamParams {
-            at: Offsets::new(OP, stream)?,
-            spec: SpecParams::new(OP, &stream.spec)?,
-            alpha: stream.spec.alpha,
-            plan: list.plan_of(&stream.spec),
-            rotates: stream.spec.rotates.into(),
-            as_keys: (stream.spec.side == Side::K).into(),
+    let tensors = tensors_of(layer, &heads);
+    let n_tensors = tensors.clone().count();
+    for (to, tensor) in params.tensors.iter_mut().zip(tensors.clone()) {
+        *to = TensorParams {
+            at: Offsets::new(OP, tensor)?,
+            spec: SpecParams::new(OP, &tensor.spec)?,
+            alpha: tensor.spec.alpha,
+            plan: list.plan_of(&tensor.spec),
+            rotates: tensor.spec.rotates.into(),
+            as_keys: (tensor.spec.side == Side::K).into(),
         };
     }
-    for (index, (to, part)) in params.parts.iter_mut().zip(parts).enumerate() {
-        *to = PartParams {
-            memory: MemoryParams::new(cx, part, rows.band)?,
-            balance: kv::balance(part),
-            first_row: small(OP, "rows", part.rows.range().end)? - part.rows.n as u32,
-            plans: list.plans_of_part(index),
+    for (index, (to, sequence)) in params.sequences.iter_mut().zip(sequences).enumerate() {
+        *to = SequenceParams {
+            memory: MemoryParams::new(cx, sequence, rows.band)?,
+            balance: kv::balance(sequence),
+            first_row: small(OP, "rows", sequence.rows.range().end)? - sequence.rows.n as u32,
+            plans: list.plans_of_sequence(index),
         };
     }
-    let far = (list.entries().len() > NEAR).then(|| cx.scratch(size_of_val(list.entries()))).transpose()?;
-    match &far {
-        Some(far) => cx.gpu().write(far.ptr(), bytemuck::cast_slice(list.entries()))?,
-        None => params.near[..list.entries().len()].copy_from_slice(list.entries()),
+    let entries = (list.entries().len() > MAX_INLINE_ENTRIES)
+        .then(|| cx.scratch(size_of_val(list.entries())))
+        .transpose()?;
+    match &entries {
+        Some(entries) => cx.gpu().write(entries.ptr(), bytemuck::cast_slice(list.entries()))?,
+        None => params.inline_entries[..list.entries().len()].copy_from_slice(list.entries()),
     }
-    params.far = far.as_ref().map_or(0, Block::ptr);
+    params.entries = entries.as_ref().map_or(0, Block::ptr);
     (params.k, params.v) = (rows.k, rows.v);
-    params.n_parts = parts.len() as u32;
+    params.n_sequences = sequences.len() as u32;
     params.n_heads = heads.len() as u32;
     params.first_head = heads.start as u32;
     params.n_kv_heads = small(OP, "heads", layer.k.len())?;
-    params.n_streams = n_streams as u32;
-    let head_dim = |streams: &[KvTensor]| streams.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
+    params.n_tensors = n_tensors as u32;
+    let head_dim = |tensors: &[KvTensor]| tensors.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
     params.chains = list.max_chains();
     let balance = BalanceLayout::of(layer);
@@ -270,25 +272,25 @@ fn launch(
         levels[..book.centroids().len()].copy_from_slice(book.centroids());
         mids[..book.mids().len()].copy_from_slice(book.mids());
     }
-    params.k_turn = k_turn.unwrap_or(Turn::zeroed());
+    params.k_rope = k_rope.unwrap_or(HeadRope::zeroed());
     let (first_centre, n_centres) = list.centres();
     if n_centres > 0 {
         params.first_centre = small(OP, "centres", first_centre)?;
-        let grid = [small(OP, "centres", n_centres)?, n_streams as u32, 1];
+        let grid = [small(OP, "centres", n_centres)?, n_tensors as u32, 1];
         let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes: 0 };
         cx.launch(cx.kernel(&SOURCE, "centres")?, launch, &params)?;
     }
-    let mut blocks = parts.len() * n_streams * list.max_chains() as usize;
-    if let Some(turns) = queries {
-        (params.q_turn, params.q) = (turns.q, turns.queries);
-        (params.rows, params.n_query_heads) = (turns.rows as u32, turns.n_query_heads as u32);
-        let n_heads = small(OP, "query heads", turns.rows * turns.n_query_heads)?;
+    let mut blocks = sequences.len() * n_tensors * list.max_chains() as usize;
+    if let Some(ropes) = queries {
+        (params.q_rope, params.q) = (ropes.q, ropes.queries);
+        (params.rows, params.n_query_heads) = (ropes.rows as u32, ropes.n_query_heads as u32);
+        let n_heads = small(OP, "query heads", ropes.rows * ropes.n_query_heads)?;
         blocks += n_heads.div_ceil(HEADS_PER_BLOCK) as usize;
     }
     if blocks == 0 {
         return Ok(());
     }
-    let dim = streams.map(|stream| stream.spec.dim()).max().unwrap_or(0);
+    let dim = tensors.map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
     // At most codes `[16][dim]` and scales `[16][dim / 32]`.
     let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
     let grid = [small(OP, "blocks", blocks)?, 1, 1];

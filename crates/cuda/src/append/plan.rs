@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_backend::{KvBatchEntry, KvTensor, KvTensorSpec, Result, TileLocation, TileWrite};
 
-use super::{OP, streams_of};
+use super::{OP, tensors_of};
 use crate::CudaPage;
 use crate::kv::{has_centres, small};
 
@@ -41,55 +41,56 @@ impl WritePlan {
     ///
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
-    pub fn new(parts: &[KvBatchEntry<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
-        let layer = parts[0].layer;
-        let mut streams: Vec<&KvTensor> = Vec::new();
-        for stream in streams_of(layer, heads) {
-            if streams.iter().all(|known| plan_key(&known.spec) != plan_key(&stream.spec)) {
-                streams.push(stream);
+    pub fn new(sequences: &[KvBatchEntry<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
+        let layer = sequences[0].layer;
+        let mut tensors: Vec<&KvTensor> = Vec::new();
+        for tensor in tensors_of(layer, heads) {
+            if tensors.iter().all(|known| plan_key(&known.spec) != plan_key(&tensor.spec)) {
+                tensors.push(tensor);
             }
         }
-        let kinds = streams.iter().map(|stream| plan_key(&stream.spec)).collect();
-        let n_plans = parts.len() * streams.len();
+        let kinds = tensors.iter().map(|tensor| plan_key(&tensor.spec)).collect();
+        let n_plans = sequences.len() * tensors.len();
         let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], max_chains: 0, first_centre: 0 };
-        for (index, part) in parts.iter().enumerate() {
-            for (of_part, stream) in streams.iter().enumerate() {
+        for (index, sequence) in sequences.iter().enumerate() {
+            for (plan_index, tensor) in tensors.iter().enumerate() {
                 let first = small(OP, "tiles", list.entries.len())?;
-                let band = part.band_tiles(stream);
-                let chains = list.push(&stream.spec, part)?;
-                list.entries[index * streams.len() + of_part] =
+                let band = sequence.band_tiles(tensor);
+                let chains = list.push(&tensor.spec, sequence)?;
+                list.entries[index * tensors.len() + plan_index] =
                     [first, chains, small(OP, "tiles", band.start)?, band.len() as u32];
                 list.max_chains = list.max_chains.max(chains);
             }
         }
         list.first_centre = list.entries.len();
-        let specs = streams_of(layer, heads).map(|stream| &stream.spec);
-        for of_part in 0..streams.len() {
-            let is_meant = |spec: &&KvTensorSpec| has_centres(spec) && plan_key(spec) == list.kinds[of_part];
-            let Some(spec) = specs.clone().find(is_meant) else { continue };
-            for (index, part) in parts.iter().enumerate() {
-                list.push_centres(spec, part, [index, of_part])?;
+        let specs = tensors_of(layer, heads).map(|tensor| &tensor.spec);
+        for plan_index in 0..tensors.len() {
+            let has_plan =
+                |spec: &&KvTensorSpec| has_centres(spec) && plan_key(spec) == list.kinds[plan_index];
+            let Some(spec) = specs.clone().find(has_plan) else { continue };
+            for (index, sequence) in sequences.iter().enumerate() {
+                list.push_centres(spec, sequence, [index, plan_index])?;
             }
         }
         Ok(list)
     }
 
-    /// Adds the centres that a step sets in the tensors of plan `of_part` of sequence `index`.
+    /// Adds the centres that a step sets in the tensors of plan `plan_index` of sequence `index`.
     fn push_centres(
         &mut self,
         spec: &KvTensorSpec,
-        part: &KvBatchEntry<'_, CudaPage>,
-        [index, of_part]: [usize; 2],
+        sequence: &KvBatchEntry<'_, CudaPage>,
+        [index, plan_index]: [usize; 2],
     ) -> Result<()> {
-        for write in spec.writes(part.rows) {
-            let Some([own, next]) = spec.centre_rows(&write, part.rows) else { continue };
+        for write in spec.writes(sequence.rows) {
+            let Some([own, next]) = spec.centre_rows(&write, sequence.rows) else { continue };
             // Both tiles are filled from their first slots, so that the rows are contiguous.
             let n_rows = own.new.end + next.new.end;
             self.entries.push([
                 small(OP, "tiles", own.tile)?,
-                (index * MAX_PLAN_KEYS + of_part) as u32,
+                (index * MAX_PLAN_KEYS + plan_index) as u32,
                 n_rows as u32,
-                small(OP, "tokens", part.rows.end())? - part.rows.n as u32,
+                small(OP, "tokens", sequence.rows.end())? - sequence.rows.n as u32,
             ]);
         }
         Ok(())
@@ -102,8 +103,8 @@ impl WritePlan {
 
     /// Adds the tiles of one plan: the heads of the chains, then the others. Returns the number of
     /// chains.
-    fn push(&mut self, spec: &KvTensorSpec, part: &KvBatchEntry<'_, CudaPage>) -> Result<u32> {
-        let chains = chains(spec.writes(part.rows), spec.tail_tiles);
+    fn push(&mut self, spec: &KvTensorSpec, sequence: &KvBatchEntry<'_, CudaPage>) -> Result<u32> {
+        let chains = chains(spec.writes(sequence.rows), spec.tail_tiles);
         let n_chains = small(OP, "tiles", chains.len())?;
         let mut next = n_chains;
         let mut rest = Vec::new();
@@ -131,7 +132,7 @@ impl WritePlan {
     }
 
     /// Returns the index of the first plan of sequence `index`.
-    pub fn plans_of_part(&self, index: usize) -> u32 {
+    pub fn plans_of_sequence(&self, index: usize) -> u32 {
         (index * self.kinds.len()) as u32
     }
 
@@ -150,8 +151,8 @@ fn chains(writes: impl Iterator<Item = TileWrite>, tail_tiles: usize) -> Vec<Vec
     };
     let mut chains: Vec<Vec<TileWrite>> = Vec::new();
     for write in writes {
-        let place = ring(&write);
-        match chains.iter_mut().find(|chain| place.is_some() && ring(&chain[0]) == place) {
+        let slot = ring(&write);
+        match chains.iter_mut().find(|chain| slot.is_some() && ring(&chain[0]) == slot) {
             Some(chain) => chain.push(write),
             None => chains.push(vec![write]),
         }
@@ -160,7 +161,7 @@ fn chains(writes: impl Iterator<Item = TileWrite>, tail_tiles: usize) -> Vec<Vec
 }
 
 fn entry(write: &TileWrite, next: u32) -> Result<Entry> {
-    let place = match write.place {
+    let location = match write.place {
         TileLocation::Sink(_) => 0,
         TileLocation::Main(_) => 1,
         TileLocation::Tail(_) => 2,
@@ -169,7 +170,7 @@ fn entry(write: &TileWrite, next: u32) -> Result<Entry> {
     let slots = [write.old.start, write.old.end, write.new.start, write.new.end].map(|slot| slot as u8);
     Ok([
         small(OP, "tiles", write.tile)?,
-        place | band | (next * NEXT),
+        location | band | (next * NEXT),
         u32::from_le_bytes(slots),
         small(OP, "rows", write.first_row)?,
     ])

@@ -8,18 +8,18 @@
 struct Shared {
     u16 tiles[WARPS][TILE * (K_DIM > V_DIM ? K_DIM : V_DIM)];
     u16 queries[QUERIES * K_DIM];
-    Sight sights[QUERIES];
+    VisibleRange visible_ranges[QUERIES];
 };
 
 // Combines the partial results of the warps of a block by halving: warps 2 and 3 pass theirs to 0
 // and 1, then 1 to 0. Called by the whole block.
-__device__ void join(Work<1>& w, float* hand, u32 lane, u32 warp) {
-    constexpr u32 SHARE = V_DIM / 2 + HAND_STATE;  // floats of a lane
+__device__ void combine_warps(Work<1>& w, float* exchange, u32 lane, u32 warp) {
+    constexpr u32 PARTIAL = V_DIM / 2 + PARTIAL_STATE;  // floats of a lane
 #pragma unroll 1
     for (u32 step = WARPS / 2; step > 0; step /= 2) {
         __syncthreads();
         if (warp >= step && warp < 2 * step) {
-            float* to = hand + (warp - step) * 32 * SHARE + lane;
+            float* to = exchange + (warp - step) * 32 * PARTIAL + lane;
 #pragma unroll
             for (u32 i = 0; i < V_DIM / 2; i++) to[32 * i] = w.out[0][i / 4][i % 4];
             for (u32 half = 0; half < 2; half++) {
@@ -29,7 +29,7 @@ __device__ void join(Work<1>& w, float* hand, u32 lane, u32 warp) {
         }
         __syncthreads();
         if (warp >= step) continue;
-        const float* from = hand + warp * 32 * SHARE + lane;
+        const float* from = exchange + warp * 32 * PARTIAL + lane;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             float other = from[32 * (V_DIM / 2 + half)], max = fmaxf(w.max[0][half], other);
@@ -54,23 +54,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES;
     Slot slot(p.c, blockIdx.z);
-    if (split >= slot.part.splits || first_query >= slot.n_queries(p.c)) return;
-    bring_queries(p.c, slot, first_query, QUERIES, THREADS, shared.queries, shared.sights);
+    if (split >= slot.sequence.splits || first_query >= slot.n_queries(p.c)) return;
+    load_queries(p.c, slot, first_query, QUERIES, THREADS, shared.queries, shared.visible_ranges);
     __syncthreads();
 
     View keys = keys_of(p.c, slot), values = values_of(p.c, slot);
     u16* tile = shared.tiles[warp];
     u32 last_query = min(first_query + QUERIES, slot.n_queries(p.c)) - 1;
-    Walk walk = walk_of(p.c, slot.part, first_query / p.c.group, last_query / p.c.group);
-    u32 end = min(walk.n, (split + 1) * slot.part.split_tiles);
+    VisibleTiles visible = visible_tiles(p.c, slot.sequence, first_query / p.c.group, last_query / p.c.group);
+    u32 end = min(visible.n, (split + 1) * slot.sequence.split_tiles);
     Work<1> w;
-    for (u32 i = split * slot.part.split_tiles + warp; i < end; i += WARPS) {
-        u32 index = walk.tile(i), next = walk.tile(i + WARPS);
-        bool is_main = walk.is_main(i);
+    for (u32 i = split * slot.sequence.split_tiles + warp; i < end; i += WARPS) {
+        u32 index = visible.tile(i), next = visible.tile(i + WARPS);
+        bool is_main = visible.is_main(i);
         Tile key = keys.tile(index, is_main), value = values.tile(index, is_main);
         if (i + WARPS < end) {
-            fetch_tile(keys.tile(next, walk.is_main(i + WARPS)), lane);
-            fetch_tile(values.tile(next, walk.is_main(i + WARPS)), lane);
+            prefetch_tile(keys.tile(next, visible.is_main(i + WARPS)), lane);
+            prefetch_tile(values.tile(next, visible.is_main(i + WARPS)), lane);
         }
         Scores<1, 1> s;
         load_tile<true, K_DIM>(p, key, keys.centre(index, key), tile, lane);
@@ -83,20 +83,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         }
         __syncwarp();
         load_tile<false, V_DIM>(p, value, nullptr, tile, lane);
-        bound<1, 1>(p.c, s);
-        hide<1, 1>(p.c, s, shared.sights, index * TILE, is_main, lane);
+        apply_soft_cap<1, 1>(p.c, s);
+        mask_tokens<1, 1>(p.c, s, shared.visible_ranges, index * TILE, is_main, lane);
         Weights<1, 1> weights;
         online_softmax<1, 1>(w, s, weights);
         finish_copies();
         __syncwarp();
         if (is_coded(value.type)) {
-            mix<1, 1, false>(w, tile, weights, lane);
+            accumulate_values<1, 1, false>(w, tile, weights, lane);
         } else {
-            mix<1, 1, true>(w, tile, weights, lane);
+            accumulate_values<1, 1, true>(w, tile, weights, lane);
         }
         __syncwarp();
     }
     finish_sums(w);
-    join(w, (float*)bytes, lane, warp);
-    if (warp == 0) write_share(p.c, slot, w, split, first_query, lane);
+    combine_warps(w, (float*)bytes, lane, warp);
+    if (warp == 0) write_partial(p.c, slot, w, split, first_query, lane);
 }

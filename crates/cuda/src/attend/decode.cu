@@ -8,7 +8,7 @@
 
 constexpr u32 SLICES = (V_DIM + 127) / 128;
 // MMAs of a tile and a slice of values. With 64 dims or fewer, two lanes share a group.
-constexpr u32 PRODUCTS = V_DIM > 64 ? 8 : 4;
+constexpr u32 MMAS = V_DIM > 64 ? 8 : 4;
 // Bytes of the softmax weights of a tile, [16 tokens][8 queries] f16; 16 more, so that tiles lie in
 // different banks.
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
@@ -20,9 +20,9 @@ struct Levels {
 };
 
 // Level tables of the trellis types.
-constexpr bool K_REMEMBERS = remembers(K_TYPE), V_REMEMBERS = remembers(V_TYPE);
-constexpr u32 V_TABLE = K_REMEMBERS && V_TYPE != K_TYPE ? 1 : 0;
-constexpr u32 TABLES = V_REMEMBERS ? V_TABLE + 1 : K_REMEMBERS;
+constexpr bool K_IS_TRELLIS = is_trellis(K_TYPE), V_IS_TRELLIS = is_trellis(V_TYPE);
+constexpr u32 V_TABLE = K_IS_TRELLIS && V_TYPE != K_TYPE ? 1 : 0;
+constexpr u32 TABLES = V_IS_TRELLIS ? V_TABLE + 1 : K_IS_TRELLIS;
 
 // Calls f with the constants 0 .. 4 or 0 .. 8.
 template <u32 I>
@@ -36,8 +36,8 @@ __device__ inline void for_eight(F f) {
     for_four(f), f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
 }
 template <typename F>
-__device__ inline void for_products(F f) {
-    if constexpr (PRODUCTS == 8) for_eight(f);
+__device__ inline void for_mmas(F f) {
+    if constexpr (MMAS == 8) for_eight(f);
     else for_four(f);
 }
 
@@ -63,7 +63,7 @@ struct Scales {
 constexpr float BYTE_UNIT = 1.0f / (1 << 24);
 
 // Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
-__host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !remembers(type); }
+__host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !is_trellis(type); }
 
 // Blocks of the keys whose accumulators start with the negative bias.
 constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
@@ -82,7 +82,7 @@ __device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2*
 
 // Returns the initial accumulator of block `block`.
 template <u32 TYPE>
-__device__ inline float2 beginning(const float2 (*minus_bias)[4], u32 block, u32 lane) {
+__device__ inline float2 initial_sum(const float2 (*minus_bias)[4], u32 block, u32 lane) {
     if constexpr (has_bias(TYPE)) return minus_bias[block][lane % 4];
     return make_float2(0.0f, 0.0f);
 }
@@ -93,12 +93,12 @@ template <u32 TYPE, u32 DIMS>
 __device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
                                         const uint2* queries, float2 first_sum, u32 lane) {
     constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
-    float part[8][4];
-    for (u32 i = 0; i < 8; i++) part[i][0] = part[i][2] = first_sum.x, part[i][1] = part[i][3] = first_sum.y;
+    float block_scores[8][4];
+    for (u32 i = 0; i < 8; i++) block_scores[i][0] = block_scores[i][2] = first_sum.x, block_scores[i][1] = block_scores[i][3] = first_sum.y;
     Scales scales;
     scales.load(block);
     Group<TYPE> last;
-    if constexpr (remembers(TYPE)) last.begin(block + SCALE_BYTES, DIMS, lane);
+    if constexpr (is_trellis(TYPE)) last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
 #pragma unroll 1
     for (u32 first = 0; first < CHUNKS; first += AHEAD) {
         Group<TYPE> groups[AHEAD];
@@ -106,21 +106,21 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
         for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) {
-            if constexpr (remembers(TYPE)) groups[c].follow(last), last = groups[c];
+            if constexpr (is_trellis(TYPE)) groups[c].set_predecessor(last), last = groups[c];
             uint2 b = queries[32 * (first + c) + lane];
             for_eight([&](auto i) {
                 u32 a[4];
-                if constexpr (remembers(TYPE)) level_fragment<i.value>(groups[c], levels.table, lane, a);
+                if constexpr (is_trellis(TYPE)) level_fragment<i.value>(groups[c], levels.table, lane, a);
                 else byte_fragment<0, i.value>(groups[c], levels.book, a);
-                multiply(part[i.value], a, b.x, b.y);
+                multiply(block_scores[i.value], a, b.x, b.y);
             });
         }
     }
     float step = mine ? levels.book.step / (has_bias(TYPE) ? BYTE_UNIT : 1.0f) : 0.0f;
     for_eight([&](auto i) {
         float low = scales.get<i.value>() * step, high = scales.get<i.value + 8>() * step;
-        scores[i.value][0] += low * part[i.value][0], scores[i.value][1] += low * part[i.value][1];
-        scores[i.value][2] += high * part[i.value][2], scores[i.value][3] += high * part[i.value][3];
+        scores[i.value][0] += low * block_scores[i.value][0], scores[i.value][1] += low * block_scores[i.value][1];
+        scores[i.value][2] += high * block_scores[i.value][2], scores[i.value][3] += high * block_scores[i.value][3];
     });
 }
 
@@ -131,7 +131,7 @@ template <u32 TYPE>
 __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
                                   const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
     if constexpr (TYPE < Q8_0) {
-        float part[8][4] = {};
+        float block_scores[8][4] = {};
 #pragma unroll 1
         for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
             Floats group;
@@ -140,30 +140,30 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
             for_eight([&](auto i) {
                 u32 a[4];
                 fragment<i.value>(group, a);
-                multiply(part[i.value], a, b.x, b.y);
+                multiply(block_scores[i.value], a, b.x, b.y);
             });
         }
         for_eight([&](auto i) {
-            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? part[i.value][r] : 0.0f;
+            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? block_scores[i.value][r] : 0.0f;
         });
     } else {
-        constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE = K_DIM / MOST * MOST;
+        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE_DIMS = K_DIM / MAX_DIMS * MAX_DIMS;
 #pragma unroll 1
-        for (u32 first = 0; first < WHOLE; first += MOST) {
-            const u8* block = tile + block_byte(TYPE, first / MOST, first);
-            float2 less = beginning<TYPE>(minus_bias, first / MOST, lane);
-            add_block_scores<TYPE, MOST>(scores, block, mine, levels, queries + 2 * first, less, lane);
+        for (u32 first = 0; first < WHOLE_DIMS; first += MAX_DIMS) {
+            const u8* block = tile + block_byte(TYPE, first / MAX_DIMS, first);
+            float2 initial = initial_sum<TYPE>(minus_bias, first / MAX_DIMS, lane);
+            add_block_scores<TYPE, MAX_DIMS>(scores, block, mine, levels, queries + 2 * first, initial, lane);
         }
-        if constexpr (K_DIM - WHOLE >= 64) {
-            const u8* block = tile + block_byte(TYPE, WHOLE / MOST, WHOLE);
-            float2 less = beginning<TYPE>(minus_bias, WHOLE / MOST, lane);
-            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE, less, lane);
+        if constexpr (K_DIM - WHOLE_DIMS >= 64) {
+            const u8* block = tile + block_byte(TYPE, WHOLE_DIMS / MAX_DIMS, WHOLE_DIMS);
+            float2 initial = initial_sum<TYPE>(minus_bias, WHOLE_DIMS / MAX_DIMS, lane);
+            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE_DIMS, initial, lane);
         }
-        if constexpr ((K_DIM - WHOLE) % 64 > 0) {
+        if constexpr ((K_DIM - WHOLE_DIMS) % 64 > 0) {
             constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
             const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
-            float2 less = beginning<TYPE>(minus_bias, LAST.index, lane);
-            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, less, lane);
+            float2 initial = initial_sum<TYPE>(minus_bias, LAST.index, lane);
+            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, initial, lane);
         }
     }
 }
@@ -171,7 +171,7 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
 // Returns the contribution of the centre of a lane's tile to its scores with queries 2t and 2t + 1;
 // 0 if it is null. Rows of the MMA are the tiles of the unit, each twice, so that the result has
 // the layout of the scores.
-__device__ inline void meet(float met[2], const u16* centre, const uint2* queries, u32 lane) {
+__device__ inline void centre_scores(float centre_score[2], const u16* centre, const uint2* queries, u32 lane) {
     float products[4] = {};
 #pragma unroll
     for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
@@ -180,16 +180,16 @@ __device__ inline void meet(float met[2], const u16* centre, const uint2* querie
         u32 a[4] = {four.x, four.x, four.y, four.y};
         multiply(products, a, b.x, b.y);
     }
-    for (u32 q = 0; q < 2; q++) met[q] = centre ? products[q] : 0.0f;
+    for (u32 q = 0; q < 2; q++) centre_score[q] = centre ? products[q] : 0.0f;
 }
 
 // The share of a lane in a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims
 // 16 g .. 16 g + 16. Lanes beyond the last dim repeat the last 16. With 64 dims, lanes g and g + 4
 // have the same 16 dims, of which they take these rows.
 __device__ inline u32 first_dim(u32 slice, u32 lane) {
-    return min(128 * slice + 16 * (lane / 4 % PRODUCTS), V_DIM - 16);
+    return min(128 * slice + 16 * (lane / 4 % MMAS), V_DIM - 16);
 }
-__device__ inline u32 first_row(u32 lane) { return lane / 4 / PRODUCTS * 4; }
+__device__ inline u32 first_row(u32 lane) { return lane / 4 / MMAS * 4; }
 
 template <u32 TYPE, bool CODED = (TYPE >= Q8_0)>
 struct Values {
@@ -209,23 +209,23 @@ struct Values {
 
     // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t
     // and 2t + 1. (With 64 dims the lane's dims begin at `first_dim` and `first_row`.)
-    __device__ void mix(float out[SLICES][PRODUCTS][4], const Levels& levels, const u32 b[2], u32 lane) const {
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], const Levels& levels, const u32 b[2], u32 lane) const {
         u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             Group<TYPE> group = groups[slice];
-            if constexpr (remembers(TYPE)) {
+            if constexpr (is_trellis(TYPE)) {
                 u32 dim = first_dim(slice, lane);
                 Dims in = block_at(TYPE, V_DIM, dim);
-                group.follow_lanes((dim - in.first) / 16, in.n, (dim - 128 * slice) / 16 * 4 + lane % 4);
+                group.set_predecessor_lanes((dim - in.first) / 16, in.n, (dim - 128 * slice) / 16 * 4 + lane % 4);
             }
-            if constexpr (PRODUCTS == 4) group = group.from(first_row(lane));
+            if constexpr (MMAS == 4) group = group.from(first_row(lane));
             uint2 four = scales[slice];
             u32 first = pack_halves(from_half((u16)four.x) * levels.book.step, from_half((u16)(four.x >> 16)) * levels.book.step);
             u32 second = pack_halves(from_half((u16)four.y) * levels.book.step, from_half((u16)(four.y >> 16)) * levels.book.step);
-            for_products([&](auto i) {
+            for_mmas([&](auto i) {
                 u32 a[4];
-                if constexpr (remembers(TYPE)) {
+                if constexpr (is_trellis(TYPE)) {
                     level_fragment<i.value>(group, levels.table, lane, a);
                 } else {
                     byte_fragment<0x64, i.value>(group, levels.book, a);
@@ -247,14 +247,14 @@ struct Values<TYPE, false> {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             load_floats<TYPE>(groups[slice], tile, lane % 4 * 4 * V_DIM + first_dim(slice, lane), V_DIM);
-            if constexpr (PRODUCTS == 4) groups[slice] = groups[slice].from(first_row(lane));
+            if constexpr (MMAS == 4) groups[slice] = groups[slice].from(first_row(lane));
         }
     }
 
-    __device__ void mix(float out[SLICES][PRODUCTS][4], const Levels&, const u32 b[2], u32) const {
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], const Levels&, const u32 b[2], u32) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
-            for_products([&](auto i) {
+            for_mmas([&](auto i) {
                 u32 a[4];
                 fragment<i.value>(groups[slice], a);
                 multiply(out[slice][i.value], a, b[0], b[1]);
@@ -278,7 +278,7 @@ struct Softmax {
 };
 
 // The visible tokens of the queries 2t and 2t + 1 of a lane.
-struct Sight {
+struct VisibleRange {
     u32 oldest[2], end[2];
 
     __device__ bool sees_tile(u32 first_token) const {
@@ -286,44 +286,44 @@ struct Sight {
     }
 };
 
-// Masks tokens, turns scores, which lack `met` each, into softmax weights and leaves them in shared
-// memory; returns in `keep` the rescaling factors of the earlier sums.
-__device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], const float met[2], u32 first_token,
-                             const Sight& sight, u8* weights, float keep[2], u32 lane) {
+// Masks tokens, turns scores, which lack `centre_score` each, into softmax weights and leaves them
+// in shared memory; returns in `rescale` the rescaling factors of the earlier sums.
+__device__ inline void online_softmax(const Common& c, Softmax& w, float scores[8][4], const float centre_score[2], u32 first_token,
+                                      const VisibleRange& visible_range, u8* weights, float rescale[2], u32 lane) {
     if (CAPPED) {
         for (u32 i = 0; i < 8; i++) {
-            for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + met[r % 2]);
+            for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + centre_score[r % 2]);
         }
     }
     // Only the first and the last unit of a split need the mask.
-    if (!__all_sync(~0u, sight.sees_tile(first_token))) {
+    if (!__all_sync(~0u, visible_range.sees_tile(first_token))) {
         for (u32 i = 0; i < 8; i++) {
             for (u32 r = 0; r < 4; r++) {
                 u32 token = first_token + i + 8 * (r / 2);
-                if (token < sight.oldest[r % 2] || token >= sight.end[r % 2]) scores[i][r] = HIDDEN;
+                if (token < visible_range.oldest[r % 2] || token >= visible_range.end[r % 2]) scores[i][r] = HIDDEN;
             }
         }
     }
-    float most[2] = {HIDDEN, HIDDEN};
+    float max_score[2] = {HIDDEN, HIDDEN};
     for (u32 i = 0; i < 8; i++) {
-        for (u32 r = 0; r < 4; r++) most[r % 2] = fmaxf(most[r % 2], scores[i][r]);
+        for (u32 r = 0; r < 4; r++) max_score[r % 2] = fmaxf(max_score[r % 2], scores[i][r]);
     }
     for (u32 q = 0; q < 2; q++) {
-        float own = CAPPED ? most[q] : most[q] + met[q], max = fmaxf(w.max[q], own);
+        float own = CAPPED ? max_score[q] : max_score[q] + centre_score[q], max = fmaxf(w.max[q], own);
         for (u32 step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-        keep[q] = exp2f(w.max[q] - max);
+        rescale[q] = exp2f(w.max[q] - max);
         w.max[q] = max;
-        w.sum[q] *= keep[q];
-        // All scores of a tile lack the same `met`: instead of adding it to each, the subtracted
-        // maximum is lowered by it. It is not less than any score, however large they are and
-        // whatever was rounded. A query that has seen no token yet has maximum HIDDEN: subtracting
-        // 0 leaves the weights of masked tokens at 0.
-        most[q] = max == HIDDEN ? 0.0f : most[q] - (own - max);
+        w.sum[q] *= rescale[q];
+        // All scores of a tile lack the same `centre_score`: instead of adding it to each, the
+        // subtracted maximum is lowered by it. It is not less than any score, however large they
+        // are and whatever was rounded. A query that has seen no token yet has maximum HIDDEN:
+        // subtracting 0 leaves the weights of masked tokens at 0.
+        max_score[q] = max == HIDDEN ? 0.0f : max_score[q] - (own - max);
     }
     u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) {
-            scores[i][r] = power_of_two(scores[i][r] - most[r % 2] + LIFT);
+            scores[i][r] = power_of_two(scores[i][r] - max_score[r % 2] + LIFT);
             w.sum[r % 2] += scores[i][r];
         }
         *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
@@ -358,11 +358,11 @@ __device__ inline void prepare(const AttendParams& p, const Slot& slot, uint2* q
 
 // Writes the sums of a warp, relative to the maximum of the block, to the exchange buffer: of a
 // slice of dims, for the existing queries.
-__device__ inline void hand_over(const float factor[2], const float out[PRODUCTS][4], u32 n, u32 dims, float to[QUERIES][OUT_DIMS + 4],
-                                 u32 lane) {
-    u32 dim = 16 * (lane / 4 % PRODUCTS) + first_row(lane);
+__device__ inline void write_exchange(const float factor[2], const float out[MMAS][4], u32 n, u32 dims, float to[QUERIES][OUT_DIMS + 4],
+                                      u32 lane) {
+    u32 dim = 16 * (lane / 4 % MMAS) + first_row(lane);
     if (dim >= dims) return;
-    for (u32 i = 0; i < PRODUCTS; i++) {
+    for (u32 i = 0; i < MMAS; i++) {
         for (u32 r = 0; r < 4; r++) {
             u32 query = 2 * (lane % 4) + r % 2;
             if (query < n) to[query][dim + i + 8 * (r / 2)] = factor[r % 2] * out[i][r];
@@ -372,27 +372,27 @@ __device__ inline void hand_over(const float factor[2], const float out[PRODUCTS
 
 // Combines the warps' partial results in order. The result is the output if there is one split, or
 // else goes to memory.
-__device__ inline void join(const AttendParams& p, const Slot& slot, Shared& shared, Softmax& w, const float out[SLICES][PRODUCTS][4],
-                            u32 lane, u32 warp) {
+__device__ inline void combine_warps(const AttendParams& p, const Slot& slot, Shared& shared, Softmax& w, const float out[SLICES][MMAS][4],
+                                     u32 lane, u32 warp) {
     u32 t = lane % 4, n = slot.n_queries(p.c);
     for (u32 q = 0; q < 2; q++) {
         for (u32 step = 4; step < 32; step *= 2) w.sum[q] += __shfl_xor_sync(~0u, w.sum[q], step);
         if (lane < 4) shared.max[warp][2 * t + q] = w.max[q], shared.sum[warp][2 * t + q] = w.sum[q];
     }
     __syncthreads();
-    auto most = [&](u32 query) {
+    auto max_of = [&](u32 query) {
         float max = HIDDEN;
         for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][query]);
         return max;
     };
     float factor[2];
-    for (u32 q = 0; q < 2; q++) factor[q] = exp2f(w.max[q] - most(2 * t + q));
+    for (u32 q = 0; q < 2; q++) factor[q] = exp2f(w.max[q] - max_of(2 * t + q));
     for (u32 slice = 0; slice < SLICES; slice++) {
         if (slice > 0) __syncthreads();
-        hand_over(factor, out[slice], n, min(V_DIM - OUT_DIMS * slice, OUT_DIMS), shared.out[warp], lane);
+        write_exchange(factor, out[slice], n, min(V_DIM - OUT_DIMS * slice, OUT_DIMS), shared.out[warp], lane);
         __syncthreads();
         for (u32 query = warp; query < n; query += WARPS) {
-            Total total = {most(query), 0.0f};
+            Total total = {max_of(query), 0.0f};
             for (u32 other = 0; other < WARPS; other++) {
                 total.sum += exp2f(shared.max[other][query] - total.max) * shared.sum[other][query];
             }
@@ -402,15 +402,15 @@ __device__ inline void join(const AttendParams& p, const Slot& slot, Shared& sha
                 float4 four = *(const float4*)&shared.out[other][query][4 * lane];
                 x[0] += four.x, x[1] += four.y, x[2] += four.z, x[3] += four.w;
             }
-            if (slot.part.splits == 1) {
+            if (slot.sequence.splits == 1) {
                 Total all = with_sink(p, slot, query, total);
                 float rest = exp2f(total.max - all.max);
                 for (u32 e = 0; e < 4; e++) x[e] *= rest;
                 write_output(p, slot, query, OUT_DIMS * slice, x, all.sum, lane);
             } else {
-                size_t share = slot.share(blockIdx.x, query);
-                if (4 * lane < OUT_DIMS && first < V_DIM) *(float4*)(p.c.share + share * V_DIM + first) = make_float4(x[0], x[1], x[2], x[3]);
-                if (lane == 0) *(float2*)(p.c.state + 2 * share) = make_float2(total.max, total.sum);
+                size_t partial = slot.partial(blockIdx.x, query);
+                if (4 * lane < OUT_DIMS && first < V_DIM) *(float4*)(p.c.partial_out + partial * V_DIM + first) = make_float4(x[0], x[1], x[2], x[3]);
+                if (lane == 0) *(float2*)(p.c.state + 2 * partial) = make_float2(total.max, total.sum);
             }
         }
     }
@@ -425,7 +425,7 @@ __device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u
     __syncthreads();
     if (threadIdx.x == 0) {
         order_for_device();
-        shared = atomicInc(c.tickets + number, slot.part.splits - 1) == slot.part.splits - 1;
+        shared = atomicInc(c.counters + number, slot.sequence.splits - 1) == slot.sequence.splits - 1;
         order_for_device();
     }
     __syncthreads();
@@ -433,7 +433,7 @@ __device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u
 }
 
 // A lane's tile of a unit, and whether it exists.
-struct Mine {
+struct LaneTile {
     const u8* tile;
     bool in_main;
     bool in_f16;
@@ -441,10 +441,10 @@ struct Mine {
 
 // Returns the tile, if it is before `end`: as stored in the blocks before `window`, in 16 bit from
 // there on.
-__device__ inline Mine my_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
+__device__ inline LaneTile lane_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
     if (index >= end) return {nullptr, false, false};
-    u32 place = place_of(s, index, window);
-    return {tile_at(memory, s, at, index, place), place == IN_MAIN, place != IN_MAIN};
+    u32 location = location_of(s, index, window);
+    return {tile_at(memory, s, at, index, location), location == IN_MAIN, location != IN_MAIN};
 }
 
 __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
@@ -452,29 +452,29 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
 }
 
 template <u32 TYPE>
-__device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, const Levels& levels, const u8* weights, u32 lane) {
+__device__ inline void accumulate_tile(float out[SLICES][MMAS][4], const u8* tile, const Levels& levels, const u8* weights, u32 lane) {
     Values<TYPE> values;
     values.load(tile, lane);
     u32 b[2];
     load_weights(b, weights, lane);
-    values.mix(out, levels, b, lane);
+    values.accumulate_values(out, levels, b, lane);
 }
 
 // Processes eight tiles of one type, with several loads in flight.
 template <u32 TYPE>
-__device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_tile, const Levels& levels, const u8* weights,
-                                u32 lane) {
+__device__ inline void accumulate_unit(float out[SLICES][MMAS][4], const u8* lane_tile, const Levels& levels, const u8* weights,
+                                       u32 lane) {
     constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
 #pragma unroll 1
     for (u32 first = 0; first < UNIT; first += AHEAD) {
         Values<TYPE> values[AHEAD];
 #pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(my_tile, 4 * (first + i)), lane);
+        for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(lane_tile, 4 * (first + i)), lane);
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
             u32 b[2];
             load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
-            values[i].mix(out, levels, b, lane);
+            values[i].accumulate_values(out, levels, b, lane);
         }
     }
 }
@@ -487,14 +487,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
     wait_for_kernel_before();
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
-    const Part& part = slot.part;
-    if (blockIdx.x >= part.splits) return;
-    u32 first_tile = oldest_of(p.c, part, 0) / TILE, end_tile = (part.start + part.rows + TILE - 1) / TILE;
-    u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = part.split_tiles / UNIT;
+    const Sequence& sequence = slot.sequence;
+    if (blockIdx.x >= sequence.splits) return;
+    u32 first_tile = oldest_of(p.c, sequence, 0) / TILE, end_tile = (sequence.start + sequence.rows + TILE - 1) / TILE;
+    u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = sequence.split_tiles / UNIT;
     u32 unit = blockIdx.x * split_units + warp, end = min(units, (blockIdx.x + 1) * split_units);
     prepare(p, slot, shared.queries, lane, warp);
-    if constexpr (K_REMEMBERS) shared.tables[0].fill(K_TYPE, threadIdx.x, WARPS * 32);
-    if constexpr (V_REMEMBERS && TABLES > K_REMEMBERS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, WARPS * 32);
+    if constexpr (K_IS_TRELLIS) shared.tables[0].fill(K_TYPE, threadIdx.x, WARPS * 32);
+    if constexpr (V_IS_TRELLIS && TABLES > K_IS_TRELLIS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, WARPS * 32);
     __syncthreads();
     for (u32 block = warp; block < K_BLOCKS; block += WARPS) {
         float2 minus = minus_bias_of(block, p.books[K_TYPE], shared.queries, lane);
@@ -504,24 +504,24 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
 
     Levels key_levels = {p.books[K_TYPE], shared.tables[0]};
     Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
-    Sight sight;
+    VisibleRange visible_range;
     for (u32 q = 0; q < 2; q++) {
         // Queries beyond the last one, which are 0 and are not stored, use its mask.
-        u32 row = min((2 * (lane % 4) + q) / p.c.group, part.rows - 1);
-        sight.oldest[q] = oldest_of(p.c, part, row);
-        sight.end[q] = part.start + row + 1;
+        u32 row = min((2 * (lane % 4) + q) / p.c.group, sequence.rows - 1);
+        visible_range.oldest[q] = oldest_of(p.c, sequence, row);
+        visible_range.end[q] = sequence.start + row + 1;
     }
     u8* weights = shared.weights[warp];
     Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
-    float out[SLICES][PRODUCTS][4] = {};
+    float out[SLICES][MMAS][4] = {};
     for (; unit < end; unit += WARPS) {
         u32 index = first_tile + unit * UNIT + lane / 4;
-        Mine key = my_tile(part.memory, p.c.keys, slot.head.keys, index, part.window, end_tile);
-        Mine value = my_tile(part.memory, p.c.values, slot.head.values, index, part.window, end_tile);
+        LaneTile key = lane_tile(sequence.memory, p.c.keys, slot.head.keys, index, sequence.window, end_tile);
+        LaneTile value = lane_tile(sequence.memory, p.c.values, slot.head.values, index, sequence.window, end_tile);
         float scores[8][4] = {};
         u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
-        bool meets = is_coded(K_TYPE) && p.c.keys.centres && in_main;
-        const u16* centre = meets && key.in_main ? centre_of(p.c.keys, index, key.tile) : nullptr;
+        bool has_centres = is_coded(K_TYPE) && p.c.keys.centres && in_main;
+        const u16* centre = has_centres && key.in_main ? centre_of(p.c.keys, index, key.tile) : nullptr;
         // Prefetched together with the codes, and read from the L2 cache afterwards.
         if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
         if (in_main) {
@@ -533,30 +533,30 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
             const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
             add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
         }
-        float keep[2], met[2] = {};
-        if (meets) meet(met, centre, shared.queries, lane);
-        weigh(p.c, w, scores, met, index * TILE, sight, weights, keep, lane);
-        if (keep[0] != 1.0f || keep[1] != 1.0f) {
+        float rescale[2], centre_score[2] = {};
+        if (has_centres) centre_scores(centre_score, centre, shared.queries, lane);
+        online_softmax(p.c, w, scores, centre_score, index * TILE, visible_range, weights, rescale, lane);
+        if (rescale[0] != 1.0f || rescale[1] != 1.0f) {
             for (u32 slice = 0; slice < SLICES; slice++) {
-                for (u32 i = 0; i < PRODUCTS; i++) {
-                    for (u32 r = 0; r < 4; r++) out[slice][i][r] *= keep[r % 2];
+                for (u32 i = 0; i < MMAS; i++) {
+                    for (u32 r = 0; r < 4; r++) out[slice][i][r] *= rescale[r % 2];
                 }
             }
         }
         __syncwarp();
         in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
         if (in_main == ~0u) {
-            mix_unit<V_TYPE>(out, value.tile, value_levels, weights, lane);
+            accumulate_unit<V_TYPE>(out, value.tile, value_levels, weights, lane);
         } else {
             for (u32 i = 0; i < UNIT; i++) {
                 const u8* tile = tile_of_lane(value.tile, 4 * i);
-                if (in_main >> (4 * i) & 1) mix_tile<V_TYPE>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
-                if (in_f16 >> (4 * i) & 1) mix_tile<F16>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
+                if (in_main >> (4 * i) & 1) accumulate_tile<V_TYPE>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
+                if (in_f16 >> (4 * i) & 1) accumulate_tile<F16>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
             }
         }
         __syncwarp();
     }
-    join(p, slot, shared, w, out, lane, warp);
-    if (part.splits == 1 || !is_last(p.c, slot, shared.is_last, blockIdx.y)) return;
+    combine_warps(p, slot, shared, w, out, lane, warp);
+    if (sequence.splits == 1 || !is_last(p.c, slot, shared.is_last, blockIdx.y)) return;
     for (u32 query = warp; query < slot.n_queries(p.c); query += WARPS) combine_query(p, slot, query, lane);
 }

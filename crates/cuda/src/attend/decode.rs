@@ -70,7 +70,7 @@
 //! Possible improvements: scales of values that join the softmax weights as powers of two, with a
 //! maximum of their own (half of the f16 operations, 17 % of turbo3's instructions); signs of
 //! turbo4's keys as f16 signs, since its levels are symmetric (12 % of its integer instructions);
-//! tiles that arrive by copies to shared memory, as weights do in `one.cu`, which leaves registers
+//! tiles that arrive by copies to shared memory, as weights do in `gemv.cu`, which leaves registers
 //! for more warps.
 
 use kvant_backend::{KvTensorSpec, Result};
@@ -82,9 +82,9 @@ use crate::module::Build;
 use crate::{Context, Define, Header, Launch, Source};
 
 const DECODE_HEADERS: [Header; 8] = {
-    let [half, rotate, tile, bounded, look_up, attend, ends, ..] = HEADERS;
+    let [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, ..] = HEADERS;
     let groups = Header { name: "groups.cuh", text: include_str!("groups.cuh") };
-    [half, rotate, tile, bounded, look_up, attend, ends, groups]
+    [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, groups]
 };
 
 /// The decode kernel.
@@ -105,7 +105,7 @@ const UNIT: usize = 8;
 /// Storage formats of the KV tensors of a head, keys first. The kernel is compiled for the types
 /// and sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct HeadFormat {
     types: [DType; 2],
     /// Stored values per token; for values of a shared-KV tensor (MLA), the dims they take of it.
     pub dims: [usize; 2],
@@ -113,8 +113,8 @@ pub(super) struct Kind {
     pub specs: [SpecParams; 2],
 }
 
-impl Kind {
-    /// The kind of a head with these specs of keys and values.
+impl HeadFormat {
+    /// The format of a head with these specs of keys and values.
     ///
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) when a count does not fit the
@@ -164,8 +164,8 @@ pub(super) fn builds() -> impl Iterator<Item = Build> {
 /// all resident at once and finish together: a few more blocks would wait for the first to finish.
 pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize, v_dim: usize) -> usize {
     let at_once = blocks_at_once(v_dim) * cx.gpu().properties().n_sms as usize;
-    let most = (at_once / n_kv_heads).max(1);
-    UNIT * WARPS * tiles.div_ceil(UNIT * WARPS).div_ceil(most).max(1)
+    let max_splits = (at_once / n_kv_heads).max(1);
+    UNIT * WARPS * tiles.div_ceil(UNIT * WARPS).div_ceil(max_splits).max(1)
 }
 
 /// Queues the kernel, which also prepares the queries and combines the partial results of the
@@ -173,11 +173,12 @@ pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize, v_dim: 
 pub(super) fn launch(
     cx: &Context,
     params: &KernelParams,
-    kind: &Kind,
+    head_format: &HeadFormat,
     is_capped: bool,
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
-    let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims, is_capped), "decode")?;
+    let kernel =
+        cx.kernel_with(&SOURCE, &defines(head_format.types, head_format.dims, is_capped), "decode")?;
     let grid = [splits as u32, slots as u32, 1];
     Ok(cx.launch(kernel, Launch { grid, block: [THREADS, 1, 1], shared_bytes: 0 }, params)?)
 }

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "ends.cuh"
+#include "prologue_epilogue.cuh"
 
 template <u32 I>
 __device__ inline u32 word(const uint4& v) {
@@ -74,7 +74,7 @@ struct Group<TURBO2> {
                  low.w << 8 | left.low.w >> 24}};
     }
     // Returns the rows shifted down by one, the last one first.
-    __device__ Group turned() const {
+    __device__ Group rows_shifted() const {
         return {{(low.w & 0x3f3f3f3f) << 2 | (low.w >> 6 & 0x03030303), low.x, low.y, low.z}};
     }
     __device__ Group from(u32 row) const {
@@ -114,8 +114,8 @@ struct Group<TURBO3> {
                 {(high.x & 0x77777777) << 1 | (left.high.x >> 3 & 0x11111111),
                  (high.y & 0x77777777) << 1 | (left.high.y >> 3 & 0x11111111)}};
     }
-    __device__ Group turned() const {
-        return {two.turned(), {high.x << 4 | high.y >> 28, high.y << 4 | high.x >> 28}};
+    __device__ Group rows_shifted() const {
+        return {two.rows_shifted(), {high.x << 4 | high.y >> 28, high.y << 4 | high.x >> 28}};
     }
     __device__ Group from(u32 row) const { return {two.from(row), {high.x >> 4 * row, high.y >> 4 * row}}; }
     // Returns the high bits in the bit positions of indices, of rows I % 4 + 4 (bit 2 of a nibble)
@@ -145,20 +145,20 @@ struct Group<TURBO3> {
 // A group of a trellis type, and its predecessors in the code sequence: 16 dims earlier, or, before
 // the first 16 of a block, the last ones, one dim to the left.
 template <u32 TYPE>
-struct Remembering {
+struct TrellisGroup {
     static constexpr u32 MEMORY = TYPE == TURBO2T ? 2 : 1;
-    Group<laid_out_as(TYPE)> own, before[MEMORY];
+    Group<layout_of(TYPE)> own, before[MEMORY];
 
     __device__ void load(const u8* planes, u32 dims, u32 g) { own.load(planes, dims, g); }
     // For keys: `last` is the preceding group.
-    __device__ void follow(const Remembering& last) {
+    __device__ void set_predecessor(const TrellisGroup& last) {
         before[0] = last.own;
         if constexpr (MEMORY == 2) before[1] = last.before[0];
     }
     // For keys: loads the predecessor of the first group of a lane, as if it were one more group.
-    __device__ void begin(const u8* planes, u32 dims, u32 lane) {
+    __device__ void load_predecessor(const u8* planes, u32 dims, u32 lane) {
         u32 left = lane / 4 * 4 + (lane + 3) % 4;
-        auto column = [&](Group<laid_out_as(TYPE)>& to, u32 back) {
+        auto column = [&](Group<layout_of(TYPE)>& to, u32 back) {
             to.load(planes, dims, dims / 4 - 4 * back + lane % 4);
             to = to.after(to.of_lane(left));
         };
@@ -167,12 +167,12 @@ struct Remembering {
     }
     // For values, whose 16 dims are four lanes: this lane has dims from 16 `at` on of a block of
     // `dims`.
-    __device__ void follow_lanes(u32 at, u32 dims, u32 lane) {
+    __device__ void set_predecessor_lanes(u32 at, u32 dims, u32 lane) {
 #pragma unroll
         for (u32 m = 0; m < MEMORY; m++) {
             bool wraps = at <= m;
-            Group<laid_out_as(TYPE)> other = own.of_lane((lane + (wraps ? dims / 16 : 0) * 4 - (m + 1) * 4) % 32);
-            before[m] = wraps ? other.turned() : other;
+            Group<layout_of(TYPE)> other = own.of_lane((lane + (wraps ? dims / 16 : 0) * 4 - (m + 1) * 4) % 32);
+            before[m] = wraps ? other.rows_shifted() : other;
         }
     }
     __device__ Group<TYPE> from(u32 row) const {
@@ -187,14 +187,14 @@ struct Remembering {
     }
 };
 template <>
-struct Group<TURBO2T> : Remembering<TURBO2T> {};
+struct Group<TURBO2T> : TrellisGroup<TURBO2T> {};
 template <>
-struct Group<TURBO3T> : Remembering<TURBO3T> {};
+struct Group<TURBO3T> : TrellisGroup<TURBO3T> {};
 
 // Levels of the trellis types as f16, one copy per lane, so that look-ups of a warp have no bank
 // conflicts.
 struct LevelTable {
-    static constexpr u32 LEVELS = remembers(K_TYPE) || remembers(V_TYPE) ? sizeof(TRELLIS[0]) : 1;
+    static constexpr u32 LEVELS = is_trellis(K_TYPE) || is_trellis(V_TYPE) ? sizeof(TRELLIS[0]) : 1;
     u32 levels[LEVELS][32];
 
     __device__ void fill(u32 type, u32 thread, u32 threads) {

@@ -45,17 +45,18 @@ use kvant_backend::{KvLayer, Result, TokenSpan};
 use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
-use super::decode::Kind;
-use super::{HEADERS, SIGHT, constants, plan};
+use super::decode::HeadFormat;
+use super::{HEADERS, VISIBLE_RANGE_BYTES, constants, plan};
 use crate::half::{COPIES_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
-use crate::kv::{MAX_HEADS, MAX_PARTS, TYPES, number};
+use crate::kv::{MAX_HEADS, MAX_SEQUENCES, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, KernelId, Source};
 
 /// Headers that only these kernels include.
 const HOPPER_HEADERS: [Header; HEADERS.len() + 3] = {
-    let [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work] = HEADERS;
-    let turn = Header { name: "turn.cuh", text: include_str!("turn.cuh") };
+    let [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, split_epilogue, unpack, work] =
+        HEADERS;
+    let transpose = Header { name: "transpose.cuh", text: include_str!("transpose.cuh") };
     [
         half,
         rotate,
@@ -63,11 +64,11 @@ const HOPPER_HEADERS: [Header; HEADERS.len() + 3] = {
         bounded,
         look_up,
         attend,
-        ends,
-        apart,
+        prologue_epilogue,
+        split_epilogue,
         unpack,
         work,
-        turn,
+        transpose,
         COPIES_HEADER,
         WARPGROUP_HEADER,
     ]
@@ -79,9 +80,9 @@ static SOURCE: Source = Source {
     text: include_str!("hopper.cu"),
     headers: &HOPPER_HEADERS,
     constants: || {
-        let cut = [("TAKERS", TAKERS), ("BRINGERS", BRINGERS), ("STAGES", STAGES)];
-        let registers = [("TAKER_REGISTERS", REGISTERS[0]), ("BRINGER_REGISTERS", REGISTERS[1])];
-        let numbers = cut.into_iter().chain(registers).chain([("QUERIES", super::QUERIES)]);
+        let warpgroups = [("CONSUMERS", CONSUMERS), ("PRODUCERS", PRODUCERS), ("STAGES", STAGES)];
+        let registers = [("CONSUMER_REGISTERS", REGISTERS[0]), ("PRODUCER_REGISTERS", REGISTERS[1])];
+        let numbers = warpgroups.into_iter().chain(registers).chain([("QUERIES", super::QUERIES)]);
         numbers.fold(constants(), |constants, (name, n)| constants.whole(name, n))
     },
     options: &WARPGROUP_OPTIONS,
@@ -90,8 +91,8 @@ static SOURCE: Source = Source {
 /// Stored head sizes that the kernels support.
 const DIMS: [usize; 2] = [64, 128];
 /// Consumer warpgroups of a block, and producer warpgroups.
-const TAKERS: usize = 3;
-const BRINGERS: usize = 1;
+const CONSUMERS: usize = 3;
+const PRODUCERS: usize = 1;
 const WARPGROUP: usize = 128;
 /// Stages of shared memory, one step each.
 const STAGES: usize = 3;
@@ -103,19 +104,19 @@ const MAX_UNPACKED_BYTES: usize = 96 << 20;
 /// Registers per thread of consumers and producers: multiples of 8, whose sum over all threads fits
 /// the register file of a multiprocessor.
 const REGISTERS: [usize; 2] = [152, 56];
-const _: () = assert!((REGISTERS[0] * TAKERS + REGISTERS[1] * BRINGERS) * WARPGROUP <= 1 << 16);
+const _: () = assert!((REGISTERS[0] * CONSUMERS + REGISTERS[1] * PRODUCERS) * WARPGROUP <= 1 << 16);
 
 /// Queries of a block.
-pub(super) const QUERIES: usize = 64 * TAKERS;
+pub(super) const QUERIES: usize = 64 * CONSUMERS;
 /// Threads of a block.
-pub(super) const THREADS: u32 = (WARPGROUP * (TAKERS + BRINGERS)) as u32;
+pub(super) const THREADS: u32 = (WARPGROUP * (CONSUMERS + PRODUCERS)) as u32;
 
 /// Returns whether these kernels serve the heads of `layer` on compute capability `arch / 10`, and
 /// the tiles that `rows` attend to in one head fit the unpack buffer.
-pub(super) fn takes(rows: TokenSpan, layer: &KvLayer, arch: u32) -> bool {
+pub(super) fn supports(rows: TokenSpan, layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
         let dims = dims(layer, head);
-        let bytes = plan::n_key_tensors(rows, layer, head) * unpacked_tile_bytes(dims);
+        let bytes = plan::n_visible_tiles(rows, layer, head) * unpacked_tile_bytes(dims);
         dims.iter().all(|dim| DIMS.contains(dim)) && bytes <= MAX_UNPACKED_BYTES
     };
     arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)
@@ -128,7 +129,7 @@ fn dims(layer: &KvLayer, head: usize) -> [usize; 2] {
 /// Returns the shared memory of a block for these head sizes: `Shared` of `hopper.cu`.
 pub(super) fn bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     let stages = STAGES * STEP * TILE * (k_dim + v_dim);
-    (stages + QUERIES * k_dim) * size_of::<u16>() + QUERIES * SIGHT
+    (stages + QUERIES * k_dim) * size_of::<u16>() + QUERIES * VISIBLE_RANGE_BYTES
 }
 
 /// Returns the bytes of one unpacked tile of keys and of values of these sizes.
@@ -136,25 +137,30 @@ pub(super) fn unpacked_tile_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     TILE * (k_dim + v_dim) * size_of::<u16>()
 }
 
-/// Returns how many of the sequences with `images` unpacked tiles each one launch takes:
-/// [`MAX_PARTS`] if all fit the unpack buffer, else one.
-pub(super) fn parts_at_once(layer: &KvLayer, images: impl Iterator<Item = usize>) -> usize {
-    let bytes = images.sum::<usize>() * unpacked_tile_bytes(dims(layer, 0));
-    if bytes <= MAX_UNPACKED_BYTES { MAX_PARTS } else { 1 }
+/// Returns how many of the sequences with `n_unpacked_tiles` unpacked tiles each one launch takes:
+/// [`MAX_SEQUENCES`] if all fit the unpack buffer, else one.
+pub(super) fn sequences_at_once(layer: &KvLayer, n_unpacked_tiles: impl Iterator<Item = usize>) -> usize {
+    let bytes = n_unpacked_tiles.sum::<usize>() * unpacked_tile_bytes(dims(layer, 0));
+    if bytes <= MAX_UNPACKED_BYTES { MAX_SEQUENCES } else { 1 }
 }
 
-/// Returns how many of the `n_heads` KV heads of a layer, of `images` tiles each, are unpacked at a
-/// time: the same number in each launch, as far as possible.
-pub(super) fn heads_at_once(layer: &KvLayer, images: usize, n_heads: usize) -> usize {
-    let most =
-        (MAX_UNPACKED_BYTES / (images * unpacked_tile_bytes(dims(layer, 0))).max(1)).clamp(1, MAX_HEADS);
-    n_heads.div_ceil(n_heads.div_ceil(most))
+/// Returns how many of the `n_heads` KV heads of a layer, of `n_unpacked_tiles` tiles each, are
+/// unpacked at a time: the same number in each launch, as far as possible.
+pub(super) fn heads_at_once(layer: &KvLayer, n_unpacked_tiles: usize, n_heads: usize) -> usize {
+    let max_heads = (MAX_UNPACKED_BYTES / (n_unpacked_tiles * unpacked_tile_bytes(dims(layer, 0))).max(1))
+        .clamp(1, MAX_HEADS);
+    n_heads.div_ceil(n_heads.div_ceil(max_heads))
 }
 
 /// Returns the kernel `name`.
-pub(super) fn kernel(cx: &Context, kind: &Kind, is_capped: bool, name: &'static str) -> Result<KernelId> {
-    let types = kind.specs.map(|spec| spec.dtype.into());
-    Ok(cx.kernel_with(&SOURCE, &defines(types, kind.dims, is_capped), name)?)
+pub(super) fn kernel(
+    cx: &Context,
+    head_format: &HeadFormat,
+    is_capped: bool,
+    name: &'static str,
+) -> Result<KernelId> {
+    let types = head_format.specs.map(|spec| spec.dtype.into());
+    Ok(cx.kernel_with(&SOURCE, &defines(types, head_format.dims, is_capped), name)?)
 }
 
 /// Returns the macros of a variant; `types` are kernel type numbers.

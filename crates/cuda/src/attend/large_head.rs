@@ -40,15 +40,15 @@
 use kvant_backend::{KvLayer, Result};
 use kvant_codec::tile::TILE;
 
-use super::decode::Kind;
+use super::decode::HeadFormat;
 use super::{HEADERS, MAX_NARROW, QUERIES, WARPS, constants};
 use crate::module::Build;
 use crate::{Context, Define, KernelId, Source};
 
 /// The kernels for large heads and shared-KV tensors.
 static SOURCE: Source = Source {
-    name: "wide.cu",
-    text: include_str!("wide.cu"),
+    name: "large_head.cu",
+    text: include_str!("large_head.cu"),
     headers: &HEADERS,
     constants: || constants().whole("QUERIES", QUERIES),
     options: &[],
@@ -60,7 +60,7 @@ const MAX_TILES: usize = 2;
 /// Returns the maximum 16-query tiles of a block with `shared_bytes` of shared memory; `None` where
 /// the heads of `layer` do not need this kernel.
 pub(super) fn max_tiles(layer: &KvLayer, shared_bytes: usize) -> Option<usize> {
-    let dim = layer.tensors().map(|stream| stream.spec.dim()).max().unwrap_or(0);
+    let dim = layer.tensors().map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
     let fits = |tiles: &usize| bytes([dim; 2], *tiles) <= shared_bytes;
     (dim > MAX_NARROW || layer.is_shared_kv()).then(|| (1..=MAX_TILES).rev().find(fits).unwrap_or(1))
 }
@@ -71,7 +71,7 @@ pub(super) fn max_dim(shared_bytes: usize) -> usize {
     shared_bytes.saturating_sub(bytes([0; 2], 1)) / per_dim / QUERIES * QUERIES
 }
 
-/// Returns the shared memory of a block for these head sizes: `Shared` of `wide.cu`.
+/// Returns the shared memory of a block for these head sizes: `Shared` of `large_head.cu`.
 pub(super) fn bytes([k_dim, v_dim]: [usize; 2], tiles: usize) -> usize {
     let queries = QUERIES * tiles;
     let halves = WARPS * TILE * k_dim.max(v_dim) + queries * k_dim + queries * WARPS * TILE;
@@ -81,12 +81,12 @@ pub(super) fn bytes([k_dim, v_dim]: [usize; 2], tiles: usize) -> usize {
 /// Returns the kernel `name` for blocks of `tiles` 16-query tiles.
 pub(super) fn kernel(
     cx: &Context,
-    kind: &Kind,
+    head_format: &HeadFormat,
     is_capped: bool,
     tiles: usize,
     name: &'static str,
 ) -> Result<KernelId> {
-    Ok(cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped, kind.is_joint, tiles), name)?)
+    Ok(cx.kernel_with(&SOURCE, &defines(head_format.dims, is_capped, head_format.is_joint, tiles), name)?)
 }
 
 fn defines(dims: [usize; 2], is_capped: bool, is_joint: bool, tiles: usize) -> [Define; 5] {

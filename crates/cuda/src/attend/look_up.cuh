@@ -106,7 +106,7 @@ struct Windows { u32 row[2]; };
 // and the predecessors of these.
 template <u32 TYPE>
 __device__ inline Windows windows(u32 own, u32 before, u32 earlier) {
-    static_assert(remembers(TYPE), "only trellis codes depend on their predecessors");
+    static_assert(is_trellis(TYPE), "only trellis codes depend on their predecessors");
     if constexpr (TYPE == TURBO2T) {
         u32 last = own + 4 * before;
         return {{(last & 0x0f0f0f0f) + 16 * (earlier & 0x03030303), choose(0x0f0f0f0f, last >> 4, earlier & 0x30303030)}};
@@ -117,8 +117,8 @@ __device__ inline Windows windows(u32 own, u32 before, u32 earlier) {
 // Returns the codes of a trellis type, from indices in nibbles: their own, their predecessors, and
 // the predecessors of these.
 template <u32 TYPE>
-__device__ inline Codes remembered(u32 own, u32 before, u32 earlier) {
-    static_assert(remembers(TYPE), "only trellis codes depend on their predecessors");
+__device__ inline Codes trellis_codes(u32 own, u32 before, u32 earlier) {
+    static_assert(is_trellis(TYPE), "only trellis codes depend on their predecessors");
     u32 low = own, high = before;
     if constexpr (TYPE == TURBO2T) low |= (before & 0x11111111) << 2, high = (before >> 1 & 0x11111111) | earlier << 1;
     const u32* bytes = TRELLIS[TYPE - TURBO2T];

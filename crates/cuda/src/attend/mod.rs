@@ -37,7 +37,7 @@
 //! 32 others use split-KV over blocks and over the four warps of a block (flash-decoding); many
 //! share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0 in heads of
 //! 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and shared-KV tensors (MLA),
-//! take a kernel whose warps share outputs too ([`wide`]).
+//! take a kernel whose warps share outputs too ([`large_head`]).
 //!
 //! Attention is batch invariant: the split depends on the tokens of its own sequence alone, and
 //! partial results are combined in a fixed order, so the results have the same bits whatever else
@@ -47,10 +47,10 @@
 //!
 //! # Budget
 //!
-//! [`decode`], [`prompt`], [`hopper`] and [`wide`] state their bounds, counted in the machine code
-//! that ptxas 13.0 makes for 9.0, and their times on an H100. The kernel for up to 32 queries takes
-//! 167 registers for heads of 128, so that three blocks of four warps run on a multiprocessor, and
-//! 255 for heads of 256, two blocks; none are spilled.
+//! [`decode`], [`prompt`], [`hopper`] and [`large_head`] state their bounds, counted in the machine
+//! code that ptxas 13.0 makes for 9.0, and their times on an H100. The kernel for up to 32 queries
+//! takes 167 registers for heads of 128, so that three blocks of four warps run on a
+//! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
 //!
 //! # Error
 //!
@@ -73,11 +73,11 @@ use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
-use self::decode::Kind;
-use self::plan::{KernelKind, Launched, PartParams};
+use self::decode::HeadFormat;
+use self::plan::{KernelKind, Launched, SequenceParams};
 use crate::constants::Constants;
 use crate::context::MAX_COUNTERS;
-use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
+use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
 use crate::soft_cap::{SOFT_CAP_HEADER, rate};
@@ -88,7 +88,7 @@ pub(crate) static SOURCE: Source = Source {
     name: "attend.cu",
     text: include_str!("attend.cu"),
     headers: &HEADERS,
-    constants: || constants().whole("QUERIES", QUERIES).whole("HAND_STATE", PARTIAL_STATE),
+    constants: || constants().whole("QUERIES", QUERIES).whole("PARTIAL_STATE", PARTIAL_STATE),
     options: &[],
 };
 
@@ -97,11 +97,12 @@ const HEADERS: [Header; 10] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
     let look_up = Header { name: "look_up.cuh", text: include_str!("look_up.cuh") };
-    let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
-    let apart = Header { name: "apart.cuh", text: include_str!("apart.cuh") };
+    let prologue_epilogue =
+        Header { name: "prologue_epilogue.cuh", text: include_str!("prologue_epilogue.cuh") };
+    let split_epilogue = Header { name: "split_epilogue.cuh", text: include_str!("split_epilogue.cuh") };
     let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
     let work = Header { name: "work.cuh", text: include_str!("work.cuh") };
-    [half, rotate, tile, SOFT_CAP_HEADER, look_up, attend, ends, apart, unpack, work]
+    [half, rotate, tile, SOFT_CAP_HEADER, look_up, attend, prologue_epilogue, split_epilogue, unpack, work]
 };
 
 const OP: &str = "attend";
@@ -118,8 +119,8 @@ const MASKED_SCORE: f32 = -1e30;
 /// so that as f16 they keep their precision down to 2^(-14 - LIFT). Their sum carries the same
 /// factor.
 const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
-/// Bytes of `Sight` of `unpack.cuh`.
-const SIGHT: usize = 2 * size_of::<u32>();
+/// Bytes of `VisibleRange` of `unpack.cuh`.
+const VISIBLE_RANGE_BYTES: usize = 2 * size_of::<u32>();
 /// Largest stored head size whose queries and outputs stay in the registers of a warp.
 const MAX_NARROW: usize = 256;
 
@@ -147,7 +148,7 @@ struct HeadParams {
 #[repr(C)]
 struct Common {
     heads: [HeadParams; MAX_HEADS],
-    parts: [PartParams; MAX_PARTS],
+    sequences: [SequenceParams; MAX_SEQUENCES],
     keys: SpecParams,
     values: SpecParams,
     windows: DevicePtr,
@@ -155,7 +156,7 @@ struct Common {
     partial_out: DevicePtr,
     state: DevicePtr,
     unpacked_tiles: DevicePtr,
-    tickets: DevicePtr,
+    counters: DevicePtr,
     n_heads: u32,
     group: u32,
     visible: u32,
@@ -183,7 +184,7 @@ struct KernelParams {
     after: [u32; 4],
 }
 
-const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_PARTS <= MAX_COUNTERS);
+const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_SEQUENCES <= MAX_COUNTERS);
 
 /// Returns the constants of all sources of this op.
 fn constants() -> Constants {
@@ -240,35 +241,46 @@ pub(crate) struct Rows {
 pub(crate) fn attend(
     cx: &Context,
     p: &AttendParams,
-    parts: &[KvBatchEntry<'_, CudaPage>],
+    sequences: &[KvBatchEntry<'_, CudaPage>],
     rows: Rows,
 ) -> Result<()> {
     let group = p.n_heads / p.n_kv_heads.max(1);
     let device = cx.gpu().properties();
     let shared_bytes = device.shared_per_block as usize;
-    for part in parts {
-        check(p, part.layer, shared_bytes)?;
+    for sequence in sequences {
+        check(p, sequence.layer, shared_bytes)?;
     }
-    let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvBatchEntry<'_, _>| KernelKind::of(part.rows, group, part.layer, device);
-    let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
-    sorted.sort_by_key(|(way, _)| *way);
+    let sequences: Vec<_> =
+        sequences.iter().filter(|sequence| sequence.rows.n > 0 && p.n_kv_heads > 0).collect();
+    let kernel_kind =
+        |sequence: &KvBatchEntry<'_, _>| KernelKind::of(sequence.rows, group, sequence.layer, device);
+    let mut sorted: Vec<_> = sequences.iter().map(|sequence| (kernel_kind(sequence), *sequence)).collect();
+    sorted.sort_by_key(|(kernel_kind, _)| *kernel_kind);
     // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
-    for alike in sorted.chunk_by(|(way, a), (other, b)| way == other && is_same(a.layer, b.layer)) {
-        let (way, layer) = (alike[0].0, alike[0].1.layer);
-        let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
-        for (kind, heads) in head_formats(layer)? {
-            let images = |part: &&KvBatchEntry<'_, _>| plan::n_key_tensors(part.rows, layer, heads[0]);
-            let is_unpacked = way == KernelKind::Warpgroups;
+    for alike in
+        sorted.chunk_by(|(kernel_kind, a), (other, b)| kernel_kind == other && is_same(a.layer, b.layer))
+    {
+        let (kernel_kind, layer) = (alike[0].0, alike[0].1.layer);
+        let sequences: Vec<_> = alike.iter().map(|(_, sequence)| *sequence).collect();
+        for (head_format, heads) in head_formats(layer)? {
+            let n_unpacked_tiles =
+                |sequence: &&KvBatchEntry<'_, _>| plan::n_visible_tiles(sequence.rows, layer, heads[0]);
+            let is_unpacked = kernel_kind == KernelKind::Warpgroups;
             // The buffer of unpacked tiles is bounded.
-            let most =
-                if is_unpacked { hopper::parts_at_once(layer, parts.iter().map(images)) } else { MAX_PARTS };
-            for parts in parts.chunks(most) {
-                let images = parts.iter().map(images).sum();
-                let most =
-                    if is_unpacked { hopper::heads_at_once(layer, images, heads.len()) } else { MAX_HEADS };
-                for heads in heads.chunks(most) {
-                    launch(cx, p, way, &kind, heads, parts, rows)?;
+            let max_sequences = if is_unpacked {
+                hopper::sequences_at_once(layer, sequences.iter().map(n_unpacked_tiles))
+            } else {
+                MAX_SEQUENCES
+            };
+            for sequences in sequences.chunks(max_sequences) {
+                let n_unpacked_tiles = sequences.iter().map(n_unpacked_tiles).sum();
+                let max_heads = if is_unpacked {
+                    hopper::heads_at_once(layer, n_unpacked_tiles, heads.len())
+                } else {
+                    MAX_HEADS
+                };
+                for heads in heads.chunks(max_heads) {
+                    launch(cx, p, kernel_kind, &head_format, heads, sequences, rows)?;
                 }
             }
         }
@@ -277,31 +289,31 @@ pub(crate) fn attend(
 }
 
 /// Groups the KV heads of a layer by the storage format of their tensors.
-fn head_formats(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
-    let mut kinds: Vec<(Kind, Vec<usize>)> = Vec::new();
+fn head_formats(layer: &KvLayer) -> Result<Vec<(HeadFormat, Vec<usize>)>> {
+    let mut formats: Vec<(HeadFormat, Vec<usize>)> = Vec::new();
     for (head, keys) in layer.k.iter().enumerate() {
-        let kind = Kind::new([&keys.spec, &layer.values(head).spec])?;
-        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+        let head_format = HeadFormat::new([&keys.spec, &layer.values(head).spec])?;
+        match formats.iter_mut().find(|(known, _)| *known == head_format) {
             Some((_, heads)) => heads.push(head),
-            None => kinds.push((kind, vec![head])),
+            None => formats.push((head_format, vec![head])),
         }
     }
-    Ok(kinds)
+    Ok(formats)
 }
 
 /// Rejects formats that no kernel reads.
 fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
     let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
-    let most = large_head::max_dim(shared_bytes).max(MAX_NARROW);
-    for stream in layer.tensors() {
-        let dim = stream.spec.dim();
-        if dim > most {
-            let wanted = format!("heads of {}, stored as {dim} values", stream.spec.head_dim);
-            return unsupported(wanted, format!("heads of up to {most}"));
+    let max_dim = large_head::max_dim(shared_bytes).max(MAX_NARROW);
+    for tensor in layer.tensors() {
+        let dim = tensor.spec.dim();
+        if dim > max_dim {
+            let wanted = format!("heads of {}, stored as {dim} values", tensor.spec.head_dim);
+            return unsupported(wanted, format!("heads of up to {max_dim}"));
         }
     }
     for (k, v) in layer.k.iter().zip(&layer.v) {
-        let tails = [k, v].map(|stream: &KvTensor| stream.spec.tail_tiles);
+        let tails = [k, v].map(|tensor: &KvTensor| tensor.spec.tail_tiles);
         if tails[0] != tails[1] && !tails.contains(&0) {
             let wanted = format!("{} tiles in 16 bit of keys and {} of values", tails[0], tails[1]);
             return unsupported(wanted, "as many of both, or of one side".to_owned());
@@ -314,21 +326,22 @@ fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
 fn launch(
     cx: &Context,
     p: &AttendParams,
-    way: KernelKind,
-    kind: &Kind,
+    kernel_kind: KernelKind,
+    head_format: &HeadFormat,
     heads: &[usize],
-    parts: &[&KvBatchEntry<'_, CudaPage>],
+    sequences: &[&KvBatchEntry<'_, CudaPage>],
     rows: Rows,
 ) -> Result<()> {
-    let [k_dim, v_dim] = kind.dims;
-    let layer = parts[0].layer;
-    let launched = Launched::new(cx, p, way, heads, parts, rows.band)?;
+    let [k_dim, v_dim] = head_format.dims;
+    let layer = sequences[0].layer;
+    let launched = Launched::new(cx, p, kernel_kind, heads, sequences, rows.band)?;
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
-    let on_share = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
+    let on_partials = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;
     // Only some launches need these buffers.
     let scratch = |bytes: usize| (bytes > 0).then(|| cx.scratch(bytes)).transpose();
-    let images = scratch(launched.n_unpacked_tiles * hopper::unpacked_tile_bytes(kind.dims))?;
+    let on_unpacked_tiles =
+        scratch(launched.n_unpacked_tiles * hopper::unpacked_tile_bytes(head_format.dims))?;
     let windows = scratch(size_of_val(&launched.windows[..]))?;
     if let Some(windows) = &windows {
         cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
@@ -339,23 +352,23 @@ fn launch(
         let (keys, values) = (Offsets::new(OP, &layer.k[head])?, Offsets::new(OP, layer.values(head))?);
         *to = HeadParams { keys, values, kv_head: head as u32, unused: 0 };
     }
-    params.common.parts[..parts.len()].copy_from_slice(&launched.parts);
+    params.common.sequences[..sequences.len()].copy_from_slice(&launched.sequences);
     let masks = Rotation::kv(turbo::LEN);
     let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
-    let out = if kind.is_joint { query.clone() } else { out };
+    let out = if head_format.is_joint { query.clone() } else { out };
     let begin = |values| kv::begin(OP, values);
     let caps = p.soft_cap.map(|cap| cap * LOG2_E);
     let (soft_cap, cap_rate) = caps.map_or((0.0, 0.0), |cap| (cap, rate(cap)));
     let params = KernelParams {
         common: Common {
-            keys: kind.specs[0],
-            values: kind.specs[1],
+            keys: head_format.specs[0],
+            values: head_format.specs[1],
             windows: windows.as_ref().map_or(0, |windows| windows.ptr()),
             queries: on_queries.ptr(),
-            partial_out: on_share.ptr(),
+            partial_out: on_partials.ptr(),
             state: on_state.ptr(),
-            unpacked_tiles: images.as_ref().map_or(0, |images| images.ptr()),
-            tickets: cx.counters()?,
+            unpacked_tiles: on_unpacked_tiles.as_ref().map_or(0, |buffer| buffer.ptr()),
+            counters: cx.counters()?,
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
@@ -370,50 +383,59 @@ fn launch(
         k_head_dim: p.k_head_dim as u32,
         v_head_dim: p.v_head_dim as u32,
         scale: p.scale * LOG2_E,
-        rotates: [&layer.k[heads[0]], layer.values(heads[0])].map(|stream| stream.spec.rotates.into()),
+        rotates: [&layer.k[heads[0]], layer.values(heads[0])].map(|tensor| tensor.spec.rotates.into()),
         balance_at: [begin(&query)?, begin(&out)?, begin(&out_shift)?],
-        is_joint: kind.is_joint.into(),
+        is_joint: head_format.is_joint.into(),
         books: *BOOKS,
         before: words(masks.before()),
         after: words(masks.after()),
     };
-    let (slots, is_capped) = (parts.len() * heads.len(), p.soft_cap.is_some());
+    let (slots, is_capped) = (sequences.len() * heads.len(), p.soft_cap.is_some());
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
-        let kernel = match way {
-            KernelKind::Many(cut) => prompt::kernel(cx, kind, is_capped, cut, name)?,
-            KernelKind::Warpgroups => hopper::kernel(cx, kind, is_capped, name)?,
-            KernelKind::Wide(tiles) => large_head::kernel(cx, kind, is_capped, tiles, name)?,
+        let kernel = match kernel_kind {
+            KernelKind::Prefill(partition) => prompt::kernel(cx, head_format, is_capped, partition, name)?,
+            KernelKind::Warpgroups => hopper::kernel(cx, head_format, is_capped, name)?,
+            KernelKind::LargeHead(tiles) => large_head::kernel(cx, head_format, is_capped, tiles, name)?,
             KernelKind::Decode | KernelKind::Split => {
-                cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?
+                cx.kernel_with(&SOURCE, &defines(head_format.dims, is_capped), name)?
             }
         };
         let grid = grid.map(|n| n as u32);
         let launch = Launch { grid, block: [threads, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
     };
-    let (splits, most) = (launched.max_splits, launched.max_queries);
-    let (name, threads, shared_bytes) = match way {
-        KernelKind::Decode => return decode::launch(cx, &params, kind, is_capped, [splits, slots]),
-        KernelKind::Split => ("attend_split", THREADS, split_bytes(kind.dims)),
-        KernelKind::Many(cut) => ("attend_many", cut.threads(), cut.bytes(kind.dims)),
-        KernelKind::Warpgroups => ("attend_many", hopper::THREADS, hopper::bytes(kind.dims)),
-        KernelKind::Wide(tiles) => ("attend_wide", THREADS, large_head::bytes(kind.dims, tiles)),
+    let (splits, max_queries) = (launched.max_splits, launched.max_queries);
+    let (name, threads, shared_bytes) = match kernel_kind {
+        KernelKind::Decode => return decode::launch(cx, &params, head_format, is_capped, [splits, slots]),
+        KernelKind::Split => ("attend_split", THREADS, split_bytes(head_format.dims)),
+        KernelKind::Prefill(partition) => {
+            ("attend_prefill", partition.threads(), partition.bytes(head_format.dims))
+        }
+        KernelKind::Warpgroups => ("attend_prefill", hopper::THREADS, hopper::bytes(head_format.dims)),
+        KernelKind::LargeHead(tiles) => {
+            ("attend_large_head", THREADS, large_head::bytes(head_format.dims, tiles))
+        }
     };
-    let blocks = most.div_ceil(way.queries_per_block());
-    start("prepare_queries", [(blocks * way.queries_per_block()).div_ceil(WARPS), slots, 1], THREADS, 0)?;
-    if way == KernelKind::Warpgroups {
-        start("unpack_tiles", [launched.max_images.div_ceil(WARPS), 2, slots], THREADS, 0)?;
+    let blocks = max_queries.div_ceil(kernel_kind.queries_per_block());
+    start(
+        "prepare_queries",
+        [(blocks * kernel_kind.queries_per_block()).div_ceil(WARPS), slots, 1],
+        THREADS,
+        0,
+    )?;
+    if kernel_kind == KernelKind::Warpgroups {
+        start("unpack_tiles", [launched.max_unpacked_tiles.div_ceil(WARPS), 2, slots], THREADS, 0)?;
     }
     start(name, [splits, blocks, slots], threads, shared_bytes)?;
-    start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)
+    start("combine", [max_queries.div_ceil(WARPS), slots, 1], THREADS, 0)
 }
 
 /// Returns the shared memory of `attend_split` for these head sizes: `Shared` of `attend.cu`, then
 /// the exchange buffer of two warps.
 fn split_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     let halves = WARPS * TILE * k_dim.max(v_dim) + QUERIES * k_dim;
-    let hand = WARPS / 2 * 32 * (v_dim / 2 + PARTIAL_STATE) * size_of::<f32>();
-    (halves * size_of::<u16>() + QUERIES * SIGHT).max(hand)
+    let exchange = WARPS / 2 * 32 * (v_dim / 2 + PARTIAL_STATE) * size_of::<f32>();
+    (halves * size_of::<u16>() + QUERIES * VISIBLE_RANGE_BYTES).max(exchange)
 }
 
 /// Byte codebooks, by kernel type number.

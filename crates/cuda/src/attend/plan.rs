@@ -10,7 +10,7 @@ use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr, GpuProperties};
 
 /// Maximum number of queries of a KV head for split-KV; above it, warps share tiles.
-const FEW: usize = 32;
+const MAX_SPLIT_QUERIES: usize = 32;
 
 /// The kernel that serves a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,11 +20,11 @@ pub(super) enum KernelKind {
     /// Split-KV: each warp takes tiles of its own.
     Split,
     /// Prefill: warps share tiles, in blocks of this shape.
-    Many(Partition),
+    Prefill(Partition),
     /// Prefill on compute capability 9.0: consumer warpgroups share tiles, which producers load.
     Warpgroups,
     /// Warps share tiles and outputs; the field counts the 16-query tiles of a block.
-    Wide(usize),
+    LargeHead(usize),
 }
 
 impl KernelKind {
@@ -32,15 +32,15 @@ impl KernelKind {
     /// `device`.
     pub fn of(rows: TokenSpan, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
         let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
-        if let Some(most) = large_head::max_tiles(layer, shared_bytes) {
-            return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
+        if let Some(max_query_tiles) = large_head::max_tiles(layer, shared_bytes) {
+            return Self::LargeHead(queries.div_ceil(QUERIES).clamp(1, max_query_tiles));
         }
         match queries {
             // This kernel processes each tile in one form, so the tokens must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.spans_tiles() => Self::Decode,
-            queries if queries <= FEW => Self::Split,
-            _ if hopper::takes(rows, layer, device.arch) => Self::Warpgroups,
-            _ => Self::Many(Partition::of(layer, shared_bytes)),
+            queries if queries <= MAX_SPLIT_QUERIES => Self::Split,
+            _ if hopper::supports(rows, layer, device.arch) => Self::Warpgroups,
+            _ => Self::Prefill(Partition::of(layer, shared_bytes)),
         }
     }
 
@@ -48,17 +48,17 @@ impl KernelKind {
         match self {
             Self::Decode => decode::QUERIES,
             Self::Split => QUERIES,
-            Self::Many(cut) => cut.queries(),
+            Self::Prefill(partition) => partition.queries(),
             Self::Warpgroups => hopper::QUERIES,
-            Self::Wide(tiles) => QUERIES * tiles,
+            Self::LargeHead(tiles) => QUERIES * tiles,
         }
     }
 }
 
-/// `Part` of `attend.cuh`.
+/// `Sequence` of `attend.cuh`.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct PartParams {
+pub(super) struct SequenceParams {
     memory: MemoryParams,
     balance: DevicePtr,
     first_row: u32,
@@ -74,12 +74,12 @@ pub(super) struct PartParams {
     splits: u32,
     split_tiles: u32,
     first_unpacked_tile: u32,
-    images: u32,
+    n_unpacked_tiles: u32,
 }
 
 /// The sequences of a launch, and the sizes of their buffers.
 pub(super) struct Launched {
-    pub parts: Vec<PartParams>,
+    pub sequences: Vec<SequenceParams>,
     /// The first tile in 16 bit of each tile of queries after a sequence's first.
     pub windows: Vec<u32>,
     /// Prepared queries.
@@ -92,7 +92,7 @@ pub(super) struct Launched {
     /// Maximum number of queries of a KV head of a sequence.
     pub max_queries: usize,
     /// Maximum number of unpacked tiles of a sequence.
-    pub max_images: usize,
+    pub max_unpacked_tiles: usize,
 }
 
 impl Launched {
@@ -100,23 +100,23 @@ impl Launched {
     pub fn new(
         cx: &Context,
         p: &AttendParams,
-        way: KernelKind,
+        kernel_kind: KernelKind,
         heads: &[usize],
-        parts: &[&KvBatchEntry<'_, CudaPage>],
+        sequences: &[&KvBatchEntry<'_, CudaPage>],
         band: DevicePtr,
     ) -> Result<Self> {
         let mut all = Self {
-            parts: Vec::with_capacity(parts.len()),
+            sequences: Vec::with_capacity(sequences.len()),
             windows: Vec::new(),
             n_queries: 0,
             n_partials: 0,
             n_unpacked_tiles: 0,
             max_splits: 0,
             max_queries: 0,
-            max_images: 0,
+            max_unpacked_tiles: 0,
         };
-        for part in parts {
-            all.push(cx, p, way, heads, part, band)?;
+        for sequence in sequences {
+            all.push(cx, p, kernel_kind, heads, sequence, band)?;
         }
         small(OP, "shares", all.n_partials)?;
         Ok(all)
@@ -126,71 +126,75 @@ impl Launched {
         &mut self,
         cx: &Context,
         p: &AttendParams,
-        way: KernelKind,
+        kernel_kind: KernelKind,
         heads: &[usize],
-        part: &KvBatchEntry<'_, CudaPage>,
+        sequence: &KvBatchEntry<'_, CudaPage>,
         band: DevicePtr,
     ) -> Result<()> {
-        let (rows, head) = (part.rows, heads[0]);
+        let (rows, head) = (sequence.rows, heads[0]);
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
-        let padded = queries.next_multiple_of(way.queries_per_block());
-        let tiles = max_tiles(p, way, part, head);
-        let images = if way == KernelKind::Warpgroups { n_key_tensors(rows, part.layer, head) } else { 0 };
-        let split_tiles = match way {
+        let padded = queries.next_multiple_of(kernel_kind.queries_per_block());
+        let tiles = max_tiles(p, kernel_kind, sequence, head);
+        let n_unpacked_tiles = if kernel_kind == KernelKind::Warpgroups {
+            n_visible_tiles(rows, sequence.layer, head)
+        } else {
+            0
+        };
+        let split_tiles = match kernel_kind {
             KernelKind::Decode => {
-                let v_dim = part.layer.values(head).spec.value_dim();
+                let v_dim = sequence.layer.values(head).spec.value_dim();
                 decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
             }
-            KernelKind::Many(_) => {
-                prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            KernelKind::Prefill(_) => {
+                prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / kernel_kind.queries_per_block())
             }
             KernelKind::Warpgroups => {
-                let heads = hopper::heads_at_once(part.layer, images, p.n_kv_heads);
-                prompt::split_tiles(cx, tiles, heads * padded / way.queries_per_block())
+                let heads = hopper::heads_at_once(sequence.layer, n_unpacked_tiles, p.n_kv_heads);
+                prompt::split_tiles(cx, tiles, heads * padded / kernel_kind.queries_per_block())
             }
-            KernelKind::Split | KernelKind::Wide(_) => {
-                split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            KernelKind::Split | KernelKind::LargeHead(_) => {
+                split_tiles(cx, tiles, p.n_kv_heads * padded / kernel_kind.queries_per_block())
             }
         };
         let splits = tiles.div_ceil(split_tiles);
         let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
-        let window = |tile| small(OP, "tiles", part.layer.head_f16_window_start(head, tile));
-        let in_band = |stream| -> Result<[u32; 2]> {
-            let tiles = part.band_tiles(stream);
+        let window = |tile| small(OP, "tiles", sequence.layer.head_f16_window_start(head, tile));
+        let in_band = |tensor| -> Result<[u32; 2]> {
+            let tiles = sequence.band_tiles(tensor);
             Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
         };
-        self.parts.push(PartParams {
-            memory: MemoryParams::new(cx, part, band)?,
-            balance: kv::balance(part),
+        self.sequences.push(SequenceParams {
+            memory: MemoryParams::new(cx, sequence, band)?,
+            balance: kv::balance(sequence),
             first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
             rows: rows.n as u32,
             start: small(OP, "tokens", rows.end())? - rows.n as u32,
             window: window(row_tiles.next().unwrap_or(0))?,
             windows: self.windows.len() as u32,
-            key_band: in_band(&part.layer.k[head])?,
-            value_band: in_band(part.layer.values(head))?,
+            key_band: in_band(&sequence.layer.k[head])?,
+            value_band: in_band(sequence.layer.values(head))?,
             first_query: small(OP, "queries", self.n_queries)?,
             padded: padded as u32,
             first_partial: self.n_partials as u32,
             splits: splits as u32,
             split_tiles: split_tiles as u32,
             first_unpacked_tile: small(OP, "tiles", self.n_unpacked_tiles)?,
-            images: images as u32,
+            n_unpacked_tiles: n_unpacked_tiles as u32,
         });
         for tile in row_tiles {
             self.windows.push(window(tile)?);
         }
         self.n_queries += heads.len() * padded;
         self.n_partials += heads.len() * splits * padded;
-        self.n_unpacked_tiles += heads.len() * images;
+        self.n_unpacked_tiles += heads.len() * n_unpacked_tiles;
         self.max_splits = self.max_splits.max(splits);
         self.max_queries = self.max_queries.max(queries);
-        self.max_images = self.max_images.max(images);
+        self.max_unpacked_tiles = self.max_unpacked_tiles.max(n_unpacked_tiles);
         Ok(())
     }
 }
 
-/// Returns the tiles that tokens from position `first` to `last` attend to: `walk_of` of
+/// Returns the tiles that tokens from position `first` to `last` attend to: `visible_tiles` of
 /// `attend.cuh`.
 fn visible_tiles(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usize {
     let (oldest, end) = (layer.window_start(first) / TILE, last / TILE + 1);
@@ -199,24 +203,29 @@ fn visible_tiles(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usi
 }
 
 /// Returns the maximum number of tiles that a block of queries attends to.
-fn max_tiles(p: &AttendParams, way: KernelKind, part: &KvBatchEntry<'_, CudaPage>, head: usize) -> usize {
-    let (rows, group, per_block) = (part.rows, p.n_heads / p.n_kv_heads, way.queries_per_block());
-    let walk = |first_query: usize| {
+fn max_tiles(
+    p: &AttendParams,
+    kernel_kind: KernelKind,
+    sequence: &KvBatchEntry<'_, CudaPage>,
+    head: usize,
+) -> usize {
+    let (rows, group, per_block) = (sequence.rows, p.n_heads / p.n_kv_heads, kernel_kind.queries_per_block());
+    let visible = |first_query: usize| {
         let last_query = (first_query + per_block).min(rows.n * group) - 1;
-        visible_tiles(part.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
+        visible_tiles(sequence.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
     };
-    (0..rows.n * group).step_by(per_block).map(walk).max().unwrap_or(0)
+    (0..rows.n * group).step_by(per_block).map(visible).max().unwrap_or(0)
 }
 
 /// Returns the tiles that any token of a sequence attends to.
-pub(super) fn n_key_tensors(rows: TokenSpan, layer: &KvLayer, head: usize) -> usize {
+pub(super) fn n_visible_tiles(rows: TokenSpan, layer: &KvLayer, head: usize) -> usize {
     visible_tiles(layer, head, [rows.start, rows.end() - 1])
 }
 
 /// Returns the tiles per KV split: few enough that all multiprocessors have work, but several per
 /// warp.
 fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
-    let wanted = 4 * cx.gpu().properties().n_sms as usize;
-    let splits = (wanted / blocks.max(1)).max(1);
+    let target_blocks = 4 * cx.gpu().properties().n_sms as usize;
+    let splits = (target_blocks / blocks.max(1)).max(1);
     tiles.div_ceil(splits).max(2 * WARPS).next_multiple_of(WARPS)
 }

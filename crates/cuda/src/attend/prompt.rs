@@ -54,8 +54,8 @@ use kvant_backend::{KvLayer, Result};
 use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
-use super::decode::Kind;
-use super::{HEADERS, QUERIES, SIGHT, constants};
+use super::decode::HeadFormat;
+use super::{HEADERS, QUERIES, VISIBLE_RANGE_BYTES, constants};
 use crate::kv::{TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, KernelId, Source};
@@ -92,7 +92,7 @@ pub(super) struct Partition {
 impl Partition {
     /// Returns the shape for the heads of `layer`, with `shared_bytes` of shared memory per block.
     pub fn of(layer: &KvLayer, shared_bytes: usize) -> Self {
-        let k = layer.k.iter().map(|stream| stream.spec.dim()).max().unwrap_or(0);
+        let k = layer.k.iter().map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
         let v = (0..layer.k.len()).map(|head| layer.values(head).spec.value_dim()).max().unwrap_or(0);
         Self::fitting([k, v], shared_bytes)
     }
@@ -100,11 +100,11 @@ impl Partition {
     /// Returns the largest shape that fits, for heads of these sizes. The last fits on every device
     /// with the tensor cores that the kernel needs.
     fn fitting(dims: [usize; 2], shared_bytes: usize) -> Self {
-        let most = if dims[1] > MAX_FOR_TWO { 1 } else { 2 };
-        [(8, most, 4), (8, most, 2), (4, most, 2), (4, 1, 2)]
-            .map(|(warps, sixteens, step)| Self { warps, query_tiles: sixteens, step })
+        let max_query_tiles = if dims[1] > MAX_FOR_TWO { 1 } else { 2 };
+        [(8, max_query_tiles, 4), (8, max_query_tiles, 2), (4, max_query_tiles, 2), (4, 1, 2)]
+            .map(|(warps, query_tiles, step)| Self { warps, query_tiles, step })
             .into_iter()
-            .find(|cut| cut.bytes(dims) <= shared_bytes)
+            .find(|partition| partition.bytes(dims) <= shared_bytes)
             .unwrap_or(Self { warps: 4, query_tiles: 1, step: 2 })
     }
 
@@ -119,7 +119,7 @@ impl Partition {
     /// Returns the shared memory of a block for these head sizes: `Shared` of `prompt.cu`.
     pub fn bytes(self, [k_dim, v_dim]: [usize; 2]) -> usize {
         let tiles = 2 * self.step * TILE * (k_dim + v_dim);
-        (tiles + self.queries() * k_dim) * size_of::<u16>() + self.queries() * SIGHT
+        (tiles + self.queries() * k_dim) * size_of::<u16>() + self.queries() * VISIBLE_RANGE_BYTES
     }
 }
 
@@ -127,33 +127,34 @@ impl Partition {
 /// without splits: as many splits as finish first, with one block per multiprocessor.
 pub(super) fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
     let n_sms = cx.gpu().properties().n_sms as usize;
-    let most = tiles.div_ceil(MIN_TILES).min(4 * n_sms).max(1);
+    let max_splits = tiles.div_ceil(MIN_TILES).min(4 * n_sms).max(1);
     let of = |splits: usize| tiles.div_ceil(splits).max(1).next_multiple_of(MIN_TILES);
-    let ends = |splits: &usize| {
+    let finish_time = |splits: &usize| {
         let each = of(*splits);
         (blocks * tiles.div_ceil(each)).div_ceil(n_sms) * (each + SPLIT_COST)
     };
-    of((1..=most).min_by_key(ends).unwrap_or(1))
+    of((1..=max_splits).min_by_key(finish_time).unwrap_or(1))
 }
 
 /// Returns the kernel `name`.
 pub(super) fn kernel(
     cx: &Context,
-    kind: &Kind,
+    head_format: &HeadFormat,
     is_capped: bool,
-    cut: Partition,
+    partition: Partition,
     name: &'static str,
 ) -> Result<KernelId> {
-    let types = kind.specs.map(|spec| spec.dtype.into());
-    Ok(cx.kernel_with(&SOURCE, &defines(types, kind.dims, is_capped, cut), name)?)
+    let types = head_format.specs.map(|spec| spec.dtype.into());
+    Ok(cx.kernel_with(&SOURCE, &defines(types, head_format.dims, is_capped, partition), name)?)
 }
 
 /// Returns the macros of a variant; `types` are kernel type numbers.
-fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Partition) -> Vec<Define> {
-    let Partition { warps, query_tiles: sixteens, step } = cut;
-    let cut = [("BLOCK_WARPS", warps), ("QUERY_TILES", sixteens), ("STEP", step)];
+fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, partition: Partition) -> Vec<Define> {
+    let Partition { warps, query_tiles, step } = partition;
+    let partition = [("BLOCK_WARPS", warps), ("QUERY_TILES", query_tiles), ("STEP", step)];
     let types = [("K_TYPE", types[0]), ("V_TYPE", types[1])];
-    let others = super::defines(dims, is_capped).into_iter().chain(cut.map(|(name, n)| (name, n as u32)));
+    let others =
+        super::defines(dims, is_capped).into_iter().chain(partition.map(|(name, n)| (name, n as u32)));
     types.into_iter().chain(others).collect()
 }
 
@@ -164,11 +165,11 @@ pub(super) fn builds() -> impl Iterator<Item = Build> {
     const SHARED: [usize; 2] = [227 << 10, 99 << 10];
     let turbo3 = [DType::Turbo3; 2];
     let usual = super::usual_heads().map(move |(dims, is_capped)| (turbo3, dims, is_capped, SHARED[0]));
-    let least = [[128; 2], [256; 2]].map(|dims| (turbo3, dims, false, SHARED[1]));
+    let smallest = [[128; 2], [256; 2]].map(|dims| (turbo3, dims, false, SHARED[1]));
     let others = TYPES.into_iter().filter(|&dtype| dtype != DType::Turbo3);
     let alike = others.map(|dtype| ([dtype; 2], [128; 2], false, SHARED[0]));
-    usual.chain(least).chain(alike).map(|(types, dims, is_capped, shared_bytes)| {
-        let cut = Partition::fitting(dims, shared_bytes);
-        Build { source: &SOURCE, defines: defines(types.map(number), dims, is_capped, cut) }
+    usual.chain(smallest).chain(alike).map(|(types, dims, is_capped, shared_bytes)| {
+        let partition = Partition::fitting(dims, shared_bytes);
+        Build { source: &SOURCE, defines: defines(types.map(number), dims, is_capped, partition) }
     })
 }

@@ -13,10 +13,10 @@
 
 #pragma once
 
-#include "apart.cuh"
+#include "split_epilogue.cuh"
 
 // Returns the index of the f16 of a token and a dim, in rows of `dims`, which are tokens.
-__device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
+__device__ inline u32 token_major(u32 dims, u32 token, u32 dim) {
     u32 eight = dim / 8;
 #ifdef EIGHTS_TOGETHER
     return token / 8 * 8 * dims + dim / 64 * 512 + token % 8 * 64 + 8 * (eight % 8 ^ token % 8) + dim % 8;
@@ -26,27 +26,27 @@ __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
 }
 
 // The same in rows that are dims.
-__device__ inline u32 in_dims(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
+__device__ inline u32 dim_major(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
 
 // Loads sixteen rows of queries or softmax weights, of `dims` f16 each, as left operand: from row
 // `first` and column `at` on.
 __device__ inline void load_rows(u32 a[4], const u16* rows, u32 dims, u32 first, u32 at, u32 lane) {
     u32 row = first + lane % 8 + 8 * (lane / 8 % 2);
-    load_matrices(a, rows + in_tokens(dims, row, at + 8 * (lane / 16)), false);
+    load_matrices(a, rows + token_major(dims, row, at + 8 * (lane / 16)), false);
 }
 
 // Loads sixteen dims of a tile of keys, from `dim` on, as right operands: of tokens 0 to 8, then of
 // 8 to 16.
 __device__ inline void load_keys(u32 m[4], const u16* keys, u32 dims, u32 dim, bool by_token, u32 lane) {
     u32 from = dim + 8 * (lane / 8 % 2), token = 8 * (lane / 16), row = lane % 8;
-    load_matrices(m, keys + (by_token ? in_tokens(dims, token + row, from) : in_dims(from + row, token)), !by_token);
+    load_matrices(m, keys + (by_token ? token_major(dims, token + row, from) : dim_major(from + row, token)), !by_token);
 }
 
 // Loads sixteen dims of a tile of values, from `dim` on, as right operands: of dims 0 to 8, then of
 // 8 to 16.
 __device__ inline void load_values(u32 m[4], const u16* values, u32 dims, u32 dim, bool by_token, u32 lane) {
     u32 from = dim + 8 * (lane / 16), token = 8 * (lane / 8 % 2), row = lane % 8;
-    load_matrices(m, values + (by_token ? in_tokens(dims, token + row, from) : in_dims(from + row, token)), by_token);
+    load_matrices(m, values + (by_token ? token_major(dims, token + row, from) : dim_major(from + row, token)), by_token);
 }
 
 // Moves bits `at` to `at + 3` of a word each to bit `to` of its byte; `at` counts from bit `to`.
@@ -61,7 +61,7 @@ template <u32 TYPE>
 __device__ u32 indices(const u8* planes, u32 dims, u32 g, u32 t) {
     // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
     u32 nibbles = __ldg((const u32*)(planes + TURBO2_GROUP * g) + t % 4) >> (2 * (t / 4)) & 0x33333333;
-    if constexpr (laid_out_as(TYPE) == TURBO3) {
+    if constexpr (layout_of(TYPE) == TURBO3) {
         uint2 high = __ldg((const uint2*)(planes + high_planes(dims) + HIGH_GROUP * g));
         nibbles |= spread(high.x, 4 * t, 2) | spread(high.y, 4 * t, 6);
     }
@@ -96,12 +96,12 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g
         return {{__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362)}};
     } else if constexpr (TYPE == TURBO4) {
         return sixteen_levels(book, __ldg((const u32*)(planes + NIBBLES_GROUP * g) + t));
-    } else if constexpr (remembers(TYPE)) {
+    } else if constexpr (is_trellis(TYPE)) {
         int number = g / 4;
         u32 own = column<KEYS, TYPE>(planes, dims, number, g % 4, t);
         u32 before = column<KEYS, TYPE>(planes, dims, number - 1, g % 4, t);
         u32 earlier = TYPE == TURBO2T ? column<KEYS, TYPE>(planes, dims, number - 2, g % 4, t) : 0;
-        return remembered<TYPE>(own, before, earlier);
+        return trellis_codes<TYPE>(own, before, earlier);
     } else {
         u32 nibbles = indices<TYPE>(planes, dims, g, t);
         return TYPE == TURBO2 ? four_levels(book, nibbles) : eight_levels(book, nibbles);
@@ -152,7 +152,7 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
             } else {
                 a = half_mul(a, scale.x), b = half_mul(b, scale.y);
             }
-            u32 at = KEYS ? in_tokens(DIM, l, first + 4 * g) : in_dims(first + 16 * pass + l, lane / 8 * 4);
+            u32 at = KEYS ? token_major(DIM, l, first + 4 * g) : dim_major(first + 16 * pass + l, lane / 8 * 4);
             *(uint2*)(to + at) = make_uint2(a, b);
         }
     }
@@ -162,15 +162,15 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
 template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, u16* to, u32 lane) {
     if constexpr (DIM % MIN_DIMS == 0) {
-        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPANS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
+        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPAN_DIMS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
 #pragma unroll 1
-        for (u32 first = 0; first < SPANS; first += SPAN) {
+        for (u32 first = 0; first < SPAN_DIMS; first += SPAN) {
             const u8* span = tile + block_byte(TYPE, first / MAX_DIMS, first);
             load_span<KEYS, DIM, TYPE, SPAN>(book, span, first, centre, to, lane);
         }
-        if constexpr (DIM > SPANS) {
-            const u8* span = tile + block_byte(TYPE, SPANS / MAX_DIMS, SPANS);
-            load_span<KEYS, DIM, TYPE, DIM - SPANS>(book, span, SPANS, centre, to, lane);
+        if constexpr (DIM > SPAN_DIMS) {
+            const u8* span = tile + block_byte(TYPE, SPAN_DIMS / MAX_DIMS, SPAN_DIMS);
+            load_span<KEYS, DIM, TYPE, DIM - SPAN_DIMS>(book, span, SPAN_DIMS, centre, to, lane);
         }
     }
 }
@@ -195,7 +195,7 @@ __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
 #pragma unroll AHEAD
     for (u32 pass = 0; pass < TILE * DIM / 256; pass++) {
         u32 i = 256 * pass + 8 * lane, row = i / COLS, col = i % COLS;
-        u16* at = to + (KEYS ? in_dims(row, col) : in_tokens(DIM, row, col));
+        u16* at = to + (KEYS ? dim_major(row, col) : token_major(DIM, row, col));
         if (type == F16) {
             copy_eight(at, tile + 2 * i);
         } else {
@@ -220,17 +220,17 @@ struct View {
 
     // Returns a tile as stored in the blocks (or the sink), or in 16 bit where there is a tail.
     __device__ Tile tile(u32 index, bool is_main) const {
-        u32 place = place_of(spec, index, is_main ? ~0u : 0);
-        u32 type = place == IN_MAIN ? spec.type : F16;
-        const u8* at_tile = place == IN_TAIL && index - band.first < band.tiles
+        u32 location = location_of(spec, index, is_main ? ~0u : 0);
+        u32 type = location == IN_MAIN ? spec.type : F16;
+        const u8* at_tile = location == IN_TAIL && index - band.first < band.tiles
             ? band_at(memory, spec, at, band, index)
-            : tile_at(memory, spec, at, index, place);
-        return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
+            : tile_at(memory, spec, at, index, location);
+        return {at_tile, type, location == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
 
     // Returns its storage type.
     __device__ u32 type(u32 index, bool is_main) const {
-        return place_of(spec, index, is_main ? ~0u : 0) == IN_MAIN ? spec.type : F16;
+        return location_of(spec, index, is_main ? ~0u : 0) == IN_MAIN ? spec.type : F16;
     }
 
     // Returns the centre that the codes of tile `index` are relative to; null without one.
@@ -240,11 +240,11 @@ struct View {
 };
 
 __device__ View keys_of(const Common& c, const Slot& slot) {
-    return {slot.part.memory, c.keys, slot.head.keys, slot.part.key_band};
+    return {slot.sequence.memory, c.keys, slot.head.keys, slot.sequence.key_band};
 }
 
 __device__ View values_of(const Common& c, const Slot& slot) {
-    return {slot.part.memory, c.values, slot.head.values, slot.part.value_band};
+    return {slot.sequence.memory, c.values, slot.head.values, slot.sequence.value_band};
 }
 
 // Loads a tile of DIM dims in the layout of keys, or of values, with its centre, or null. It is
@@ -278,7 +278,7 @@ __device__ void load_stored(const AttendParams& p, const Tile& tile, const u16* 
 }
 
 // Prefetches a tile to the L2 cache, to hide the latency of its first use.
-__device__ void fetch_tile(const Tile& tile, u32 lane) {
+__device__ void prefetch_tile(const Tile& tile, u32 lane) {
     for (u32 at = 128 * lane; at < tile.bytes; at += 128 * 32) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(tile.at + at));
     }
@@ -289,21 +289,21 @@ __device__ void copy_queries(const Common& c, const Slot& slot, u32 first, u32 n
     const u16* from = c.queries + slot.query(first) * K_DIM;
     for (u32 i = threadIdx.x; i < n * (K_DIM / 8); i += threads) {
         u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
-        *(uint4*)(to + in_tokens(K_DIM, query, dim)) = *(const uint4*)(from + query * K_DIM + dim);
+        *(uint4*)(to + token_major(K_DIM, query, dim)) = *(const uint4*)(from + query * K_DIM + dim);
     }
 }
 
 // The visible tokens of a query: from the oldest to before `window` as stored in the blocks, from
 // there to before `end` in 16 bit. Later queries see no older tokens and no fewer recent tokens in
 // each form. Those beyond the last have its mask.
-struct Sight {
+struct VisibleRange {
     u32 window, end;
 
-    __device__ Sight() {}
-    __device__ Sight(const Common& c, const Slot& slot, u32 query) {
+    __device__ VisibleRange() {}
+    __device__ VisibleRange(const Common& c, const Slot& slot, u32 query) {
         u32 row = min(query, slot.n_queries(c) - 1) / c.group;
-        end = slot.part.start + row + 1;
-        window = min(max(window_of(c, slot.part, row) * TILE, oldest(c)), end);
+        end = slot.sequence.start + row + 1;
+        window = min(max(window_of(c, slot.sequence, row) * TILE, oldest(c)), end);
     }
     __device__ u32 oldest(const Common& c) const { return end - min(end, c.visible); }
     __device__ u32 first(const Common& c, bool is_main) const { return is_main ? oldest(c) : window; }

@@ -33,13 +33,13 @@ template <u32 SIXTEENS, u32 TILES>
 using Scores = float[SIXTEENS][TILES][2][4];
 
 // Copies `n` prepared queries and their masks to shared memory, with `threads` threads.
-__device__ void bring_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* queries, Sight* sights) {
+__device__ void load_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* queries, VisibleRange* visible_ranges) {
     copy_queries(c, slot, first, n, threads, queries);
-    for (u32 i = threadIdx.x; i < n; i += threads) sights[i] = Sight(c, slot, first + i);
+    for (u32 i = threadIdx.x; i < n; i += threads) visible_ranges[i] = VisibleRange(c, slot, first + i);
 }
 
 // Computes scores with the keys of contiguous tiles, all in rows of tokens or all in rows of dims.
-template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
+template <u32 SIXTEENS, u32 TILES, bool TOKEN_MAJOR>
 __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TILES>& s, u32 lane) {
     constexpr u32 AHEAD = K_DIM % 64 == 0 ? 4 : K_DIM / 16;
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TIL
 #pragma unroll
         for (u32 t = 0; t < TILES; t++) {
             u32 m[4];
-            load_keys(m, keys + t * TILE * K_DIM, K_DIM, 16 * k, IN_TOKENS, lane);
+            load_keys(m, keys + t * TILE * K_DIM, K_DIM, 16 * k, TOKEN_MAJOR, lane);
 #pragma unroll
             for (u32 g = 0; g < SIXTEENS; g++) {
                 multiply(s[g][t][0], a[g], m[0], m[1]);
@@ -64,7 +64,7 @@ __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TIL
 
 // Applies the soft cap to scores, if CAPPED.
 template <u32 SIXTEENS, u32 TILES>
-__device__ void bound(const Common& c, Scores<SIXTEENS, TILES>& s) {
+__device__ void apply_soft_cap(const Common& c, Scores<SIXTEENS, TILES>& s) {
     if (!CAPPED) return;
 #pragma unroll
     for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) {
@@ -75,15 +75,15 @@ __device__ void bound(const Common& c, Scores<SIXTEENS, TILES>& s) {
 
 // Masks tokens from `first_token` on that a query does not see.
 template <u32 SIXTEENS, u32 TILES>
-__device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* sights, u32 first_token, bool is_main, u32 lane) {
-    bool is_cut = first_token < sights[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > sights[0].last(is_main);
-    if (!is_cut) return;
+__device__ void mask_tokens(const Common& c, Scores<SIXTEENS, TILES>& s, const VisibleRange* visible_ranges, u32 first_token, bool is_main, u32 lane) {
+    bool is_partial = first_token < visible_ranges[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > visible_ranges[0].last(is_main);
+    if (!is_partial) return;
 #pragma unroll
     for (u32 g = 0; g < SIXTEENS; g++) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            const Sight& sight = sights[QUERIES * g + lane / 4 + 8 * half];
-            u32 from = sight.first(c, is_main), seen = sight.last(is_main) - from, col = first_token + 2 * (lane % 4) - from;
+            const VisibleRange& visible_range = visible_ranges[QUERIES * g + lane / 4 + 8 * half];
+            u32 from = visible_range.first(c, is_main), seen = visible_range.last(is_main) - from, col = first_token + 2 * (lane % 4) - from;
 #pragma unroll
             for (u32 t = 0; t < TILES; t++) {
                 for (u32 i = 0; i < 4; i++) {
@@ -109,10 +109,10 @@ __device__ void online_softmax(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>&
     for (u32 g = 0; g < SIXTEENS; g++) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            float most = HIDDEN;
+            float max_score = HIDDEN;
 #pragma unroll
-            for (u32 i = 0; i < 4 * TILES; i++) most = fmaxf(most, s[g][i / 4][i / 2 % 2][2 * half + i % 2]);
-            float before = w.max[g][half], max = fmaxf(before, max_of_four(most));
+            for (u32 i = 0; i < 4 * TILES; i++) max_score = fmaxf(max_score, s[g][i / 4][i / 2 % 2][2 * half + i % 2]);
+            float before = w.max[g][half], max = fmaxf(before, max_of_four(max_score));
             rise[g][half] = before - max, w.max[g][half] = max;
             is_raised |= max != before;
         }
@@ -122,10 +122,10 @@ __device__ void online_softmax(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>&
         for (u32 g = 0; g < SIXTEENS; g++) {
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                float keep = power_of_two(rise[g][half]);
-                w.sum[g][half] *= keep;
+                float rescale = power_of_two(rise[g][half]);
+                w.sum[g][half] *= rescale;
 #pragma unroll
-                for (u32 n = 0; n < V_DIM / 8; n++) w.out[g][n][2 * half] *= keep, w.out[g][n][2 * half + 1] *= keep;
+                for (u32 n = 0; n < V_DIM / 8; n++) w.out[g][n][2 * half] *= rescale, w.out[g][n][2 * half + 1] *= rescale;
             }
         }
     }
@@ -147,14 +147,14 @@ __device__ void online_softmax(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>&
 }
 
 // Adds the weighted values of contiguous tiles, all in rows of tokens or all in rows of dims.
-template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
-__device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS, TILES>& weights, u32 lane) {
+template <u32 SIXTEENS, u32 TILES, bool TOKEN_MAJOR>
+__device__ void accumulate_values(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS, TILES>& weights, u32 lane) {
 #pragma unroll
     for (u32 t = 0; t < TILES; t++) {
 #pragma unroll
         for (u32 n = 0; n < V_DIM / 16; n++) {
             u32 m[4];
-            load_values(m, values + t * TILE * V_DIM, V_DIM, 16 * n, IN_TOKENS, lane);
+            load_values(m, values + t * TILE * V_DIM, V_DIM, 16 * n, TOKEN_MAJOR, lane);
 #pragma unroll
             for (u32 g = 0; g < SIXTEENS; g++) {
                 multiply(w.out[g][2 * n], weights[g][t], m[0], m[1]);
@@ -172,12 +172,12 @@ __device__ void finish_sums(Work<SIXTEENS>& w) {
 }
 
 template <u32 SIXTEENS>
-__device__ void write_share(const Common& c, const Slot& slot, const Work<SIXTEENS>& w, u32 split, u32 first_query, u32 lane) {
-    size_t base = slot.share(split, first_query);
+__device__ void write_partial(const Common& c, const Slot& slot, const Work<SIXTEENS>& w, u32 split, u32 first_query, u32 lane) {
+    size_t base = slot.partial(split, first_query);
 #pragma unroll
     for (u32 i = 0; i < 2 * SIXTEENS; i++) {
         u32 half = i % 2, row = QUERIES * (i / 2) + lane / 4 + 8 * half;
-        float* out = c.share + (base + row) * V_DIM + 2 * (lane % 4);
+        float* out = c.partial_out + (base + row) * V_DIM + 2 * (lane % 4);
 #pragma unroll
         for (u32 n = 0; n < V_DIM / 8; n++) {
             const float* sums = w.out[i / 2][n] + 2 * half;

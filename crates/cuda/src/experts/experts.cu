@@ -4,10 +4,10 @@
 
 #include "constants.cuh"
 #include "rank.cuh"
-#include "spans.cuh"
+#include "expert_tiles.cuh"
 #include "sum.cuh"
 
-struct ChooseParams {
+struct RouteParams {
     const float* logits;     // [rows, n_experts]
     const float* selection_bias;  // [n_experts] or null
     const float* scales;          // the same
@@ -16,7 +16,7 @@ struct ChooseParams {
     u32 n_experts;
     u32 n_used;
     u32 is_sigmoid;
-    u32 normalises;
+    u32 normalizes;
     float scale;
     u32 n_expert_groups;  // at most the lanes of a warp
     u32 groups_used;
@@ -30,36 +30,36 @@ __device__ inline float sigmoid(float x) {
 
 // Maximum and sum of a softmax over logits.
 struct Softmax {
-    float most, total;
+    float max_logit, total;
 };
 
 // Returns the softmax over all experts; NaN if a logit is NaN. Called by a whole warp.
-__device__ inline Softmax softmax_of(const ChooseParams& p, const float* logits, u32 lane) {
-    float most = -__int_as_float(0x7f800000), total = 0.0f;
-    for (u32 e = lane; e < p.n_experts; e += 32) most = most >= logits[e] ? most : logits[e];
+__device__ inline Softmax softmax_of(const RouteParams& p, const float* logits, u32 lane) {
+    float max_logit = -__int_as_float(0x7f800000), total = 0.0f;
+    for (u32 e = lane; e < p.n_experts; e += 32) max_logit = max_logit >= logits[e] ? max_logit : logits[e];
     for (int step = 16; step > 0; step /= 2) {
-        float other = __shfl_xor_sync(~0u, most, step);
-        most = most >= other || most != most ? most : other;
+        float other = __shfl_xor_sync(~0u, max_logit, step);
+        max_logit = max_logit >= other || max_logit != max_logit ? max_logit : other;
     }
-    for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - most);
-    return {most, add_over_warp(total)};
+    for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - max_logit);
+    return {max_logit, add_over_warp(total)};
 }
 
 // Returns the selection score of expert e; `all` is used only with a selection bias.
-__device__ inline float wish(const ChooseParams& p, Softmax all, const float* logits, u32 e) {
-    if (!p.is_sigmoid) return p.selection_bias ? expf(logits[e] - all.most) / all.total + p.selection_bias[e] : logits[e];
+__device__ inline float selection_score(const RouteParams& p, Softmax all, const float* logits, u32 e) {
+    if (!p.is_sigmoid) return p.selection_bias ? expf(logits[e] - all.max_logit) / all.total + p.selection_bias[e] : logits[e];
     return p.selection_bias ? sigmoid(logits[e]) + p.selection_bias[e] : sigmoid(logits[e]);
 }
 
 // Returns the groups that a row selects, as a bit mask: by their best expert, or by the sum of
 // their best two. A lane has a group.
-__device__ inline u32 choose_groups(const ChooseParams& p, Softmax all, const float* logits, u32 lane) {
+__device__ inline u32 select_groups(const RouteParams& p, Softmax all, const float* logits, u32 lane) {
     if (p.groups_used == p.n_expert_groups) return ~0u;
     u64 key = 0;
     if (lane < p.n_expert_groups) {
         u64 best = 0, second = 0;
         for (u32 e = lane * p.expert_group_size; e < (lane + 1) * p.expert_group_size; e++) {
-            u64 of = key_of(wish(p, all, logits, e), e);
+            u64 of = key_of(selection_score(p, all, logits, e), e);
             if (of > best) {
                 second = best;
                 best = of;
@@ -67,8 +67,8 @@ __device__ inline u32 choose_groups(const ChooseParams& p, Softmax all, const fl
                 second = of;
             }
         }
-        float sum = wish(p, all, logits, ~(u32)best);
-        if (p.is_sigmoid && second) sum += wish(p, all, logits, ~(u32)second);
+        float sum = selection_score(p, all, logits, ~(u32)best);
+        if (p.is_sigmoid && second) sum += selection_score(p, all, logits, ~(u32)second);
         key = key_of(sum, lane);
     }
     u32 before = 0;
@@ -81,21 +81,21 @@ __device__ inline u32 choose_groups(const ChooseParams& p, Softmax all, const fl
 
 // Runs the router, with a warp for each row. One expert after the other: the largest key below the
 // last one.
-extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
+extern "C" __global__ void route(const __grid_constant__ RouteParams p) {
     const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
     u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
     u32 lane = threadIdx.x;
     bool is_biased_softmax = p.selection_bias && !p.is_sigmoid;
     Softmax all = is_biased_softmax ? softmax_of(p, logits, lane) : Softmax{};
-    u32 expert_groups = choose_groups(p, all, logits, lane);
+    u32 expert_groups = select_groups(p, all, logits, lane);
     u64 last = ~0ull;
-    float most = 0.0f, total = 0.0f;
+    float max_logit = 0.0f, total = 0.0f;
     for (u32 j = 0; j < p.n_used; j++) {
         u64 best = 0;
         for (u32 e = lane; e < p.n_experts; e += 32) {
             if (p.n_expert_groups > 1 && !(expert_groups >> (e / p.expert_group_size) & 1)) continue;
             // A sigmoid preserves their order.
-            u64 key = key_of(p.selection_bias ? wish(p, all, logits, e) : logits[e], e);
+            u64 key = key_of(p.selection_bias ? selection_score(p, all, logits, e) : logits[e], e);
             if (key < last && key > best) best = key;
         }
         for (int step = 16; step > 0; step /= 2) {
@@ -106,20 +106,20 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         last = best;
         u32 expert = ~(u32)best;
         if (lane == 0) experts[j] = expert;
-        if (j == 0) most = is_biased_softmax ? all.most : logits[expert];
+        if (j == 0) max_logit = is_biased_softmax ? all.max_logit : logits[expert];
         // All lanes have the same sum. A NaN logit comes first, and makes the sum NaN.
         if (p.is_sigmoid) total += sigmoid(logits[expert]);
-        else if (p.normalises) total += expf(logits[expert] - most);
+        else if (p.normalizes) total += expf(logits[expert] - max_logit);
     }
     if (p.is_sigmoid) {
-        total = p.normalises ? total + MIN_SCORE : 1.0f;
-    } else if (!p.normalises) {
-        for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - most);
+        total = p.normalizes ? total + MIN_SCORE : 1.0f;
+    } else if (!p.normalizes) {
+        for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - max_logit);
         total = add_over_warp(total);
     }
     __syncthreads();
     for (u32 j = lane; j < p.n_used; j += 32) {
-        float logit = logits[experts[j]], score = p.is_sigmoid ? sigmoid(logit) : expf(logit - most);
+        float logit = logits[experts[j]], score = p.is_sigmoid ? sigmoid(logit) : expf(logit - max_logit);
         float weight = p.scale * (score / total);
         p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scales ? weight * p.scales[experts[j]] : weight;
     }
@@ -128,56 +128,56 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
 struct GroupParams {
     const u32* experts;  // [slots]
     u32* order;          // [slots]: those of an expert side by side, ascending
-    Span* spans;         // [n_experts, spans_each]
+    ExpertTile* expert_tiles;  // [n_experts, tiles_per_expert]
     u32 slots;
-    u32 spans_each;
-    u32 most;            // slots of a span
+    u32 tiles_per_expert;
+    u32 max_slots;       // of a tile
     u32 unused;
 };
 
 // A warp for each expert: a slot's position is the number of lower slots of the expert.
-extern "C" __global__ void group(const __grid_constant__ GroupParams p) {
-    u32 expert = blockIdx.x, lane = threadIdx.x, before = 0, mine = 0;
+extern "C" __global__ void group_slots(const __grid_constant__ GroupParams p) {
+    u32 expert = blockIdx.x, lane = threadIdx.x, before = 0, n_own = 0;
     for (u32 s = 0; s < p.slots; s += 32) {
         u32 of = s + lane < p.slots ? p.experts[s + lane] : ~0u;
         before += __popc(__ballot_sync(~0u, of < expert));
-        mine += __popc(__ballot_sync(~0u, of == expert));
+        n_own += __popc(__ballot_sync(~0u, of == expert));
     }
     u32 at = before;
-    for (u32 s = 0; s < p.slots && at < before + mine; s += 32) {
-        bool is_mine = s + lane < p.slots && p.experts[s + lane] == expert;
-        u32 all = __ballot_sync(~0u, is_mine);
-        if (is_mine) p.order[at + __popc(all & ((1u << lane) - 1))] = s + lane;
+    for (u32 s = 0; s < p.slots && at < before + n_own; s += 32) {
+        bool is_own = s + lane < p.slots && p.experts[s + lane] == expert;
+        u32 all = __ballot_sync(~0u, is_own);
+        if (is_own) p.order[at + __popc(all & ((1u << lane) - 1))] = s + lane;
         at += __popc(all);
     }
-    for (u32 i = lane; i < p.spans_each; i += 32) {
-        u32 first = i * p.most;
-        u32 n = first < mine ? min(mine - first, p.most) : 0;
-        p.spans[(size_t)expert * p.spans_each + i] = Span{expert, before + first, n};
+    for (u32 i = lane; i < p.tiles_per_expert; i += 32) {
+        u32 first = i * p.max_slots;
+        u32 n = first < n_own ? min(n_own - first, p.max_slots) : 0;
+        p.expert_tiles[(size_t)expert * p.tiles_per_expert + i] = ExpertTile{expert, before + first, n};
     }
 }
 
-// Few slots: each is a span.
-extern "C" __global__ void one_by_one(const __grid_constant__ GroupParams p) {
+// Few slots: each is a tile.
+extern "C" __global__ void single_slots(const __grid_constant__ GroupParams p) {
     u32 s = blockIdx.x * blockDim.x + threadIdx.x;
     if (s >= p.slots) return;
     p.order[s] = s;
-    p.spans[s] = Span{p.experts[s], s, 1};
+    p.expert_tiles[s] = ExpertTile{p.experts[s], s, 1};
 }
 
-struct EachParams {
+struct AllExpertsParams {
     u32* experts;  // [slots]
     u32 slots;
     u32 n;
 };
 
 // Rows that use all experts, in order.
-extern "C" __global__ void in_turn(const __grid_constant__ EachParams p) {
+extern "C" __global__ void all_experts(const __grid_constant__ AllExpertsParams p) {
     u32 s = blockIdx.x * blockDim.x + threadIdx.x;
     if (s < p.slots) p.experts[s] = s % p.n;
 }
 
-struct JoinParams {
+struct CombineParams {
     const float* y;        // [slots, n]
     const float* weights;  // [slots]
     float* x;              // [rows, n]
@@ -188,7 +188,7 @@ struct JoinParams {
 };
 
 // x += sum (or x = sum) of weight y over the slots of a row, in their order; one value per thread.
-extern "C" __global__ void join(const __grid_constant__ JoinParams p) {
+extern "C" __global__ void combine(const __grid_constant__ CombineParams p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)p.rows * p.n) return;
     size_t slot = i / p.n * p.n_used;

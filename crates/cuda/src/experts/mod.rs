@@ -14,7 +14,7 @@ use kvant_backend::{
 use kvant_codec::DType;
 
 use crate::constants::Constants;
-use crate::matmul::{self, MatmulArgs, Operand, Picks, SPANS, Weights};
+use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
 use crate::top_k::RANK_HEADER;
@@ -24,7 +24,7 @@ use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
-    headers: &[RANK_HEADER, SPANS, SUM_HEADER],
+    headers: &[RANK_HEADER, EXPERT_TILES_HEADER, SUM_HEADER],
     constants: || Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON),
     options: &[],
 };
@@ -35,8 +35,8 @@ const THREADS: u32 = 256;
 const WARP: u32 = 32;
 /// Maximum number of expert groups: one per lane of a warp.
 pub(crate) const MAX_EXPERT_GROUPS: usize = WARP as usize;
-/// Bytes of a span.
-const SPAN_BYTES: usize = 12;
+/// Bytes of a tile.
+const EXPERT_TILE_BYTES: usize = 12;
 
 /// The weight matrices of experts, `[n_experts, n_out, n_in]`.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ pub(crate) struct Layer<'a> {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct ChooseParams {
+struct RouteParams {
     logits: DevicePtr,
     selection_bias: DevicePtr,
     scales: DevicePtr,
@@ -107,7 +107,7 @@ struct ChooseParams {
     n_experts: u32,
     n_used: u32,
     is_sigmoid: u32,
-    normalises: u32,
+    normalizes: u32,
     scale: f32,
     n_expert_groups: u32,
     groups_used: u32,
@@ -119,16 +119,16 @@ struct ChooseParams {
 struct GroupParams {
     experts: DevicePtr,
     order: DevicePtr,
-    spans: DevicePtr,
+    expert_tiles: DevicePtr,
     slots: u32,
-    spans_each: u32,
-    most: u32,
+    tiles_per_expert: u32,
+    max_slots: u32,
     unused: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct EachParams {
+struct AllExpertsParams {
     experts: DevicePtr,
     slots: u32,
     n: u32,
@@ -136,7 +136,7 @@ struct EachParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct JoinParams {
+struct CombineParams {
     y: DevicePtr,
     weights: DevicePtr,
     x: DevicePtr,
@@ -161,19 +161,19 @@ pub(crate) fn moe_ffn(
     let (slots, n_ff) = (rows * routes.routing.n_used, layer.gate.n_out);
     let floats = |n: usize| cx.scratch(n * size_of::<f32>());
     let (experts, weights) = (floats(slots)?, floats(slots)?);
-    choose(cx, routes, rows, experts.ptr(), weights.ptr())?;
+    route(cx, routes, rows, experts.ptr(), weights.ptr())?;
     let n_used = routes.routing.n_used;
-    let (picks, _memory) = assign_slots(cx, [routes.n_experts, n_used], rows, experts.ptr())?;
+    let (expert_slots, _memory) = assign_slots(cx, [routes.n_experts, n_used], rows, experts.ptr())?;
 
-    let (hidden, given) = (floats(slots * n_ff)?, floats(slots * n)?);
+    let (hidden, expert_out) = (floats(slots * n_ff)?, floats(slots * n)?);
     let mut input = Operand::new(x, [rows, n], norm);
     let [of_gate, of_up, of_down] = layer.biases.map_or([None; 3], |biases| biases.map(Some));
     let product = |w: &CudaExperts, bias, y, slots_of_row| MatmulArgs {
         bias,
-        picks: Some(Picks {
+        expert_slots: Some(ExpertSlots {
             expert_bytes: matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]),
             slots_of_row,
-            ..picks
+            ..expert_slots
         }),
         ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y)
     };
@@ -192,28 +192,29 @@ pub(crate) fn moe_ffn(
         gate::gate(cx, activation, gates.ptr(), hidden.ptr(), slots * n_ff)?;
     }
     let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
-    matmul::matmul(cx, &mut input, &product(down, of_down, given.ptr(), 1))?;
+    matmul::matmul(cx, &mut input, &product(down, of_down, expert_out.ptr(), 1))?;
     let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);
     let (x, accumulate) = to.map_or((x, 1), |to| (to, 0));
-    let params = JoinParams { y: given.ptr(), weights: weights.ptr(), x, rows, n, n_used, accumulate };
-    cx.launch(cx.kernel(&SOURCE, "join")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)
+    let params =
+        CombineParams { y: expert_out.ptr(), weights: weights.ptr(), x, rows, n, n_used, accumulate };
+    cx.launch(cx.kernel(&SOURCE, "combine")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)
 }
 
 /// Runs the router: experts and their weights, `[slots]` each.
-fn choose(
+fn route(
     cx: &Context,
     Routes { logits, selection_bias, scales, n_experts, routing }: Routes,
     rows: usize,
     experts: DevicePtr,
     weights: DevicePtr,
 ) -> Result<(), CudaError> {
-    let Routing { n_used, scores, normalizes: normalises, scale, expert_groups } = routing;
+    let Routing { n_used, scores, normalizes, scale, expert_groups } = routing;
     let ExpertGroups { n: n_expert_groups, n_used: groups_used } =
         expert_groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
     let expert_group_size = (n_experts / n_expert_groups) as u32;
     let [n_experts, n_used, n_expert_groups, groups_used] =
         [n_experts, n_used, n_expert_groups, groups_used].map(|n| n as u32);
-    let params = ChooseParams {
+    let params = RouteParams {
         logits,
         selection_bias: selection_bias.unwrap_or(0),
         scales: scales.unwrap_or(0),
@@ -222,13 +223,13 @@ fn choose(
         n_experts,
         n_used,
         is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
-        normalises: u32::from(normalises),
+        normalizes: u32::from(normalizes),
         scale,
         n_expert_groups,
         groups_used,
         expert_group_size,
     };
-    cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
+    cx.launch(cx.kernel(&SOURCE, "route")?, Launch::linear(rows as u32, WARP), &params)
 }
 
 /// Computes `y[r, i] = W[i] x[r, i]` for the parts of each row of `x` `[rows, n, n_in]`, as if
@@ -246,14 +247,14 @@ pub(crate) fn project_each(
         return Ok(());
     }
     let experts = cx.scratch(slots * size_of::<u32>())?;
-    let params = EachParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
+    let params = AllExpertsParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
     let launch = Launch::linear(params.slots.div_ceil(THREADS), THREADS);
-    cx.launch(cx.kernel(&SOURCE, "in_turn")?, launch, &params)?;
-    let (picks, _memory) = assign_slots(cx, [n, n], rows, experts.ptr())?;
+    cx.launch(cx.kernel(&SOURCE, "all_experts")?, launch, &params)?;
+    let (expert_slots, _memory) = assign_slots(cx, [n, n], rows, experts.ptr())?;
     let expert_bytes = matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
-    let picks = Some(Picks { expert_bytes, ..picks });
+    let expert_slots = Some(ExpertSlots { expert_bytes, ..expert_slots });
     let mut input = Operand::new(x, [slots, w.n_in], None);
-    let product = MatmulArgs { picks, ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y) };
+    let product = MatmulArgs { expert_slots, ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y) };
     matmul::matmul(cx, &mut input, &product)
 }
 
@@ -263,29 +264,36 @@ fn assign_slots(
     [n_experts, n_used]: [usize; 2],
     rows: usize,
     experts: DevicePtr,
-) -> Result<(Picks, [Block; 2]), CudaError> {
+) -> Result<(ExpertSlots, [Block; 2]), CudaError> {
     let slots = rows * n_used;
-    let is_many = rows >= matmul::MANY_ROWS;
-    let spans_each = rows.div_ceil(matmul::TILE as usize);
-    let n_spans = if is_many { n_experts * spans_each } else { slots };
-    let [order, spans] = [slots * size_of::<u32>(), n_spans * SPAN_BYTES].map(|bytes| cx.scratch(bytes));
-    let (order, spans) = (order?, spans?);
+    let is_gemm = rows >= matmul::MIN_GEMM_ROWS;
+    let tiles_per_expert = rows.div_ceil(matmul::TILE as usize);
+    let n_expert_tiles = if is_gemm { n_experts * tiles_per_expert } else { slots };
+    let [order, expert_tiles] =
+        [slots * size_of::<u32>(), n_expert_tiles * EXPERT_TILE_BYTES].map(|bytes| cx.scratch(bytes));
+    let (order, expert_tiles) = (order?, expert_tiles?);
     let params = GroupParams {
         experts,
         order: order.ptr(),
-        spans: spans.ptr(),
+        expert_tiles: expert_tiles.ptr(),
         slots: slots as u32,
-        spans_each: spans_each as u32,
-        most: matmul::TILE,
+        tiles_per_expert: tiles_per_expert as u32,
+        max_slots: matmul::TILE,
         unused: 0,
     };
-    let (kernel, launch) = match is_many {
-        true => ("group", Launch::linear(n_experts as u32, WARP)),
-        false => ("one_by_one", Launch::linear(params.slots.div_ceil(THREADS), THREADS)),
+    let (kernel, launch) = match is_gemm {
+        true => ("group_slots", Launch::linear(n_experts as u32, WARP)),
+        false => ("single_slots", Launch::linear(params.slots.div_ceil(THREADS), THREADS)),
     };
     cx.launch(cx.kernel(&SOURCE, kernel)?, launch, &params)?;
-    let (spans_at, order_at) = (spans.ptr(), order.ptr());
-    let picks =
-        Picks { spans: spans_at, n_spans, order: order_at, is_many, expert_bytes: 0, slots_of_row: 1 };
-    Ok((picks, [order, spans]))
+    let (tiles_ptr, order_ptr) = (expert_tiles.ptr(), order.ptr());
+    let expert_slots = ExpertSlots {
+        expert_tiles: tiles_ptr,
+        n_expert_tiles,
+        order: order_ptr,
+        is_gemm,
+        expert_bytes: 0,
+        slots_of_row: 1,
+    };
+    Ok((expert_slots, [order, expert_tiles]))
 }

@@ -22,12 +22,12 @@ const TILE_HEADER: Header = Header { name: "tile.cuh", text: include_str!("tile.
 /// Headers of the kernels that process KV tensors, together with [`constants`].
 pub(crate) const HEADERS: [Header; 3] = [HALF_HEADER, ROTATE_HEADER, TILE_HEADER];
 
-/// KV heads of one launch; more take several launches. Together with [`MAX_PARTS`], as many as fit
-/// the 4 KB that every driver passes to a kernel.
+/// KV heads of one launch; more take several launches. Together with [`MAX_SEQUENCES`], as many as
+/// fit the 4 KB that every driver passes to a kernel.
 pub(crate) const MAX_HEADS: usize = 24;
 
 /// Sequences of one launch; more take several.
-pub(crate) const MAX_PARTS: usize = 16;
+pub(crate) const MAX_SEQUENCES: usize = 16;
 
 /// Bytes of parameters that every driver passes to a kernel.
 pub(crate) const MAX_PARAMS: usize = 4096;
@@ -72,22 +72,22 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// The offsets of `stream` in the allocations.
+    /// The offsets of `tensor` in the allocations.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] beyond 32 bits.
     ///
     /// # Panics
     /// When its centre does not follow its tiles, where kernels expect it.
-    pub fn new(op: &'static str, stream: &KvTensor) -> Result<Self> {
-        let tiles = TILES_PER_BLOCK * stream.spec.main_layout().bytes();
-        assert_eq!(stream.main + tiles, stream.centre, "a centre that does not follow the tiles");
+    pub fn new(op: &'static str, tensor: &KvTensor) -> Result<Self> {
+        let tiles = TILES_PER_BLOCK * tensor.spec.main_layout().bytes();
+        assert_eq!(tensor.main + tiles, tensor.centre, "a centre that does not follow the tiles");
         let offset = |bytes| small(op, "bytes of an allocation", bytes);
         Ok(Self {
-            main: offset(stream.main)?,
-            sink: offset(stream.sink)?,
-            tail: offset(stream.tail)?,
-            band: offset(stream.band)?,
+            main: offset(tensor.main)?,
+            sink: offset(tensor.sink)?,
+            tail: offset(tensor.tail)?,
+            band: offset(tensor.band)?,
         })
     }
 }
@@ -103,25 +103,25 @@ pub(crate) struct MemoryParams {
 }
 
 impl MemoryParams {
-    /// The current allocations of `part`, in a step whose step tiles begin at `band`.
+    /// The current allocations of `sequence`, in a step whose step tiles begin at `band`.
     ///
     /// # Errors
     /// When the addresses of the blocks cannot be written to the device.
-    pub fn new(cx: &Context, part: &KvBatchEntry<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
+    pub fn new(cx: &Context, sequence: &KvBatchEntry<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
         let ptr = |page: Option<&Arc<CountedPage<CudaPage>>>| page.map_or(0, |page| page.ptr());
         Ok(Self {
-            blocks: part.memory.table().on_device(cx)?,
-            sink: ptr(part.memory.sink()),
-            tail: ptr(part.memory.tail()),
-            band: band + part.band as u64,
+            blocks: sequence.memory.table().on_device(cx)?,
+            sink: ptr(sequence.memory.sink()),
+            tail: ptr(sequence.memory.tail()),
+            band: band + sequence.band as u64,
         })
     }
 }
 
-/// Returns the address of the channel scales of `part`, in the order of
+/// Returns the address of the channel scales of `sequence`, in the order of
 /// [`BalanceLayout`](kvant_backend::BalanceLayout); null without channel scales.
-pub(crate) fn balance(part: &KvBatchEntry<'_, CudaPage>) -> DevicePtr {
-    part.channel_scales.map_or(0, CudaPage::ptr)
+pub(crate) fn balance(sequence: &KvBatchEntry<'_, CudaPage>) -> DevicePtr {
+    sequence.channel_scales.map_or(0, CudaPage::ptr)
 }
 
 /// Returns the offset of some values in the channel scales; [`UNSCALED`] without values of that
@@ -158,7 +158,7 @@ pub(crate) fn constants() -> Constants {
         .whole("N_TYPES", TYPES.len())
         .whole("MAX_HEADS", MAX_HEADS)
         .whole("TILE", TILE)
-        .whole("MAX_PARTS", MAX_PARTS)
+        .whole("MAX_SEQUENCES", MAX_SEQUENCES)
         .whole("UNSCALED", UNSCALED as usize)
         .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
         .whole("SCALE_BYTES", SCALE_BYTES)

@@ -53,12 +53,12 @@ __host__ __device__ constexpr bool is_coded(u32 type) { return type >= Q8_0; }
 __host__ __device__ constexpr bool is_turbo(u32 type) { return type >= TURBO2; }
 // Returns whether a type is trellis-coded: levels are looked up with the last six bits of the code
 // sequence.
-__host__ __device__ constexpr bool remembers(u32 type) { return type >= TURBO2T; }
+__host__ __device__ constexpr bool is_trellis(u32 type) { return type >= TURBO2T; }
 // Returns the type with the same code layout as `type`.
-__host__ __device__ constexpr u32 laid_out_as(u32 type) { return remembers(type) ? type - TURBO2T + TURBO2 : type; }
+__host__ __device__ constexpr u32 layout_of(u32 type) { return is_trellis(type) ? type - TURBO2T + TURBO2 : type; }
 // Returns the bytes of a group: the 16 codes of one dim, times 4.
 __host__ __device__ constexpr u32 group_bytes(u32 type) {
-    switch (laid_out_as(type)) {
+    switch (layout_of(type)) {
         case Q8_0: return Q8_0_GROUP;
         case TURBO2: return TURBO2_GROUP;
         case TURBO3: return TURBO3_GROUP;
@@ -80,10 +80,10 @@ struct Dims {
 // Returns the block of dim `at` of `dim`. A width that does not fit a larger block counts as one of
 // 32.
 __host__ __device__ constexpr Dims block_at(u32 type, u32 dim, u32 at) {
-    u32 most = is_turbo(type) ? TURBO_DIMS : BLOCK32_DIMS;
-    u32 index = dim / most, first = index * most;
-    if (at < first) return {at / most, at / most * most, most};
-    for (u32 n = most / 2; n > MIN_DIMS; n /= 2) {
+    u32 max_dims = is_turbo(type) ? TURBO_DIMS : BLOCK32_DIMS;
+    u32 index = dim / max_dims, first = index * max_dims;
+    if (at < first) return {at / max_dims, at / max_dims * max_dims, max_dims};
+    for (u32 n = max_dims / 2; n > MIN_DIMS; n /= 2) {
         if (!(dim & n)) continue;
         if (at < first + n) return {index, first, n};
         index++, first += n;
@@ -105,14 +105,14 @@ __host__ __device__ constexpr u32 f16_bytes(u32 dim) { return dim * TILE * 2; }
 // blocks.
 enum { IN_SINK, IN_MAIN, IN_TAIL };
 
-__device__ inline u32 place_of(const Spec& s, u32 index, u32 coded) {
+__device__ inline u32 location_of(const Spec& s, u32 index, u32 coded) {
     if (index < s.sink_tiles) return IN_SINK;
     return index < coded || s.tail_tiles == 0 ? IN_MAIN : IN_TAIL;
 }
 
-__device__ inline u8* tile_at(const Memory& m, const Spec& s, const Offsets& at, u32 index, u32 place) {
-    if (place == IN_SINK) return m.sink + at.sink + index * f16_bytes(s.dim);
-    if (place == IN_TAIL) return m.tail + at.tail + index % s.tail_tiles * f16_bytes(s.dim);
+__device__ inline u8* tile_at(const Memory& m, const Spec& s, const Offsets& at, u32 index, u32 location) {
+    if (location == IN_SINK) return m.sink + at.sink + index * f16_bytes(s.dim);
+    if (location == IN_TAIL) return m.tail + at.tail + index % s.tail_tiles * f16_bytes(s.dim);
     return (u8*)m.blocks[index / TILES_PER_BLOCK] + at.main + index % TILES_PER_BLOCK * s.tile_bytes;
 }
 

@@ -1,17 +1,17 @@
-//! Compiles and launches the GEMV kernel (`one.cu`).
+//! Compiles and launches the GEMV kernel (`gemv.cu`).
 
 use kvant_codec::DType;
 
-use super::{SPANS, WEIGHTS_HEADER, coded_constants, layout};
+use super::{EXPERT_TILES_HEADER, WEIGHTS_HEADER, layout, quantized_constants};
 use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::norm::SUM_HEADER;
 use crate::{Define, Source, gate};
 
-pub(super) static ONE: Source = Source {
-    name: "one.cu",
-    text: include_str!("one.cu"),
-    headers: &[HALF_HEADER, gate::HEADER, SPANS, SUM_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
-    constants: || coded_constants().whole("MAX_WARPS", MAX_WARPS as usize),
+pub(super) static SOURCE: Source = Source {
+    name: "gemv.cu",
+    text: include_str!("gemv.cu"),
+    headers: &[HALF_HEADER, gate::HEADER, EXPERT_TILES_HEADER, SUM_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
+    constants: || quantized_constants().whole("MAX_WARPS", MAX_WARPS as usize),
     options: &[],
 };
 
@@ -54,11 +54,11 @@ pub(super) fn block(dtype: DType, n_in: usize, shared_per_block: u32) -> Option<
 /// Returns the blocks that share the features of a row, for `rows` rows (of experts) and one block
 /// per multiprocessor: the number with which the last block finishes first.
 pub(super) fn blocks(n_sms: u32, rows: u32, features: u32) -> u32 {
-    const MOST: u32 = 8;
-    let most = (n_sms / rows).max(MOST).min(features);
+    const MIN_BLOCKS: u32 = 8;
+    let max_blocks = (n_sms / rows).max(MIN_BLOCKS).min(features);
     // The time of a multiprocessor is its rounds of blocks, each 1 / n of a row.
     let rounds = |n: u32| f64::from((rows * n).div_ceil(n_sms)) / f64::from(n);
-    (1..=most).min_by(|&a, &b| rounds(a).total_cmp(&rounds(b))).unwrap_or(1)
+    (1..=max_blocks).min_by(|&a, &b| rounds(a).total_cmp(&rounds(b))).unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -83,8 +83,8 @@ mod tests {
         }
         for rows in 1..300 {
             let n = blocks(132, rows, 4096);
-            let taken = f64::from((rows * n).div_ceil(132) * 132) / f64::from(n * rows);
-            assert!(taken < 1.25, "{rows} rows: {n} blocks each");
+            let rounds = f64::from((rows * n).div_ceil(132) * 132) / f64::from(n * rows);
+            assert!(rounds < 1.25, "{rows} rows: {n} blocks each");
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{Context, CudaError, DevicePtr};
 
 /// Maximum number of threads that lay out a piece, and minimum bytes per thread.
 const MAX_THREADS: usize = 8;
-const MIN_SHARE: usize = 1 << 20;
+const MIN_THREAD_BYTES: usize = 1 << 20;
 
 /// Matrices on the device.
 #[derive(Debug)]
@@ -44,11 +44,11 @@ const MIN_EXPONENT: i32 = -100;
 fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     let finite = |bits: u32| if bits & INFINITE == INFINITE { 0 } else { bits & !(1 << 31) };
-    let most = |bits: &mut dyn Iterator<Item = u32>| bits.map(finite).fold(0, u32::max);
+    let largest = |bits: &mut dyn Iterator<Item = u32>| bits.map(finite).fold(0, u32::max);
     match dtype {
-        DType::F32 => most(&mut bytes.as_chunks().0.iter().map(|&float| u32::from_le_bytes(float))),
+        DType::F32 => largest(&mut bytes.as_chunks().0.iter().map(|&float| u32::from_le_bytes(float))),
         DType::BF16 => {
-            most(&mut bytes.as_chunks().0.iter().map(|&upper| u32::from(u16::from_le_bytes(upper)) << 16))
+            largest(&mut bytes.as_chunks().0.iter().map(|&upper| u32::from(u16::from_le_bytes(upper)) << 16))
         }
         _ => 0,
     }
@@ -82,8 +82,8 @@ pub(super) fn block_bytes(dtype: DType) -> usize {
 /// Returns the bytes of `n` consecutive weights, whole blocks: those that stay, and those that
 /// move.
 pub(super) fn bytes_of(dtype: DType, n: usize) -> [usize; 2] {
-    let stays = block_bytes(dtype);
-    [stays, dtype.block_bytes() - stays].map(|bytes| bytes * n / dtype.block_len())
+    let kept_bytes = block_bytes(dtype);
+    [kept_bytes, dtype.block_bytes() - kept_bytes].map(|bytes| bytes * n / dtype.block_len())
 }
 
 /// Returns the bytes of a row in the file.
@@ -113,7 +113,7 @@ pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> R
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     let mut fill = |offset: usize, piece: &mut [u8]| {
         let file_rows = &bytes[offset / to * from..][..piece.len() / to * from];
-        let rows = (piece.len() / to).div_ceil(threads).max(MIN_SHARE / to);
+        let rows = (piece.len() / to).div_ceil(threads).max(MIN_THREAD_BYTES / to);
         std::thread::scope(|scope| {
             for (piece, file_rows) in piece.chunks_mut(rows * to).zip(file_rows.chunks(rows * from)) {
                 let largest = &largest;

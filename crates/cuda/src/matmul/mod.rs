@@ -1,14 +1,14 @@
 //! Matrix products with weights of any type: `y = W x + bias`.
 //!
 //! Few rows, quantized weights: `x` as signed bytes with one scale per 32, int8 products. The
-//! kernel for one row (GEMV, `one.cu`) normalizes and quantizes it on the fly, more rows
-//! (`coded.cu`) come from `quantise.cu`. The gate of a feed-forward layer is fused. Level tables
-//! are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated instead
-//! of the weights.
+//! kernel for one row (GEMV, `gemv.cu`) normalizes and quantizes it on the fly, more rows
+//! (`skinny_q8.cu`) come from `quantize.cu`. The gate of a feed-forward layer is fused. Level
+//! tables are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated
+//! instead of the weights.
 //!
-//! Few rows, float weights (`few.cu`): f32 throughout.
+//! Few rows, float weights (`skinny_f32.cu`): f32 throughout.
 //!
-//! Many rows (GEMM, `many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
+//! Many rows (GEMM, `gemm.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
 //! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that
 //! none overflows or underflows; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
 //! On compute capability 9.0, given enough blocks, with warpgroup MMAs (`hopper.cu`), once per 256
@@ -31,31 +31,32 @@ mod skinny_q8;
 pub(crate) use layout::{Weights, upload};
 pub(crate) use operand::Operand;
 
-const HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
+const HEADERS: [Header; 3] = [HALF_HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER];
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
-/// Header of the spans that assign rows to experts.
-pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
-static FEW: Source = Source {
-    name: "few.cu",
-    text: include_str!("few.cu"),
+/// Header of the tiles of slots that share an expert.
+pub(crate) const EXPERT_TILES_HEADER: Header =
+    Header { name: "expert_tiles.cuh", text: include_str!("expert_tiles.cuh") };
+static SKINNY_F32: Source = Source {
+    name: "skinny_f32.cu",
+    text: include_str!("skinny_f32.cu"),
     headers: &HEADERS,
-    constants: few_constants,
+    constants: skinny_f32_constants,
     options: &[],
 };
 /// The GEMM for compute capability 9.0.
 static HOPPER: Source = Source {
-    name: "hopper_many.cu",
+    name: "hopper_gemm.cu",
     text: include_str!("hopper.cu"),
     headers: &{
-        let [half, spans, weights] = HEADERS;
-        [half, spans, weights, COPIES_HEADER, WARPGROUP_HEADER]
+        let [half, expert_tiles, weights] = HEADERS;
+        [half, expert_tiles, weights, COPIES_HEADER, WARPGROUP_HEADER]
     },
     constants: || constants().whole("STEP", operand::STEP).whole("STAGES", HOPPER_STAGES as usize),
     options: &WARPGROUP_OPTIONS,
 };
-static MANY: Source = Source {
-    name: "many.cu",
-    text: include_str!("many.cu"),
+static GEMM: Source = Source {
+    name: "gemm.cu",
+    text: include_str!("gemm.cu"),
     headers: &HEADERS,
     constants: || constants().whole("STEP", operand::STEP).whole("PAD", PAD),
     options: &[],
@@ -65,11 +66,11 @@ static MANY: Source = Source {
 const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
 /// Matrices of one launch: queries, keys and values, and one more.
-const MAX_PARTS: usize = 4;
+const MAX_MATRICES: usize = 4;
 /// Rows that its blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
 /// Minimum number of rows for the GEMM, which decodes weights to f16 and rounds inputs to it.
-pub(crate) const MANY_ROWS: usize = 17;
+pub(crate) const MIN_GEMM_ROWS: usize = 17;
 /// Sides of the GEMM's tiles, in output features and in rows: small, for experts and where large
 /// tiles are too few, and large.
 pub(crate) const TILE: u32 = 64;
@@ -116,8 +117,8 @@ pub(crate) const TYPES: [DType; 23] = [
 /// Returns the constants of `weights.cuh`: the type numbers, and the bytes of their blocks without
 /// those that move.
 fn constants() -> Constants {
-    let parts = Constants::default().whole("MAX_PARTS", MAX_PARTS);
-    let types = TYPES.into_iter().zip(0..).fold(parts, |constants, (dtype, number)| {
+    let limits = Constants::default().whole("MAX_MATRICES", MAX_MATRICES);
+    let types = TYPES.into_iter().zip(0..).fold(limits, |constants, (dtype, number)| {
         let name = dtype.name().to_uppercase();
         let constants = constants.whole(&name, number);
         if dtype.block_len() == 1 {
@@ -129,11 +130,11 @@ fn constants() -> Constants {
 }
 
 /// Returns the constants of the kernels for quantized weights.
-fn coded_constants() -> Constants {
+fn quantized_constants() -> Constants {
     gate::constants(constants())
 }
 
-fn few_constants() -> Constants {
+fn skinny_f32_constants() -> Constants {
     constants().whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
 }
 
@@ -148,10 +149,10 @@ struct Levels {
     signs: u32,
 }
 
-/// `ProductPart` of `weights.cuh`.
+/// `MatrixParams` of `weights.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PartParams {
+struct MatrixParams {
     w: DevicePtr,
     bias: DevicePtr,
     y: DevicePtr,
@@ -161,11 +162,11 @@ struct PartParams {
     unit: f32,
 }
 
-/// `ProductParams` of `weights.cuh`.
+/// `MatmulParams` of `weights.cuh`.
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct KernelParams {
-    parts: [PartParams; MAX_PARTS],
+    matrices: [MatrixParams; MAX_MATRICES],
     up: DevicePtr,
     x: DevicePtr,
     norm: DevicePtr,
@@ -173,7 +174,7 @@ struct KernelParams {
     scales: DevicePtr,
     sums: DevicePtr,
     row_bytes: u64,
-    n_parts: u32,
+    n_matrices: u32,
     n_in: u32,
     rows: u32,
     eps: f32,
@@ -181,7 +182,7 @@ struct KernelParams {
     activation: u32,
     slots_of_row: u32,
     up_bias: DevicePtr,
-    spans: DevicePtr,
+    expert_tiles: DevicePtr,
     order: DevicePtr,
     expert_bytes: u64,
 }
@@ -189,15 +190,15 @@ struct KernelParams {
 /// Assignment of rows to experts, where the weights are those of experts: the rows of the result
 /// are then *slots*, pairs of row and expert.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Picks {
+pub(crate) struct ExpertSlots {
     /// Expert, first position in the order of slots, and number of slots of each block of rows,
-    /// `[n_spans, 3]`.
-    pub spans: DevicePtr,
-    pub n_spans: usize,
+    /// `[n_expert_tiles, 3]`.
+    pub expert_tiles: DevicePtr,
+    pub n_expert_tiles: usize,
     /// `[slots]`
     pub order: DevicePtr,
-    /// Whether spans hold many slots.
-    pub is_many: bool,
+    /// Whether tiles hold many slots.
+    pub is_gemm: bool,
     /// Bytes from one expert's matrix to the next.
     pub expert_bytes: usize,
     /// Slots per row of inputs.
@@ -216,7 +217,7 @@ pub(crate) struct MatmulArgs {
     /// As `w`: `y = a(w x) (up x)` then, a the activation, without accumulation, where [`has_gate`]
     /// is true.
     pub up: Option<(DevicePtr, Activation)>,
-    /// `[n_out]`, or `[n_experts, n_out]` with picks.
+    /// `[n_out]`, or `[n_experts, n_out]` with expert slots.
     pub bias: Option<DevicePtr>,
     /// Bias of `up`, where both have one.
     pub up_bias: Option<DevicePtr>,
@@ -225,7 +226,7 @@ pub(crate) struct MatmulArgs {
     /// Add to `y` instead of overwriting it.
     pub accumulate: bool,
     /// For the matrices of experts, of which `w` (and that of the gate) is the first.
-    pub picks: Option<Picks>,
+    pub expert_slots: Option<ExpertSlots>,
 }
 
 impl MatmulArgs {
@@ -242,7 +243,7 @@ impl MatmulArgs {
             up_bias: None,
             y,
             accumulate: false,
-            picks: None,
+            expert_slots: None,
         }
     }
 }
@@ -263,12 +264,16 @@ pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
 
 /// Returns the names of the kernels for a weight type, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
-    if is_quantized(dtype) { "one (dp4a), coded (s8 mma), many (f16 mma)" } else { "few, many (f16 mma)" }
+    if is_quantized(dtype) {
+        "gemv (dp4a), skinny_q8 (s8 mma), gemm (f16 mma)"
+    } else {
+        "skinny_f32, gemm (f16 mma)"
+    }
 }
 
 /// Returns whether products of `rows` rows with this weight type fuse a gate.
 pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
-    is_quantized(dtype) && rows < MANY_ROWS
+    is_quantized(dtype) && rows < MIN_GEMM_ROWS
 }
 
 fn is_quantized(dtype: DType) -> bool {
@@ -284,16 +289,19 @@ fn is_rotated(dtype: DType) -> bool {
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
         let build = |source, defines| Build { source, defines };
-        let few = if is_quantized(dtype) {
-            let coded =
-                skinny_q8::ROWS.map(|rows| build(&skinny_q8::CODED, skinny_q8::defines(dtype, number, rows)));
-            [build(&gemv::ONE, gemv::defines(dtype, number))].into_iter().chain(coded).collect::<Vec<_>>()
+        let small_batch = if is_quantized(dtype) {
+            let quantized = skinny_q8::ROWS
+                .map(|rows| build(&skinny_q8::SOURCE, skinny_q8::defines(dtype, number, rows)));
+            [build(&gemv::SOURCE, gemv::defines(dtype, number))]
+                .into_iter()
+                .chain(quantized)
+                .collect::<Vec<_>>()
         } else {
-            ROWS.map(|rows| build(&FEW, vec![("TYPE", number), ("ROWS", rows)])).into()
+            ROWS.map(|rows| build(&SKINNY_F32, vec![("TYPE", number), ("ROWS", rows)])).into()
         };
-        let many = [TILE, LARGE_TILE].map(|side| build(&MANY, vec![("TYPE", number), ("SIDE", side)]));
+        let gemms = [TILE, LARGE_TILE].map(|side| build(&GEMM, vec![("TYPE", number), ("SIDE", side)]));
         let hopper = HOPPER_ROWS.map(|(rows, _)| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
-        few.into_iter().chain(many).chain(hopper)
+        small_batch.into_iter().chain(gemms).chain(hopper)
     });
     types.chain([Build { source: &operand::QUANTIZE, defines: Vec::new() }])
 }
@@ -317,7 +325,7 @@ impl Levels {
 
     fn of_book(dtype: DType) -> Self {
         let book = if dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
-        let largest = book.levels().iter().fold(0.0, |most: f32, level| most.max(level.abs()));
+        let largest = book.levels().iter().fold(0.0, |max: f32, level| max.max(level.abs()));
         // 127 · 256: both bytes of every level fit.
         let unit = largest / 32_512.0;
         let (mut high, mut low) = ([0; 4], [0; 4]);
@@ -339,7 +347,7 @@ pub(crate) fn matmuls(cx: &Context, x: &mut Operand, products: &[MatmulArgs]) ->
             continue;
         }
         let alike: Vec<_> = products[i..].iter().filter(|p| p.dtype == first.dtype).collect();
-        alike.chunks(MAX_PARTS).try_for_each(|parts| launch(cx, x, parts))?;
+        alike.chunks(MAX_MATRICES).try_for_each(|matrices| launch(cx, x, matrices))?;
     }
     Ok(())
 }
@@ -349,58 +357,64 @@ pub(crate) fn matmul(cx: &Context, x: &mut Operand, p: &MatmulArgs) -> Result<()
     launch(cx, x, &[p])
 }
 
-/// Queues the kernel for matrices of one type, a single one with a gate or picks.
+/// Queues the kernel for matrices of one type, a single one with a gate or expert slots.
 fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(), CudaError> {
     let n_out: usize = products.iter().map(|p| p.n_out).sum();
     if x.rows == 0 || n_out == 0 {
         return Ok(());
     }
     let p = products[0];
-    debug_assert!(products.len() == 1 || p.up.is_none() && p.picks.is_none(), "{products:?}");
-    let way = KernelKind::of(cx, x, p);
-    debug_assert!(p.up.is_none() || is_quantized(p.dtype) && !matches!(way, KernelKind::Many), "{p:?}");
+    debug_assert!(products.len() == 1 || p.up.is_none() && p.expert_slots.is_none(), "{products:?}");
+    let kernel_kind = KernelKind::of(cx, x, p);
+    debug_assert!(
+        p.up.is_none() || is_quantized(p.dtype) && !matches!(kernel_kind, KernelKind::Gemm),
+        "{p:?}"
+    );
     let number = number_of(p.dtype);
     let dtype = ("TYPE", number);
-    let mut params = params(cx, x, p, way)?;
+    let mut params = params(cx, x, p, kernel_kind)?;
     let (n_sms, shared_per_block) = (cx.gpu().properties().n_sms, cx.gpu().properties().shared_per_block);
-    let spans = |rows: u32| p.picks.map_or((x.rows as u32).div_ceil(rows), |picks| picks.n_spans as u32);
+    let row_blocks = |rows: u32| {
+        p.expert_slots
+            .map_or((x.rows as u32).div_ceil(rows), |expert_slots| expert_slots.n_expert_tiles as u32)
+    };
     let blocks = |features: u32| products.iter().map(|p| (p.n_out as u32).div_ceil(features)).sum::<u32>();
-    let (kernel, features, grid, threads, shared_bytes) = match way {
-        KernelKind::One { warps, shared_bytes } => {
-            let kernel = cx.kernel_with(&gemv::ONE, &gemv::defines(p.dtype, number), "product_one")?;
-            let grid = [gemv::blocks(n_sms, spans(1), n_out as u32), spans(1), 1];
+    let (kernel, features, grid, threads, shared_bytes) = match kernel_kind {
+        KernelKind::Gemv { warps, shared_bytes } => {
+            let kernel = cx.kernel_with(&gemv::SOURCE, &gemv::defines(p.dtype, number), "gemv")?;
+            let grid = [gemv::blocks(n_sms, row_blocks(1), n_out as u32), row_blocks(1), 1];
             (kernel, 1, grid, 32 * warps, shared_bytes)
         }
-        KernelKind::Coded { rows } => {
+        KernelKind::SkinnyQ8 { rows } => {
             let defines = skinny_q8::defines(p.dtype, number, rows);
-            let kernel = cx.kernel_with(&skinny_q8::CODED, &defines, "product_coded")?;
+            let kernel = cx.kernel_with(&skinny_q8::SOURCE, &defines, "skinny_q8")?;
             let features = skinny_q8::FEATURES / if p.up.is_some() { 2 } else { 1 };
             let [warps, shared_bytes] = skinny_q8::block(p.dtype, shared_per_block);
-            (kernel, features, [blocks(features), spans(rows), 1], 32 * warps, shared_bytes)
+            (kernel, features, [blocks(features), row_blocks(rows), 1], 32 * warps, shared_bytes)
         }
-        KernelKind::Few { rows } => {
-            let kernel = cx.kernel_with(&FEW, &[dtype, ("ROWS", rows)], "product")?;
+        KernelKind::SkinnyF32 { rows } => {
+            let kernel = cx.kernel_with(&SKINNY_F32, &[dtype, ("ROWS", rows)], "skinny_f32")?;
             let features = WARPS * FEATURES;
-            (kernel, features, [blocks(features), spans(rows), 1], 32 * WARPS, 0)
+            (kernel, features, [blocks(features), row_blocks(rows), 1], 32 * WARPS, 0)
         }
-        KernelKind::Many => match hopper_rows(cx, products, params.rows) {
+        KernelKind::Gemm => match hopper_rows(cx, products, params.rows) {
             Some(rows) => {
-                let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
+                let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "gemm")?;
                 let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
                 // Each block takes tiles in turn.
-                let grid = [n_sms.min(blocks(HOPPER_FEATURES) * spans(rows)), 1, 1];
+                let grid = [n_sms.min(blocks(HOPPER_FEATURES) * row_blocks(rows)), 1, 1];
                 (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
             }
             None => {
                 let side = tile(n_sms, products, params.rows);
-                let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
-                (kernel, side, [blocks(side), spans(side), 1], 2 * side, stage_bytes(side) * STAGES)
+                let kernel = cx.kernel_with(&GEMM, &[dtype, ("SIDE", side)], "gemm")?;
+                (kernel, side, [blocks(side), row_blocks(side), 1], 2 * side, stage_bytes(side) * STAGES)
             }
         },
     };
-    params.n_parts = products.len() as u32;
-    for (part, p) in params.parts.iter_mut().zip(products) {
-        *part = part_params(p, features);
+    params.n_matrices = products.len() as u32;
+    for (matrix, p) in params.matrices.iter_mut().zip(products) {
+        *matrix = matrix_params(p, features);
     }
     cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes }, &params)
 }
@@ -409,35 +423,37 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
 #[derive(Debug, Clone, Copy)]
 enum KernelKind {
     /// GEMV: one row, or rows one by one, with quantized weights.
-    One {
+    Gemv {
         warps: u32,
         shared_bytes: u32,
     },
     /// Few rows, up to `rows` at once, with quantized weights.
-    Coded {
+    SkinnyQ8 {
         rows: u32,
     },
     /// The same, with float weights.
-    Few {
+    SkinnyF32 {
         rows: u32,
     },
-    Many,
+    Gemm,
 }
 
 impl KernelKind {
     fn of(cx: &Context, x: &Operand, p: &MatmulArgs) -> Self {
-        let is_one = x.rows == 1 || p.picks.is_some();
-        if p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many) {
-            return Self::Many;
+        let is_gemv = x.rows == 1 || p.expert_slots.is_some();
+        if p.expert_slots.map_or(x.rows >= MIN_GEMM_ROWS, |expert_slots| expert_slots.is_gemm) {
+            return Self::Gemm;
         }
         if !is_quantized(p.dtype) {
-            return Self::Few { rows: ROWS[usize::from(!is_one)] };
+            return Self::SkinnyF32 { rows: ROWS[usize::from(!is_gemv)] };
         }
         // The longest rows leave no shared memory for weights.
         let block = gemv::block(p.dtype, x.n_in, cx.gpu().properties().shared_per_block);
-        match block.filter(|_| is_one) {
-            Some([warps, shared_bytes]) => Self::One { warps, shared_bytes },
-            None => Self::Coded { rows: skinny_q8::ROWS[usize::from(x.rows > skinny_q8::ROWS[0] as usize)] },
+        match block.filter(|_| is_gemv) {
+            Some([warps, shared_bytes]) => Self::Gemv { warps, shared_bytes },
+            None => {
+                Self::SkinnyQ8 { rows: skinny_q8::ROWS[usize::from(x.rows > skinny_q8::ROWS[0] as usize)] }
+            }
         }
     }
 }
@@ -447,9 +463,9 @@ fn number_of(dtype: DType) -> u32 {
     TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
 }
 
-fn part_params(p: &MatmulArgs, features: u32) -> PartParams {
+fn matrix_params(p: &MatmulArgs, features: u32) -> MatrixParams {
     let n_out = p.n_out as u32;
-    PartParams {
+    MatrixParams {
         w: p.w,
         bias: p.bias.unwrap_or(0),
         y: p.y,
@@ -461,12 +477,12 @@ fn part_params(p: &MatmulArgs, features: u32) -> PartParams {
 }
 
 /// Returns the side of the GEMM's tiles: large ones read and decode each weight half as often, if
-/// there are enough of them to occupy most multiprocessors. Spans of experts use small ones.
+/// there are enough of them to occupy most multiprocessors. Tiles of experts are small.
 fn tile(n_sms: u32, products: &[&MatmulArgs], rows: u32) -> u32 {
     let features = |p: &&MatmulArgs| p.n_out.div_ceil(LARGE_TILE as usize);
     let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
-    let has_spans = products.iter().any(|p| p.picks.is_some());
-    let is_large = !has_spans && 4 * blocks >= 3 * n_sms as usize;
+    let has_experts = products.iter().any(|p| p.expert_slots.is_some());
+    let is_large = !has_experts && 4 * blocks >= 3 * n_sms as usize;
     if is_large { LARGE_TILE } else { TILE }
 }
 
@@ -475,7 +491,7 @@ fn tile(n_sms: u32, products: &[&MatmulArgs], rows: u32) -> u32 {
 /// [`tile`].
 fn hopper_rows(cx: &Context, products: &[&MatmulArgs], rows: u32) -> Option<u32> {
     let device = cx.gpu().properties();
-    if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.picks.is_some()) {
+    if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.expert_slots.is_some()) {
         return None;
     }
     let features: u32 = products.iter().map(|p| (p.n_out as u32).div_ceil(HOPPER_FEATURES)).sum();
@@ -485,16 +501,21 @@ fn hopper_rows(cx: &Context, products: &[&MatmulArgs], rows: u32) -> Option<u32>
     HOPPER_ROWS.into_iter().filter(|_| has_enough).min_by_key(clocks).map(|(of_tile, _)| of_tile)
 }
 
-/// Returns the shared memory of a stage: `Stage` of `many.cu`.
+/// Returns the shared memory of a stage: `Stage` of `gemm.cu`.
 fn stage_bytes(side: u32) -> u32 {
     2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
 }
 
 /// Returns the kernel parameters of this product and those like it, with the inputs in the required
 /// form, without the matrices.
-fn params(cx: &Context, x: &mut Operand, p: &MatmulArgs, way: KernelKind) -> Result<KernelParams, CudaError> {
+fn params(
+    cx: &Context,
+    x: &mut Operand,
+    p: &MatmulArgs,
+    kernel_kind: KernelKind,
+) -> Result<KernelParams, CudaError> {
     let mut params = KernelParams {
-        parts: Zeroable::zeroed(),
+        matrices: Zeroable::zeroed(),
         up: p.up.map_or(0, |(up, _)| up),
         x: x.x,
         norm: 0,
@@ -502,29 +523,29 @@ fn params(cx: &Context, x: &mut Operand, p: &MatmulArgs, way: KernelKind) -> Res
         scales: 0,
         sums: 0,
         row_bytes: layout::row_bytes(p.dtype, x.n_in) as u64,
-        n_parts: 0,
+        n_matrices: 0,
         n_in: x.n_in as u32,
         rows: x.rows as u32,
         eps: 0.0,
         book: Levels::of(p.dtype),
         activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
-        slots_of_row: p.picks.map_or(1, |picks| picks.slots_of_row as u32),
+        slots_of_row: p.expert_slots.map_or(1, |expert_slots| expert_slots.slots_of_row as u32),
         up_bias: p.up_bias.unwrap_or(0),
-        spans: p.picks.map_or(0, |picks| picks.spans),
-        order: p.picks.map_or(0, |picks| picks.order),
-        expert_bytes: p.picks.map_or(0, |picks| picks.expert_bytes as u64),
+        expert_tiles: p.expert_slots.map_or(0, |expert_slots| expert_slots.expert_tiles),
+        order: p.expert_slots.map_or(0, |expert_slots| expert_slots.order),
+        expert_bytes: p.expert_slots.map_or(0, |expert_slots| expert_slots.expert_bytes as u64),
     };
-    match way {
-        KernelKind::Many => {
+    match kernel_kind {
+        KernelKind::Gemm => {
             let halves = x.halves(cx)?;
             (params.codes, params.scales) = (halves.halves, halves.factors);
         }
-        KernelKind::Coded { .. } => {
-            let quantised = x.quantised(cx, is_rotated(p.dtype))?;
-            (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
+        KernelKind::SkinnyQ8 { .. } => {
+            let quantized = x.quantized(cx, is_rotated(p.dtype))?;
+            (params.codes, params.scales, params.sums) = (quantized.codes, quantized.scales, quantized.sums);
         }
-        KernelKind::Few { .. } => params.x = x.plain(cx)?,
-        KernelKind::One { .. } => {
+        KernelKind::SkinnyF32 { .. } => params.x = x.plain(cx)?,
+        KernelKind::Gemv { .. } => {
             if let Some(norm) = x.norm {
                 (params.norm, params.eps) = (norm.weight, norm.eps);
             }

@@ -11,8 +11,8 @@ use crate::norm::{self, NormKind, NormParts, SUM_HEADER};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
 
 pub(super) static QUANTIZE: Source = Source {
-    name: "quantise.cu",
-    text: include_str!("quantise.cu"),
+    name: "quantize.cu",
+    text: include_str!("quantize.cu"),
     headers: &[HALF_HEADER, SUM_HEADER],
     constants: || rotate::constants(Constants::default()).whole("THREADS", THREADS as usize),
     options: &[],
@@ -110,12 +110,12 @@ impl Operand {
 
     /// Returns the inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple
     /// of 32.
-    pub(super) fn quantised(&mut self, cx: &Context, rotates: bool) -> Result<&Quantized, CudaError> {
-        let place = if rotates { &mut self.rotated } else { &mut self.quantized };
-        if place.is_none() {
-            *place = Some(quantize(cx, self.x, [self.rows, self.n_in], self.norm, rotates)?);
+    pub(super) fn quantized(&mut self, cx: &Context, rotates: bool) -> Result<&Quantized, CudaError> {
+        let slot = if rotates { &mut self.rotated } else { &mut self.quantized };
+        if slot.is_none() {
+            *slot = Some(quantize(cx, self.x, [self.rows, self.n_in], self.norm, rotates)?);
         }
-        Ok(place.as_ref().expect("made above"))
+        Ok(slot.as_ref().expect("made above"))
     }
 }
 
@@ -161,6 +161,6 @@ fn quantize(
     };
     let pieces = ((n_in / GROUP) as u32).div_ceil(GROUPS_OF_WARP * THREADS / 32);
     let launch = Launch { grid: [rows as u32, pieces, 1], ..Launch::linear(rows as u32, THREADS) };
-    cx.launch(cx.kernel(&QUANTIZE, "quantise")?, launch, &params)?;
+    cx.launch(cx.kernel(&QUANTIZE, "quantize")?, launch, &params)?;
     Ok(Quantized { _memory: memory, codes, scales, sums })
 }

@@ -1,16 +1,16 @@
-//! Compiles and launches the kernel for few rows and quantized weights (`coded.cu`).
+//! Compiles and launches the kernel for few rows and quantized weights (`skinny_q8.cu`).
 
 use kvant_codec::DType;
 
-use super::{SPANS, WEIGHTS_HEADER, coded_constants, is_rotated, layout};
+use super::{EXPERT_TILES_HEADER, WEIGHTS_HEADER, is_rotated, layout, quantized_constants};
 use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::{Define, Source, gate};
 
-pub(super) static CODED: Source = Source {
-    name: "coded.cu",
-    text: include_str!("coded.cu"),
-    headers: &[HALF_HEADER, gate::HEADER, SPANS, WEIGHTS_HEADER, COPIES_HEADER],
-    constants: || coded_constants().whole("WARPS", WARPS as usize),
+pub(super) static SOURCE: Source = Source {
+    name: "skinny_q8.cu",
+    text: include_str!("skinny_q8.cu"),
+    headers: &[HALF_HEADER, gate::HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
+    constants: || quantized_constants().whole("WARPS", WARPS as usize),
     options: &[],
 };
 
@@ -29,7 +29,7 @@ pub(super) fn defines(dtype: DType, number: u32, rows: u32) -> Vec<Define> {
     vec![("TYPE", number), ("CODE_BYTES", codes), ("TAIL_BYTES", tail), ("ROWS", rows)]
 }
 
-/// Returns an upper bound on the bytes of `Warp` of `coded.cu`.
+/// Returns an upper bound on the bytes of `Warp` of `skinny_q8.cu`.
 fn warp_bytes(dtype: DType) -> u32 {
     let [codes, tail] = layout::bytes_of(dtype, SLICE);
     let copy = if codes % 16 == 0 { 16 } else { 4 };

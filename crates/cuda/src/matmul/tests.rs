@@ -51,12 +51,12 @@ fn project(device: &CudaDevice, matrices: &[&CudaMatrix], x: &[f32]) -> Vec<Vec<
 #[test]
 fn a_sum_has_the_same_bits_in_large_tiles_as_in_small_ones() {
     let Some(device) = emulator::device(80) else { return };
-    let (n_out, few) = (300, 100);
+    let (n_out, n_small) = (300, 100);
     let x = gaussian(2, 150 * N_IN, 1.0);
     for dtype in [DType::F16, DType::Q8_0, DType::Q4_1, DType::TQ4_1S] {
         let of = |n_out| project(&device, &[&matrix(&device, dtype, 1, n_out)], &x).remove(0);
-        for (large, small) in of(n_out).chunks_exact(n_out).zip(of(few).chunks_exact(few)) {
-            assert_eq!(large[..few], *small, "{dtype}");
+        for (large, small) in of(n_out).chunks_exact(n_out).zip(of(n_small).chunks_exact(n_small)) {
+            assert_eq!(large[..n_small], *small, "{dtype}");
         }
     }
 }
@@ -144,8 +144,8 @@ fn batched_matrices_match_each_alone() {
 #[test]
 fn small_batch_products_are_batch_invariant() {
     let Some(device) = emulator::device(80) else { return };
-    let (n_out, most) = (37, 16);
-    let x = gaussian(5, most * N_IN, 1.0);
+    let (n_out, max_rows) = (37, 16);
+    let x = gaussian(5, max_rows * N_IN, 1.0);
     for dtype in [DType::Q4_0, DType::Q8_0, DType::NVFP4, DType::TQ4_1S] {
         let w = matrix(&device, dtype, 6, n_out);
         let all = project(&device, &[&w], &x).remove(0);
@@ -215,9 +215,9 @@ fn floats_of_any_size_keep_their_precision_as_halves() {
                 let terms = || x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));
                 let (want, norm) =
                     (terms().sum::<f64>(), terms().map(|term| term * term).sum::<f64>().sqrt());
-                let away = (f64::from(got) - want).abs();
+                let error = (f64::from(got) - want).abs();
                 assert!(
-                    away <= 4.0 * f64::exp2(-11.0) * norm,
+                    error <= 4.0 * f64::exp2(-11.0) * norm,
                     "{dtype} of size {size}, {i}: {got} for {want}"
                 );
             }

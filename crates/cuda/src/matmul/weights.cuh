@@ -1,12 +1,12 @@
 // Reads 32 consecutive weights of any type (crates/codec/src/{block32,kquant,iq4,fp4,tq}.rs have
-// the layouts). TYPE is one of the type numbers of product/mod.rs.
+// the layouts). TYPE is one of the type numbers of matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
 
 #include "constants.cuh"
 #include "half.cuh"
-#include "spans.cuh"
+#include "expert_tiles.cuh"
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
@@ -367,7 +367,7 @@ __device__ __forceinline__ void decode_pairs(const Group& group, const Codebook&
 }
 
 // One of the matrices that a launch multiplies the same inputs with.
-struct ProductPart {
+struct MatrixParams {
     const u8* w;        // [n_out] rows of row_bytes
     const float* bias;  // [n_out], or null; of experts [n_experts, n_out]
     float* y;           // [rows, n_out]
@@ -378,9 +378,9 @@ struct ProductPart {
 };
 
 // The parameter of every kernel that multiplies with these weights.
-struct ProductParams {
-    ProductPart parts[MAX_PARTS];
-    const u8* up;        // null, or as w of the only part: y = a(w x) (up x) then, a the activation
+struct MatmulParams {
+    MatrixParams matrices[MAX_MATRICES];
+    const u8* up;        // null, or as w of the only matrix: y = a(w x) (up x) then, a the activation
     const float* x;      // [rows, n_in]
     const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in place of x
     const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it is quantized before
@@ -388,7 +388,7 @@ struct ProductParams {
     // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
     const u32* sums;
     unsigned long long row_bytes;
-    u32 n_parts;
+    u32 n_matrices;
     u32 n_in;
     u32 rows;
     float eps;
@@ -398,40 +398,40 @@ struct ProductParams {
     const float* up_bias; // as bias, which is then the gate's
     // For experts, w and up are the first of many matrices, expert_bytes apart: rows of y are then
     // slots, slots_of_row of which have the same row of x.
-    const Span* spans;   // null, or [gridDim.y]: the rows of each block of rows
+    const ExpertTile* expert_tiles;  // null, or [gridDim.y]: the rows of each block of rows
     const u32* order;    // [slots]
     unsigned long long expert_bytes;
 };
 
 // The matrix of a block, and the block's number within it.
-struct BlockPart {
-    const ProductPart& part;
+struct BlockMatrix {
+    const MatrixParams& matrix;
     u32 block;
 };
 
-__device__ __forceinline__ BlockPart block_part(const ProductParams& p) {
+__device__ __forceinline__ BlockMatrix block_matrix(const MatmulParams& p) {
     u32 number = 0, block = blockIdx.x;
-    while (number + 1 < p.n_parts && block >= p.parts[number].blocks) block -= p.parts[number++].blocks;
-    return {p.parts[number], block};
+    while (number + 1 < p.n_matrices && block >= p.matrices[number].blocks) block -= p.matrices[number++].blocks;
+    return {p.matrices[number], block};
 }
 
-// The rows of a block, at most `most`, and the offset of their weights.
+// The rows of a block, at most `max_rows`, and the offset of their weights.
 struct BlockRows {
     u32 first, n;
-    size_t skipped;  // bytes
-    size_t bias;     // offset of their biases
+    size_t w_offset;     // bytes
+    size_t bias_offset;  // of their biases
 };
 
-__device__ __forceinline__ BlockRows block_rows(const ProductParams& p, const ProductPart& part, u32 most) {
-    if (!p.spans) return {blockIdx.y * most, min(p.rows - blockIdx.y * most, most), 0, 0};
-    Span span = p.spans[blockIdx.y];
-    return {span.first, span.n, (size_t)p.expert_bytes * span.expert, (size_t)part.n_out * span.expert};
+__device__ __forceinline__ BlockRows block_rows(const MatmulParams& p, const MatrixParams& matrix, u32 max_rows) {
+    if (!p.expert_tiles) return {blockIdx.y * max_rows, min(p.rows - blockIdx.y * max_rows, max_rows), 0, 0};
+    ExpertTile tile = p.expert_tiles[blockIdx.y];
+    return {tile.first, tile.n, (size_t)p.expert_bytes * tile.expert, (size_t)matrix.n_out * tile.expert};
 }
 
 // Returns the index in x and in y of row `row` of a block's rows.
-__device__ __forceinline__ size_t x_row(const ProductParams& p, u32 row) {
-    return p.spans ? p.order[row] / p.slots_of_row : row;
+__device__ __forceinline__ size_t x_row(const MatmulParams& p, u32 row) {
+    return p.expert_tiles ? p.order[row] / p.slots_of_row : row;
 }
-__device__ __forceinline__ size_t y_row(const ProductParams& p, u32 row) {
-    return p.spans ? p.order[row] : row;
+__device__ __forceinline__ size_t y_row(const MatmulParams& p, u32 row) {
+    return p.expert_tiles ? p.order[row] : row;
 }

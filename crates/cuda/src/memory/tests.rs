@@ -4,13 +4,13 @@ use super::*;
 use crate::{CudaVersion, GpuProperties, KernelId, Launch, ModuleId};
 
 /// Allocates addresses, and records the live allocations and how often bytes were zeroed.
-struct Books {
+struct FakeGpu {
     properties: GpuProperties,
     live: Mutex<BTreeMap<DevicePtr, usize>>,
     zeroed: Mutex<Vec<(DevicePtr, usize)>>,
 }
 
-impl Books {
+impl FakeGpu {
     fn new(total_bytes: usize) -> Arc<Self> {
         let driver = CudaVersion { major: 13, minor: 0 };
         let (name, arch, n_sms, shared_per_block) = ("books".to_owned(), 80, 1, 0);
@@ -23,7 +23,7 @@ impl Books {
     }
 }
 
-impl Gpu for Books {
+impl Gpu for FakeGpu {
     fn properties(&self) -> &GpuProperties {
         &self.properties
     }
@@ -96,13 +96,13 @@ impl Gpu for Books {
     }
 }
 
-fn arena(total_bytes: usize) -> (Arc<Books>, Arc<Arena>) {
-    let books = Books::new(total_bytes);
-    let arena = Arena::new(Arc::clone(&books) as Arc<dyn Gpu>);
-    (books, arena)
+fn arena(total_bytes: usize) -> (Arc<FakeGpu>, Arc<Arena>) {
+    let gpu = FakeGpu::new(total_bytes);
+    let arena = Arena::new(Arc::clone(&gpu) as Arc<dyn Gpu>);
+    (gpu, arena)
 }
 
-fn assert_apart(blocks: &[Block]) {
+fn assert_disjoint(blocks: &[Block]) {
     let mut ranges: Vec<_> = blocks.iter().map(|b| b.ptr..b.ptr + b.bytes as u64).collect();
     ranges.sort_by_key(|range| range.start);
     assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "{ranges:x?}");
@@ -111,51 +111,51 @@ fn assert_apart(blocks: &[Block]) {
 
 #[test]
 fn small_pages_share_few_allocations_with_little_overhead() {
-    let (books, arena) = arena(1 << 30);
+    let (gpu, arena) = arena(1 << 30);
     let pages: Vec<_> = (0..10_000).map(|_| arena.take_zeroed(6400).unwrap()).collect();
-    assert_apart(&pages);
-    assert!(locked(&books.live).len() <= 31);
-    assert!(books.used() <= 10_000 * 6400 * 104 / 100);
+    assert_disjoint(&pages);
+    assert!(locked(&gpu.live).len() <= 31);
+    assert!(gpu.used() <= 10_000 * 6400 * 104 / 100);
     // A slab is zeroed as a whole.
-    assert_eq!(locked(&books.zeroed).len(), locked(&books.live).len());
+    assert_eq!(locked(&gpu.zeroed).len(), locked(&gpu.live).len());
 }
 
 #[test]
 fn blocks_of_any_size_lie_apart_and_a_used_one_is_zeroed_again() {
-    let (books, arena) = arena(1 << 30);
+    let (gpu, arena) = arena(1 << 30);
     let sizes = [0, 1, 127, 128, 129, 4352, 6400, 1 << 20, (1 << 20) + 1, 3 << 20];
     let blocks: Vec<_> = sizes.iter().flat_map(|&n| (0..3).map(move |_| n)).collect();
     let blocks: Vec<_> = blocks.into_iter().map(|n| arena.take(n).unwrap()).collect();
     assert!(blocks.iter().zip(sizes.iter().flat_map(|n| [n; 3])).all(|(block, &n)| block.bytes >= n));
-    assert_apart(&blocks);
+    assert_disjoint(&blocks);
     drop(blocks);
     // All fresh slots of a slab, then a returned one.
     let slots = n_slots(1 << 20) as usize;
     let blocks: Vec<_> = (0..slots).map(|_| arena.take_zeroed(1 << 20).unwrap()).collect();
-    let (ptr, before) = (blocks[0].ptr, locked(&books.zeroed).len());
+    let (ptr, before) = (blocks[0].ptr, locked(&gpu.zeroed).len());
     drop(blocks);
     let again: Vec<_> = (0..slots).map(|_| arena.take_zeroed(1 << 20).unwrap()).collect();
     assert!(again.iter().any(|block| block.ptr == ptr));
-    assert_eq!(locked(&books.zeroed).len(), before + slots);
+    assert_eq!(locked(&gpu.zeroed).len(), before + slots);
 }
 
 #[test]
 fn memory_goes_back_to_the_device() {
-    let (books, arena) = arena(1 << 30);
+    let (gpu, arena) = arena(1 << 30);
     for size in [6400, 17_408, 32_768] {
         let pages: Vec<_> = (0..2000).map(|_| arena.take(size).unwrap()).collect();
-        let most = books.used();
-        assert!(most >= 2000 * size);
+        let peak = gpu.used();
+        assert!(peak >= 2000 * size);
         drop(pages);
     }
     // One slab of each size stays for later allocations.
-    assert!(books.used() <= 3 * SLAB_BYTES, "{}", books.used());
+    assert!(gpu.used() <= 3 * SLAB_BYTES, "{}", gpu.used());
     let scratch = arena.take_scratch(5 << 20).unwrap();
     let ptr = scratch.ptr;
     drop(scratch);
     assert_eq!(arena.take_scratch(6 << 20).unwrap().ptr, ptr, "scratch is cached");
     drop(arena);
-    assert_eq!(books.used(), 0);
+    assert_eq!(gpu.used(), 0);
 }
 
 #[test]

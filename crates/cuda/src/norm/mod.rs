@@ -56,7 +56,7 @@ pub(crate) enum NormKind {
 /// Normalizes `rows` rows of `x` `[rows, cols]` into `y`. The caller has checked the shapes.
 pub(crate) fn norm(
     cx: &Context,
-    way: NormKind,
+    kind: NormKind,
     x: DevicePtr,
     norm: NormParts,
     [rows, cols]: [usize; 2],
@@ -65,7 +65,7 @@ pub(crate) fn norm(
     if rows == 0 || cols == 0 {
         return Ok(());
     }
-    let kernel = match way {
+    let kernel = match kind {
         NormKind::Rms => "rms_norm",
         NormKind::AddRms => "add_normed",
         NormKind::Layer => "layer_norm",

@@ -78,7 +78,7 @@ pub(crate) fn short_conv(
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct RecurParams {
+struct LinearAttentionParams {
     qkv: DevicePtr,
     step: DevicePtr,
     bias: DevicePtr,
@@ -99,7 +99,7 @@ struct RecurParams {
 
 /// Applies linear attention to some tokens, into `y`, from the state at `state`. The caller has
 /// checked the shapes.
-pub(crate) fn recur(
+pub(crate) fn linear_attention(
     cx: &Context,
     heads: &StateHeads,
     rows: TokenSpan,
@@ -112,10 +112,10 @@ pub(crate) fn recur(
     }
     let StateInputs { qkv, step, bias, decay: rate, rule } = inputs;
     let (entry, of_rule, eps) = match rule {
-        StateRule::GatedDeltaNet { write, eps } => ("recur_delta", write, eps),
-        StateRule::Mamba2 { skip } => ("recur_space", skip, 0.0),
+        StateRule::GatedDeltaNet { write, eps } => ("gated_delta_net", write, eps),
+        StateRule::Mamba2 { skip } => ("mamba2", skip, 0.0),
     };
-    let params = RecurParams {
+    let params = LinearAttentionParams {
         qkv,
         step,
         bias,

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_co
     }
 }
 
-struct RecurParams {
+struct LinearAttentionParams {
     const float* qkv;      // [rows, 2 n_k_heads K_DIM + n_v_heads v_dim]
     const float* step;     // [rows, n_v_heads]
     const float* bias;     // [n_v_heads]
@@ -75,17 +75,17 @@ __device__ inline float add_over_column(float value) {
 
 // A block has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
 template <bool IS_DELTA>
-__device__ inline void recur(const RecurParams& p) {
-    __shared__ float meeting[2][K_DIM];  // query and key
+__device__ inline void linear_attention(const LinearAttentionParams& p) {
+    __shared__ float query_key[2][K_DIM];  // query and key
     __shared__ float warps[2][THREADS / 32];
     unsigned per_head = p.v_dim / COLUMNS, head = blockIdx.x / per_head;
-    unsigned column = threadIdx.x / EACH, part = threadIdx.x % EACH;
+    unsigned column = threadIdx.x / EACH, column_lane = threadIdx.x % EACH;
     unsigned k_head = p.is_tiled ? head % p.n_k_heads : head / (p.n_v_heads / p.n_k_heads);
     size_t n_qk = (size_t)2 * p.n_k_heads * K_DIM, n_out = (size_t)p.n_v_heads * p.v_dim;
     float* state = p.state + (size_t)blockIdx.x * K_DIM * COLUMNS + column;
     float s[K_DIM / EACH];
 #pragma unroll
-    for (unsigned m = 0; m < K_DIM / EACH; m++) s[m] = state[(part + EACH * m) * COLUMNS];
+    for (unsigned m = 0; m < K_DIM / EACH; m++) s[m] = state[(column_lane + EACH * m) * COLUMNS];
     for (unsigned row = p.first_row; row < p.first_row + p.rows; row++) {
         const float* qkv = p.qkv + row * (n_qk + n_out);
         const float* of[2] = {qkv + (size_t)k_head * K_DIM, qkv + (size_t)(p.n_k_heads + k_head) * K_DIM};
@@ -95,7 +95,7 @@ __device__ inline void recur(const RecurParams& p) {
         for (unsigned i = threadIdx.x; i < K_DIM; i += THREADS) {
             for (unsigned side = 0; side < 2; side++) {
                 float x = of[side][i];
-                meeting[side][i] = x;
+                query_key[side][i] = x;
                 squares[side] += x * x;
             }
         }
@@ -108,31 +108,31 @@ __device__ inline void recur(const RecurParams& p) {
         }
         float step = p.step[(size_t)row * p.n_v_heads + head] + p.bias[head];
         step = (step > 0.0f ? step : 0.0f) + log1pf(expf(-fabsf(step)));
-        float keep = expf(p.rate[head] * step);
+        float decay = expf(p.rate[head] * step);
         size_t at = (size_t)blockIdx.x * COLUMNS + column;
         float value = qkv[n_qk + at], change = value * step, past = 0.0f;
         if (IS_DELTA) {
             float write = 1.0f / (1.0f + expf(-p.of_rule[(size_t)row * p.n_v_heads + head]));
-            float met = 0.0f;
+            float predicted = 0.0f;
 #pragma unroll
-            for (unsigned m = 0; m < K_DIM / EACH; m++) met += s[m] * (meeting[1][part + EACH * m] * k_factor);
-            change = (value - keep * add_over_column(met)) * write;
+            for (unsigned m = 0; m < K_DIM / EACH; m++) predicted += s[m] * (query_key[1][column_lane + EACH * m] * k_factor);
+            change = (value - decay * add_over_column(predicted)) * write;
         } else {
             past = p.of_rule[head] * value;
         }
         float sum = 0.0f;
 #pragma unroll
         for (unsigned m = 0; m < K_DIM / EACH; m++) {
-            s[m] = keep * s[m] + meeting[1][part + EACH * m] * k_factor * change;
-            sum += s[m] * meeting[0][part + EACH * m];
+            s[m] = decay * s[m] + query_key[1][column_lane + EACH * m] * k_factor * change;
+            sum += s[m] * query_key[0][column_lane + EACH * m];
         }
         sum = add_over_column(sum) * q_factor + past;
-        if (part == 0) p.y[row * n_out + at] = sum;
+        if (column_lane == 0) p.y[row * n_out + at] = sum;
     }
 #pragma unroll
-    for (unsigned m = 0; m < K_DIM / EACH; m++) state[(part + EACH * m) * COLUMNS] = s[m];
+    for (unsigned m = 0; m < K_DIM / EACH; m++) state[(column_lane + EACH * m) * COLUMNS] = s[m];
 }
 
 // The gated delta rule, and state-space models.
-extern "C" __global__ void __launch_bounds__(THREADS) recur_delta(const __grid_constant__ RecurParams p) { recur<true>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) recur_space(const __grid_constant__ RecurParams p) { recur<false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_net(const __grid_constant__ LinearAttentionParams p) { linear_attention<true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) mamba2(const __grid_constant__ LinearAttentionParams p) { linear_attention<false>(p); }

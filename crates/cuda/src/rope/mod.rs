@@ -26,10 +26,10 @@ pub(crate) const ROPE_HEADER: Header = Header { name: "rope.cuh", text: include_
 /// Heads of one block, a warp each.
 pub(crate) const HEADS_PER_BLOCK: u32 = 4;
 
-/// `Turn` of `rope.cuh`; zeroed, it does nothing.
+/// `HeadRope` of `rope.cuh`; zeroed, it does nothing.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct Turn {
+pub(crate) struct HeadRope {
     angles: DevicePtr,
     weight: DevicePtr,
     n_rot: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Turn {
     is_on: u32,
 }
 
-impl Turn {
+impl HeadRope {
     /// RoPE by `angles` `[rows, n_rot / 2, 2]`, after the norm if given.
     pub fn new(norm: Option<NormParts>, params: RopeParams, angles: DevicePtr) -> Self {
         Self {
@@ -62,7 +62,7 @@ impl Turn {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct KernelParams {
-    turn: Turn,
+    head_rope: HeadRope,
     x: DevicePtr,
     n_heads: u32,
     dim: u32,
@@ -77,16 +77,22 @@ pub(crate) fn rope(
     x: DevicePtr,
     rows: usize,
     heads: Heads,
-    turn: Turn,
+    head_rope: HeadRope,
     has_own_weights: bool,
 ) -> Result<(), CudaError> {
     let total = (rows * heads.n) as u32;
-    if total == 0 || !turn.is_on() {
+    if total == 0 || !head_rope.is_on() {
         return Ok(());
     }
     let (n_heads, dim) = (heads.n as u32, heads.dim as u32);
-    let params =
-        KernelParams { turn, x, n_heads, dim, total, weight_step: if has_own_weights { dim } else { 0 } };
+    let params = KernelParams {
+        head_rope,
+        x,
+        n_heads,
+        dim,
+        total,
+        weight_step: if has_own_weights { dim } else { 0 },
+    };
     let launch = Launch::linear(total.div_ceil(HEADS_PER_BLOCK), HEADS_PER_BLOCK * 32);
     cx.launch(cx.kernel(&SOURCE, "rope")?, launch, &params)
 }

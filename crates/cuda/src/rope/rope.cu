@@ -3,7 +3,7 @@
 #include "rope.cuh"
 
 struct RopeParams {
-    Turn turn;
+    HeadRope head_rope;
     float* x;              // [rows, n_heads, dim]
     unsigned n_heads;
     unsigned dim;
@@ -14,7 +14,7 @@ struct RopeParams {
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
     unsigned head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (head >= p.total) return;
-    Turn turn = p.turn;
-    if (turn.weight) turn.weight += (size_t)(head % p.n_heads) * p.weight_step;
-    turn_head(turn, p.x + (size_t)head * p.dim, p.dim, head / p.n_heads, threadIdx.x % 32);
+    HeadRope head_rope = p.head_rope;
+    if (head_rope.weight) head_rope.weight += (size_t)(head % p.n_heads) * p.weight_step;
+    rope_head(head_rope, p.x + (size_t)head * p.dim, p.dim, head / p.n_heads, threadIdx.x % 32);
 }

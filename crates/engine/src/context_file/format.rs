@@ -221,7 +221,7 @@ impl<R: Read + Seek> Reader<R> {
 /// Allocates a buffer of `n` bytes, if the machine has that much memory.
 fn allocate(n: u64) -> io::Result<Vec<u8>> {
     let n = usize::try_from(n).unwrap_or(usize::MAX);
-    if limits::machine_bytes().is_some_and(|there_are| n > there_are) {
+    if limits::machine_bytes().is_some_and(|available| n > available) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
     let mut bytes = Vec::new();

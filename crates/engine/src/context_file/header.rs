@@ -112,21 +112,21 @@ impl Header {
         n_ctx: usize,
         path: &Path,
     ) -> Result<(), ContextFileError> {
-        let turns_long = config.uses_long_rope(n_ctx);
-        if turns_long == self.turns_long {
+        let uses_long_rope = config.uses_long_rope(n_ctx);
+        if uses_long_rope == self.turns_long {
             return Ok(());
         }
         let n = config.n_ctx_short().unwrap_or(0);
         let of = |is_long: bool| {
             format!("those of a context of {} {n} tokens", if is_long { "more than" } else { "up to" })
         };
-        Err(mismatch(path, "rope.frequencies", of(turns_long), &of(self.turns_long)))
+        Err(mismatch(path, "rope.frequencies", of(uses_long_rope), &of(self.turns_long)))
     }
 
     /// Returns the default context length for the file.
     pub(super) fn default_n_ctx(&self, config: &Config) -> usize {
-        let most = if self.turns_long { None } else { config.n_ctx_short() };
-        most.map_or(config.n_ctx_train, |most| most.min(config.n_ctx_train))
+        let max = if self.turns_long { None } else { config.n_ctx_short() };
+        max.map_or(config.n_ctx_train, |max| max.min(config.n_ctx_train))
     }
 
     /// Checks that the file's cache has the plan `plan`.

@@ -178,7 +178,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
         assert!(error.contains(name) && error.contains("the file has else"), "{error}");
         std::fs::remove_file(&forged).unwrap();
     }
-    for (opts, says) in [
+    for (opts, want) in [
         (
             options("turbo4", "turbo3", "none", true),
             "type of K, layer 0, head 0: expected turbo4, the file has turbo3",
@@ -190,7 +190,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
         let mut session = model.session(opts).unwrap();
         session.feed(&[1, 2], &mut |_| true).unwrap();
         let error = session.load_prefix(&path, &tokens(20)).unwrap_err().to_string();
-        assert!(error.contains(says), "{error}");
+        assert!(error.contains(want), "{error}");
         assert_eq!(session.tokens(), [1, 2], "a refused file changes nothing");
     }
     std::fs::remove_file(&path).unwrap();
@@ -209,7 +209,7 @@ fn every_changed_or_missing_byte_is_noticed() {
     };
     // Every byte of the front, and a sample of the rest. Padding between sections belongs to no
     // checksum.
-    let mut silent = 0;
+    let mut n_unnoticed = 0;
     for at in (0..2000).chain((2000..whole.len()).step_by(97)) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x20;
@@ -218,12 +218,12 @@ fn every_changed_or_missing_byte_is_noticed() {
             Err(error) => panic!("byte {at}: {error}"),
             Ok(loaded) => {
                 assert_eq!(images(&loaded), images(&session), "byte {at} changed the cache unnoticed");
-                silent += 1;
+                n_unnoticed += 1;
             }
         }
     }
     // The prelude's unused 28 bytes, and padding.
-    assert!(silent <= 28 + 64 * 12, "{silent} changes went unnoticed");
+    assert!(n_unnoticed <= 28 + 64 * 12, "{n_unnoticed} changes went unnoticed");
     for len in [0, 7, 11, 63, 64, 500, whole.len() / 2, whole.len() - 1] {
         assert!(matches!(load(&whole[..len]), Err(Error::ContextFile(_))), "cut to {len}");
     }

@@ -289,7 +289,7 @@ impl Layers {
     fn contains(self, i: usize, n: usize) -> bool {
         match self {
             Self::All => true,
-            Self::First(most) => i < most,
+            Self::First(count) => i < count,
             Self::Part(parts) => i < n / parts,
             Self::Half => i < n / 8 || i >= n - n.div_ceil(8) || (i - n / 8) % 3 == 2,
         }
@@ -518,8 +518,8 @@ mod tests {
             assert_eq!(name.parse::<Recipe>().unwrap().to_string(), name);
         }
         for name in ["q4_K_XL", "turbo3", "COPY", ""] {
-            let told = name.parse::<Recipe>().unwrap_err().to_string();
-            assert!(told.starts_with("not a weight type; known: f32 f16 bf16 q8_0 "), "{told}");
+            let error = name.parse::<Recipe>().unwrap_err().to_string();
+            assert!(error.starts_with("not a weight type; known: f32 f16 bf16 q8_0 "), "{error}");
         }
     }
 

@@ -71,7 +71,7 @@ fn load_with<B: Backend>(
     check_weights(&*device, part, config.layers.len(), gguf)?;
     let weights = Weights::load(gguf, &config, part, &*device, progress)?;
     // Speculative decoding needs batch invariance.
-    let mtp = match device.info().rows_are_independent {
+    let mtp = match device.info().is_batch_invariant {
         true => weights.load_mtp(gguf, &config, &*device)?,
         false => None,
     };
@@ -108,10 +108,10 @@ fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
     Ok(device.free_bytes()?.map(|free| free.saturating_sub(RESERVED_BYTES)))
 }
 
-/// Returns the largest number up to `most` for which `holds` is true, by binary search; `holds` is
+/// Returns the largest number up to `max` for which `holds` is true, by binary search; `holds` is
 /// true up to some number and false beyond it.
-fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, most);
+fn largest(max: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, max);
     while low < high {
         let middle = high - (high - low) / 2;
         if holds(middle) { low = middle } else { high = middle - 1 }
@@ -167,24 +167,24 @@ impl<B: Backend> DeviceModel<B> {
     /// Returns the context length that fits memory: the device's, or the machine's, which is
     /// allocated as tokens arrive.
     fn fit(&self, plan: &mut Plan, room: ContextSize) -> Result<usize, Error> {
-        let (ContextSize::Exactly(wanted) | ContextSize::UpTo(wanted)) = room;
+        let (ContextSize::Exactly(requested) | ContextSize::UpTo(requested)) = room;
         let free = usable_bytes(&*self.device)?.or_else(limits::machine_bytes);
         let usable = [free, self.device.max_page_bytes()].into_iter().flatten().min();
         let usable = usable.unwrap_or(isize::MAX as usize);
         let n_bytes = self.sizes(plan);
-        let needed = n_bytes(wanted);
+        let needed = n_bytes(requested);
         if needed <= usable {
-            return Ok(wanted);
+            return Ok(requested);
         }
-        let fitting = largest(wanted, |tokens| n_bytes(tokens) <= usable);
+        let fitting = largest(requested, |tokens| n_bytes(tokens) <= usable);
         match room {
             ContextSize::UpTo(_) if fitting > 0 => {
-                plan.notes.push(format!("context of {fitting} tokens: {wanted} do not fit"));
+                plan.notes.push(format!("context of {fitting} tokens: {requested} do not fit"));
                 Ok(fitting)
             }
             _ => {
                 let device = self.device.info().name;
-                Err(Error::CacheMemory { device, tokens: wanted, needed, usable, fitting })
+                Err(Error::CacheMemory { device, tokens: requested, needed, usable, fitting })
             }
         }
     }
@@ -223,14 +223,19 @@ impl<B: Backend> State<B> {
     /// Returns the index of a free logits buffer for `rows` rows: the smallest that fits, or a new
     /// one.
     fn free_logits(&mut self, device: &Arc<B>, rows: usize, n_vocab: usize) -> Result<usize, Error> {
-        let fits = |lent: &mut Arc<LogitsBuffer<B>>| Arc::get_mut(lent).is_some_and(|lent| lent.rows >= rows);
-        let fitting =
-            self.logits.iter_mut().enumerate().filter_map(|(i, lent)| fits(lent).then_some((lent.rows, i)));
+        let fits = |logits: &mut Arc<LogitsBuffer<B>>| {
+            Arc::get_mut(logits).is_some_and(|logits| logits.rows >= rows)
+        };
+        let fitting = self
+            .logits
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(i, logits)| fits(logits).then_some((logits.rows, i)));
         if let Some((_, index)) = fitting.min() {
             return Ok(index);
         }
         // Frees smaller unused buffers before allocating a larger one.
-        self.logits.retain_mut(|lent| Arc::get_mut(lent).is_none());
+        self.logits.retain_mut(|logits| Arc::get_mut(logits).is_none());
         let buffer = device.buffer(rows * n_vocab)?;
         self.logits.push(Arc::new(LogitsBuffer { device: Arc::clone(device), buffer, rows, n_vocab }));
         Ok(self.logits.len() - 1)
@@ -294,16 +299,16 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
             Some(_) => batch.iter().map(|row| state.caches[&row.id].len()).collect(),
             None => Vec::new(),
         };
-        let wanted: usize = batch.iter().map(|row| row.logits_for.count(row.n)).sum();
-        assert!(wanted == 0 || left.is_none(), "a step gives logits or what its rows have left");
-        let lent = match wanted {
+        let n_logits: usize = batch.iter().map(|row| row.logits_for.count(row.n)).sum();
+        assert!(n_logits == 0 || left.is_none(), "a step gives logits or what its rows have left");
+        let index = match n_logits {
             0 => None,
-            _ => Some(state.free_logits(&self.device, wanted, decoder.n_vocab())?),
+            _ => Some(state.free_logits(&self.device, n_logits, decoder.n_vocab())?),
         };
-        let mut logits = lent.map(|index| state.logits.swap_remove(index));
+        let mut logits = index.map(|index| state.logits.swap_remove(index));
         let mut result = Ok(());
         state.parts(batch, |parts, act| {
-            let logits = logits.as_mut().and_then(Arc::get_mut).map(|lent| &mut lent.buffer);
+            let logits = logits.as_mut().and_then(Arc::get_mut).map(|logits| &mut logits.buffer);
             result = decoder
                 .step(
                     device,
@@ -311,7 +316,7 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
                     parts,
                     act,
                     entry,
-                    Outputs { logits, queries: queries.map(|tell| tell as _) },
+                    Outputs { logits, queries: queries.map(|on_queries| on_queries as _) },
                 )
                 .map_err(|error| roll_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
         });
@@ -457,8 +462,8 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         self.with(id, |cache| cache.max_rows())
     }
 
-    fn reserve_draft(&self, id: SequenceId, known: usize, most: usize) -> usize {
-        self.with(id, |cache| cache.reserve_draft(&*self.device, &self.pool, known, most))
+    fn reserve_draft(&self, id: SequenceId, known: usize, max: usize) -> usize {
+        self.with(id, |cache| cache.reserve_draft(&*self.device, &self.pool, known, max))
     }
 
     fn release_scratch(&self, id: SequenceId) {
@@ -487,9 +492,9 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         self.follow(|mtp| mtp.register_prefix(&self.pool, id, tokens));
     }
 
-    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
-        let most = tokens.len().min(most.saturating_add(1));
-        let n = self.with(id, |cache| cache.attach_prefix(&self.pool, &tokens[..most]));
+    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], max: usize) -> usize {
+        let max = tokens.len().min(max.saturating_add(1));
+        let n = self.with(id, |cache| cache.attach_prefix(&self.pool, &tokens[..max]));
         self.follow(|mtp| mtp.attach_prefix(&self.pool, id, &tokens[..n]));
         n
     }
@@ -536,9 +541,8 @@ mod tests {
 
     #[test]
     fn the_largest_number_that_holds_is_found() {
-        for (most, limit) in [(0, 5), (1, 0), (1, 1), (100, 0), (100, 37), (100, 99), (100, 100), (100, 500)]
-        {
-            assert_eq!(largest(most, |n| n <= limit), most.min(limit));
+        for (max, limit) in [(0, 5), (1, 0), (1, 1), (100, 0), (100, 37), (100, 99), (100, 100), (100, 500)] {
+            assert_eq!(largest(max, |n| n <= limit), max.min(limit));
         }
     }
 }

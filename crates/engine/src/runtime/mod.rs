@@ -147,7 +147,7 @@ pub(crate) trait KvCaches {
     /// See [`Cache::max_step_rows`](kvant_kv::Cache::max_step_rows).
     fn max_rows(&self, id: SequenceId) -> usize;
     /// See [`Cache::reserve_draft`](kvant_kv::Cache::reserve_draft).
-    fn reserve_draft(&self, id: SequenceId, known: usize, most: usize) -> usize;
+    fn reserve_draft(&self, id: SequenceId, known: usize, max: usize) -> usize;
     /// See [`Cache::rest`](kvant_kv::Cache::rest).
     fn release_scratch(&self, id: SequenceId);
     /// See [`Cache::cut`](kvant_kv::Cache::cut).
@@ -158,8 +158,8 @@ pub(crate) trait KvCaches {
     fn set_prefix_root(&self, id: SequenceId, root: BlockKey);
     /// See [`Cache::publish`](kvant_kv::Cache::publish).
     fn register_prefix(&self, id: SequenceId, tokens: &[u32]);
-    /// See [`Cache::attach`](kvant_kv::Cache::attach); attaches at most the first `most` tokens.
-    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize;
+    /// See [`Cache::attach`](kvant_kv::Cache::attach); attaches at most the first `max` tokens.
+    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], max: usize) -> usize;
     /// Returns the decoded keys or values of one head, `[tokens, head_dim]`.
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
     /// Returns the bytes of each page image of [`KvCaches::images`].

@@ -316,8 +316,8 @@ impl<B: Backend> Layer<B> {
     ) -> Result<(), Error> {
         let n_embd = self.n_embd();
         let MtpSequence { cache, pending: waiting, streams } = followed;
-        let n_most = cache.reserve_draft(device, pool, waiting.len(), MAX_DRAFT_TOKENS);
-        if n_most == 0 {
+        let capacity = cache.reserve_draft(device, pool, waiting.len(), MAX_DRAFT_TOKENS);
+        if capacity == 0 {
             return Ok(());
         }
         let n_waiting = waiting.len();
@@ -330,7 +330,7 @@ impl<B: Backend> Layer<B> {
         let mut stream = vec![0.0; n_embd];
         for n_predicted in 1.. {
             let (token, lead) = self.likeliest(device)?;
-            if !on_prediction(token, lead) || n_predicted == n_most {
+            if !on_prediction(token, lead) || n_predicted == capacity {
                 break;
             }
             self.decoder.final_hidden(device, &mut self.act, rows, &mut stream)?;

@@ -37,9 +37,9 @@ impl LayerPipeline {
         })
     }
 
-    /// Returns the sum of `ask` over the parts.
-    fn sum(&self, ask: impl Fn(&dyn LoadedModel) -> usize) -> usize {
-        self.parts.iter().map(|part| ask(&**part)).sum()
+    /// Returns the sum of `value` over the parts.
+    fn sum(&self, value: impl Fn(&dyn LoadedModel) -> usize) -> usize {
+        self.parts.iter().map(|part| value(&**part)).sum()
     }
 
     /// Returns the plan of the layers of a part that begins with layer `first`.
@@ -56,18 +56,19 @@ impl LayerPipeline {
         mut queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let mut residual = self.boundary.lock().unwrap_or_else(PoisonError::into_inner);
-        let silent: Vec<_> =
+        let without_logits: Vec<_> =
             batch.iter().map(|row| BatchEntry { logits_for: LogitsFor::None, ..row.clone() }).collect();
-        let (mut handed, mut logits) = (Vec::new(), None);
+        let (mut previous, mut logits) = (Vec::new(), None);
         for (index, (first, part)) in self.parts().enumerate() {
             let is_last = index + 1 == self.parts.len();
-            let entry = if index == 0 { entry } else { Entry::Residual(&handed) };
+            let entry = if index == 0 { entry } else { Entry::Residual(&previous) };
             let (batch, left) =
-                if is_last { (batch, left.take()) } else { (&silent[..], Some(&mut *residual)) };
+                if is_last { (batch, left.take()) } else { (&without_logits[..], Some(&mut *residual)) };
             // A part numbers its own layers from 0.
-            let mut tell = queries.as_mut().map(|tell| |layer: usize, q: &[f32]| tell(first + layer, q));
-            logits = part.step(batch, entry, left, tell.as_mut().map(|tell| tell as _))?;
-            handed.clone_from(&residual);
+            let mut on_queries =
+                queries.as_mut().map(|on_queries| |layer: usize, q: &[f32]| on_queries(first + layer, q));
+            logits = part.step(batch, entry, left, on_queries.as_mut().map(|on_queries| on_queries as _))?;
+            previous.clone_from(&residual);
         }
         Ok(logits)
     }
@@ -82,15 +83,9 @@ impl LoadedModel for LayerPipeline {
         let kernels = infos.iter().map(|info| info.kernels.clone());
         let joined = |parts: Vec<String>| parts.join(" + ");
         let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
-        let rows_are_independent = infos.iter().all(|info| info.rows_are_independent);
-        let looks_for_broken_rows = infos.iter().all(|info| info.checks_finite_rows);
-        DeviceInfo {
-            name,
-            kernels,
-            rows_are_independent,
-            checks_finite_rows: looks_for_broken_rows,
-            ..infos[0].clone()
-        }
+        let is_batch_invariant = infos.iter().all(|info| info.is_batch_invariant);
+        let checks_finite_rows = infos.iter().all(|info| info.checks_finite_rows);
+        DeviceInfo { name, kernels, is_batch_invariant, checks_finite_rows, ..infos[0].clone() }
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
@@ -133,10 +128,10 @@ impl LoadedModel for LayerPipeline {
         if result.is_err() {
             // Completed parts roll back, so that all parts hold the same tokens again.
             for row in batch {
-                while let Some(least) = self.shortest_if_unequal(row.id) {
+                while let Some(shortest) = self.shortest_if_unequal(row.id) {
                     self.parts
                         .iter()
-                        .for_each(|part| _ = part.truncate(row.id, least.min(part.state(row.id).len)));
+                        .for_each(|part| _ = part.truncate(row.id, shortest.min(part.state(row.id).len)));
                 }
             }
         }
@@ -170,23 +165,23 @@ impl LayerPipeline {
     /// Returns the minimum of the tokens that parts hold of a sequence, if the numbers differ.
     fn shortest_if_unequal(&self, id: SequenceId) -> Option<usize> {
         let lens = || self.parts.iter().map(|part| part.state(id).len);
-        let least = lens().min()?;
-        lens().any(|len| len != least).then_some(least)
+        let shortest = lens().min()?;
+        lens().any(|len| len != shortest).then_some(shortest)
     }
 }
 
 impl KvCaches for LayerPipeline {
     fn start(&self, id: SequenceId, mut plan: Plan, room: ContextSize) -> Result<(usize, Plan), Error> {
-        let mut least = usize::MAX;
+        let mut min_n_ctx = usize::MAX;
         for (first, part) in self.parts() {
             // A part may have shortened the context, with a note.
             let started = part.start(id, Self::own(&plan, first, part), room);
             let (n_ctx, own) = started.inspect_err(|_| self.release(id))?;
-            least = least.min(n_ctx);
+            min_n_ctx = min_n_ctx.min(n_ctx);
             plan.notes.extend(own.notes);
         }
-        self.set_n_ctx(id, least);
-        Ok((least, plan))
+        self.set_n_ctx(id, min_n_ctx);
+        Ok((min_n_ctx, plan))
     }
 
     fn restore(
@@ -232,8 +227,8 @@ impl KvCaches for LayerPipeline {
         self.parts.iter().map(|part| part.max_rows(id)).min().unwrap_or(usize::MAX)
     }
 
-    fn reserve_draft(&self, id: SequenceId, known: usize, most: usize) -> usize {
-        self.parts.iter().fold(most, |most, part| part.reserve_draft(id, known, most))
+    fn reserve_draft(&self, id: SequenceId, known: usize, max: usize) -> usize {
+        self.parts.iter().fold(max, |max, part| part.reserve_draft(id, known, max))
     }
 
     fn release_scratch(&self, id: SequenceId) {
@@ -264,17 +259,17 @@ impl KvCaches for LayerPipeline {
         self.parts.iter().for_each(|part| part.register_prefix(id, tokens));
     }
 
-    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
-        let mut most = most;
+    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], max: usize) -> usize {
+        let mut max = max;
         // All parts attach the prefix that each of them has.
         loop {
             let attached =
-                self.parts.iter().map(|part| part.attach_prefix(id, tokens, most)).min().unwrap_or(0);
+                self.parts.iter().map(|part| part.attach_prefix(id, tokens, max)).min().unwrap_or(0);
             if self.shortest_if_unequal(id).is_none() {
                 return attached;
             }
             self.parts.iter().for_each(|part| _ = part.truncate(id, 0));
-            most = attached;
+            max = attached;
         }
     }
 
@@ -341,13 +336,14 @@ mod tests {
         Arc::new(LayerPipeline::new(parts.iter().map(part).collect()))
     }
 
-    fn start(relay: &Arc<LayerPipeline>) -> Sequence {
-        start_with(relay, &Policies::default())
+    fn start(pipeline: &Arc<LayerPipeline>) -> Sequence {
+        start_with(pipeline, &Policies::default())
     }
 
-    fn start_with(relay: &Arc<LayerPipeline>, policies: &Policies) -> Sequence {
-        let plan = Plan::new(&relay.kv_shape(), DType::Turbo3, DType::Q8_0, policies).unwrap();
-        Sequence::start(Arc::clone(relay) as Arc<dyn LoadedModel>, plan, ContextSize::Exactly(700)).unwrap()
+    fn start_with(pipeline: &Arc<LayerPipeline>, policies: &Policies) -> Sequence {
+        let plan = Plan::new(&pipeline.kv_shape(), DType::Turbo3, DType::Q8_0, policies).unwrap();
+        Sequence::start(Arc::clone(pipeline) as Arc<dyn LoadedModel>, plan, ContextSize::Exactly(700))
+            .unwrap()
     }
 
     fn logits(sequence: &Sequence, tokens: &[u32]) -> Vec<u32> {
@@ -389,14 +385,18 @@ mod tests {
         let [whole, halves] =
             [cut(&gguf, &[adapted(LayerRange::whole(2))]), cut(&gguf, &LayerRange::split(2, 1).map(adapted))];
         let text: Vec<u32> = (0..40).map(|i| i * 29 % 64).collect();
-        let said = [None, Some(0.0), Some(0.5)].map(|strength| {
-            let start = |relay| start(relay).with_strengths(strength.map(|strength| [strength].into()));
-            let said = logits(&start(&whole), &text);
-            assert_eq!(logits(&start(&halves), &text), said, "{strength:?}");
-            said
+        let by_strength = [None, Some(0.0), Some(0.5)].map(|strength| {
+            let start = |pipeline| start(pipeline).with_strengths(strength.map(|strength| [strength].into()));
+            let whole_logits = logits(&start(&whole), &text);
+            assert_eq!(logits(&start(&halves), &text), whole_logits, "{strength:?}");
+            whole_logits
         });
-        assert!(said[0] != said[1] && said[1] != said[2] && said[0] != said[2]);
-        assert_eq!(said[1], logits(&start(&cut(&gguf, &[LayerRange::whole(2)])), &text));
+        assert!(
+            by_strength[0] != by_strength[1]
+                && by_strength[1] != by_strength[2]
+                && by_strength[0] != by_strength[2]
+        );
+        assert_eq!(by_strength[1], logits(&start(&cut(&gguf, &[LayerRange::whole(2)])), &text));
     }
 
     /// DeepStack adds image features behind the first two layers, so both must be in the first
@@ -411,9 +411,9 @@ mod tests {
             Random::new(seed).fill_gaussian(&mut rows, 0.5);
             rows
         };
-        let shown = |relay: &Arc<LayerPipeline>| {
+        let shown = |pipeline: &Arc<LayerPipeline>| {
             let given = EmbeddingInput { rows: (0..3).map(rows).collect(), columns: Some(3) };
-            let shown = relay.soft_tokens().add(given, None).unwrap();
+            let shown = pipeline.soft_tokens().add(given, None).unwrap();
             let text: Vec<u32> = (1..9).chain(shown.tokens()).chain(30..40).collect();
             (shown, text)
         };
@@ -442,22 +442,23 @@ mod tests {
         let after_token = logits(&expected, &text[50..51]);
         let leaves = left(&expected.fork(), &text[51..]);
         for n in 1..n_layers {
-            let relay = cut(&gguf, &LayerRange::split(n_layers, n));
-            let sequence = start(&relay);
+            let pipeline = cut(&gguf, &LayerRange::split(n_layers, n));
+            let sequence = start(&pipeline);
             assert_eq!(logits(&sequence, &text[..50]), after_prompt, "cut before layer {n}");
             let fork = sequence.fork();
             assert_eq!(logits(&sequence, &text[50..51]), after_token);
             // A token outside the vocabulary leaves nothing in the caches.
             let bad = [sequence.step_row(1, LogitsFor::Last)];
-            assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None, None).is_err());
+            assert!(pipeline.step(&bad, Entry::Tokens(&[u32::MAX]), None, None).is_err());
             assert_eq!(sequence.len(), 51);
             assert_eq!(logits(&fork, &text[50..51]), after_token, "a fork");
             assert_eq!(left(&fork.fork(), &text[51..]), leaves);
-            assert_eq!(relay.n_bytes(fork.id()), whole.n_bytes(expected.id()));
+            assert_eq!(pipeline.n_bytes(fork.id()), whole.n_bytes(expected.id()));
             for layer in [0, n_layers - 1] {
-                let rows =
-                    |relay: &LayerPipeline, of: &Sequence| relay.rows(of.id(), layer, 0, Side::K).unwrap();
-                assert_eq!(rows(&relay, &fork), rows(&whole, &expected));
+                let rows = |pipeline: &LayerPipeline, of: &Sequence| {
+                    pipeline.rows(of.id(), layer, 0, Side::K).unwrap()
+                };
+                assert_eq!(rows(&pipeline, &fork), rows(&whole, &expected));
             }
         }
     }
@@ -466,14 +467,14 @@ mod tests {
     fn sequences_of_a_split_model_batch_and_share_prefixes() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
-        let relay = cut(&gguf, &LayerRange::split(n_layers, 2));
+        let pipeline = cut(&gguf, &LayerRange::split(n_layers, 2));
         let text = text(600);
-        let [a, b, alone] = [(); 3].map(|()| start(&relay));
+        let [a, b, alone] = [(); 3].map(|()| start(&pipeline));
         logits(&a, &text[..500]);
         let batch = [a.step_row(50, LogitsFor::None), b.step_row(7, LogitsFor::Last)];
         let entered = [&text[500..550], &text[..7]].concat();
-        let together = relay.step(&batch, Entry::Tokens(&entered), None, None).unwrap().unwrap();
-        let mut got = vec![f32::NAN; relay.n_vocab()];
+        let together = pipeline.step(&batch, Entry::Tokens(&entered), None, None).unwrap().unwrap();
+        let mut got = vec![f32::NAN; pipeline.n_vocab()];
         together.read(0, &mut got).unwrap();
         let want = logits(&alone, &text[..7]);
         assert!(got.iter().map(|logit| logit.to_bits()).eq(want));
@@ -481,10 +482,10 @@ mod tests {
         let root = BlockKey::root(&[b"test"]);
         a.loaded().set_prefix_root(a.id(), root);
         a.loaded().register_prefix(a.id(), &text[..550]);
-        let c = start(&relay);
+        let c = start(&pipeline);
         c.loaded().set_prefix_root(c.id(), root);
         assert_eq!(c.loaded().attach_prefix(c.id(), &text, usize::MAX - 1), 512);
-        assert_eq!(relay.truncate(a.id(), 512), 512);
+        assert_eq!(pipeline.truncate(a.id(), 512), 512);
         assert_eq!(logits(&c, &text[512..540]), logits(&a, &text[512..540]));
     }
 

@@ -83,11 +83,13 @@ fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot
     for (index, (feed, read)) in feeds.iter().zip(read).enumerate() {
         let left = unread((feed, read));
         if left > 0 && feed.pooled.is_some() == pools {
-            let n_owed = feed.session.uncommitted_with(1)?.len();
-            let n = left.min(room.saturating_sub(n_owed)).min(feed.session.sequence.max_step_rows() - n_owed);
+            let n_uncommitted = feed.session.uncommitted_with(1)?.len();
+            let n = left
+                .min(room.saturating_sub(n_uncommitted))
+                .min(feed.session.sequence.max_step_rows() - n_uncommitted);
             if n > 0 {
-                room -= n_owed + n;
-                batch.push(Slot { index, n_uncommitted: n_owed, n, n_draft_tokens: 0 });
+                room -= n_uncommitted + n;
+                batch.push(Slot { index, n_uncommitted, n, n_draft_tokens: 0 });
             }
         }
     }
@@ -105,11 +107,11 @@ fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot
 fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [usize]) -> Result<(), Error> {
     let (mut rows, mut entering) = (Vec::new(), Vec::new());
     let pools = batch.iter().all(|share| feeds[share.index].pooled.is_some());
-    for &Slot { index, n_uncommitted: n_owed, n, n_draft_tokens } in batch {
+    for &Slot { index, n_uncommitted, n, n_draft_tokens } in batch {
         let BatchItem { session, tokens, draft_tokens, .. } = &mut feeds[index];
         session.logits_loan = None;
         let is_all = read[index] + n == tokens.len();
-        let want = if is_all && !pools { LogitsFor::From(n_owed + n - 1) } else { LogitsFor::None };
+        let want = if is_all && !pools { LogitsFor::From(n_uncommitted + n - 1) } else { LogitsFor::None };
         let first = entering.len();
         entering.extend_from_slice(session.uncommitted());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
@@ -121,11 +123,11 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
     let result = model.loaded().step(&rows, Entry::Tokens(&entering), pools.then_some(&mut left), None);
     let mut states = left.chunks_exact(model.config().n_embd.max(1));
     let (mut next_row, is_alone) = (0, feeds.len() == 1);
-    for (&Slot { index, n_uncommitted: n_owed, n, n_draft_tokens }, row) in batch.iter().zip(&rows) {
+    for (&Slot { index, n_uncommitted, n, n_draft_tokens }, row) in batch.iter().zip(&rows) {
         let BatchItem { session, tokens, draft_tokens, pooled } = &mut feeds[index];
         if let Ok(logits) = &result {
             if let Some(pooled) = pooled {
-                let own = states.by_ref().take(row.n).skip(n_owed);
+                let own = states.by_ref().take(row.n).skip(n_uncommitted);
                 pooled.add_states(session.tokens.len(), own);
             }
             session.draft_tokens.clear();

@@ -16,10 +16,10 @@ impl Session {
 
     /// Prefills the missing tokens of `text`, at most one step of them: this bounds the delay.
     pub(super) fn catch_up(&mut self, text: &[u32]) -> Result<(), Error> {
-        let lacking = self.missing_tokens(text);
-        match lacking.len().min(MAX_ROWS) {
+        let missing = self.missing_tokens(text);
+        match missing.len().min(MAX_ROWS) {
             0 => Ok(()),
-            n => self.enqueue(&lacking[..n], &mut |_| true),
+            n => self.enqueue(&missing[..n], &mut |_| true),
         }
     }
 
@@ -33,17 +33,17 @@ impl Session {
         next: u32,
         on_prediction: OnDraft<'_>,
     ) -> Result<(), Error> {
-        let lacking = self.missing_tokens(text);
-        if lacking.len() >= MAX_ROWS {
+        let missing = self.missing_tokens(text);
+        if missing.len() >= MAX_ROWS {
             return self.catch_up(text);
         }
-        self.enqueue(&[lacking, &[next]].concat(), &mut |_| true)?;
-        let most = self.sequence.loaded().reserve_draft(self.sequence.id(), 0, MAX_DRAFT_TOKENS);
+        self.enqueue(&[missing, &[next]].concat(), &mut |_| true)?;
+        let capacity = self.sequence.loaded().reserve_draft(self.sequence.id(), 0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
             let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
             logits.top_k(*row, 2, &mut self.candidates)?;
             let (token, lead) = top_with_margin(&self.candidates);
-            if !on_prediction(token, lead) || n_read == most {
+            if !on_prediction(token, lead) || n_read == capacity {
                 break;
             }
             self.run(&[token], LogitsFor::Last, None)?;
@@ -94,20 +94,20 @@ mod tests {
 
     /// Samples a text that mostly follows the draft model of `model`; returns it with the model's
     /// greedy prediction behind each token.
-    fn text_and_said(model: &Model, n: usize, random: &mut Random) -> (Vec<u32>, Vec<u32>) {
+    fn text_and_predictions(model: &Model, n: usize, random: &mut Random) -> (Vec<u32>, Vec<u32>) {
         let mut session = Session::drafter_of(model).unwrap().unwrap();
-        let (mut text, mut said) = (vec![5], Vec::new());
+        let (mut text, mut predictions) = (vec![5], Vec::new());
         while text.len() < n {
             session.feed(&text[text.len() - 1..], &mut |_| true).unwrap();
             let logits = session.logits().unwrap();
             let likeliest =
                 (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap();
-            said.push(likeliest as u32);
+            predictions.push(likeliest as u32);
             text.push(
                 if random.bits().is_multiple_of(8) { random.bits() % 64 } else { likeliest as u64 } as u32
             );
         }
-        (text, said)
+        (text, predictions)
     }
 
     /// Predictions at any position of a text, after accepted and rejected drafts, forward and
@@ -117,27 +117,30 @@ mod tests {
         let names = ["bundled", "llama-h64-g1-yarn", "lfm2-h64-g2-conv3", "qwen35-h64-g2-delta"];
         for (seed, name) in names.into_iter().enumerate() {
             let model = drafted(name);
-            let most = if model.device().kernels.contains("scalar") { 250 } else { N_TEXT };
-            let n_text = model.config().n_ctx_train.min(most);
+            let max = if model.device().kernels.contains("scalar") { 250 } else { N_TEXT };
+            let n_text = model.config().n_ctx_train.min(max);
             let mut random = Random::new(seed as u64);
-            let (text, by_itself) = text_and_said(&model, n_text, &mut random);
+            let (text, by_itself) = text_and_predictions(&model, n_text, &mut random);
             let mut drafter = Session::drafter_of(&model).unwrap().unwrap();
             let mut below = |n: usize| (random.bits() % n as u64) as usize;
             let (mut at, mut n_several) = (5, 0);
             while at + MAX_DRAFT_TOKENS + 1 < n_text {
-                let wanted = 1 + below(MAX_DRAFT_TOKENS);
-                let mut said = Vec::new();
-                let mut listen = |token, lead| {
+                let n_requested = 1 + below(MAX_DRAFT_TOKENS);
+                let mut predictions = Vec::new();
+                let mut on_prediction = |token, lead| {
                     assert!(lead >= 0.0, "{lead}");
-                    said.push(token);
-                    said.len() < wanted
+                    predictions.push(token);
+                    predictions.len() < n_requested
                 };
-                drafter.draft_behind(&text[..at], text[at], &mut listen).unwrap();
+                drafter.draft_behind(&text[..at], text[at], &mut on_prediction).unwrap();
                 // Behind a rejected token, predictions differ.
-                let n_true =
-                    said.iter().zip(&text[at + 1..]).take_while(|(said, comes)| said == comes).count();
-                let n_known = said.len().min(n_true + 1);
-                assert_eq!(said[..n_known], by_itself[at..][..n_known], "{name} at {at}");
+                let n_true = predictions
+                    .iter()
+                    .zip(&text[at + 1..])
+                    .take_while(|(predicted, next)| predicted == next)
+                    .count();
+                let n_known = predictions.len().min(n_true + 1);
+                assert_eq!(predictions[..n_known], by_itself[at..][..n_known], "{name} at {at}");
                 n_several += usize::from(n_known > 1);
                 at = match below(16) {
                     0 => at - below(at.min(70) - 4),
@@ -184,7 +187,7 @@ mod tests {
         let model = drafted("bundled");
         let text: Vec<u32> = (0..2 * MAX_ROWS as u32 + 40).map(|i| i * 37 % 500).collect();
         let n_drafted = |session: &Session| session.drafter.as_ref().unwrap().tokens.len();
-        let n_told = |session: &mut Session| {
+        let n_predicted = |session: &mut Session| {
             let mut n = 0;
             session.predict(9, &mut |_, _| {
                 n += 1;
@@ -194,13 +197,13 @@ mod tests {
         };
         let [mut alone, mut a, mut b] = [0; 3].map(|_| model.session(SessionOptions::default()).unwrap());
         alone.feed(&text, &mut |_| true).unwrap();
-        assert_eq!((n_drafted(&alone), n_told(&mut alone)), (text.len(), 1));
+        assert_eq!((n_drafted(&alone), n_predicted(&mut alone)), (text.len(), 1));
         // A text that other sessions do not hold, so that no prefix can be attached.
         let others: Vec<u32> = text.iter().map(|token| token + 1).collect();
         Session::step_batch(&mut [BatchItem::new(&mut a, &others), BatchItem::new(&mut b, &others)]).unwrap();
         assert_eq!((n_drafted(&a), n_drafted(&b)), (0, 0));
-        for (told, n) in [(0, MAX_ROWS), (0, 2 * MAX_ROWS), (1, text.len() + 1)] {
-            assert_eq!((n_told(&mut a), n_drafted(&a)), (told, n));
+        for (n_predictions, n) in [(0, MAX_ROWS), (0, 2 * MAX_ROWS), (1, text.len() + 1)] {
+            assert_eq!((n_predicted(&mut a), n_drafted(&a)), (n_predictions, n));
         }
         Session::step_batch(&mut [BatchItem::new(&mut a, &[9, 9])]).unwrap();
         assert_eq!(n_drafted(&a), text.len() + 2);

@@ -28,18 +28,18 @@ impl Session {
     /// Returns draft tokens behind `next`, the token to be fed now: from prompt lookup or, where
     /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or a
     /// [draft model](crate::OpenOptions::draft). Returns as many as are worth their time, at most
-    /// `most`, often none.
-    pub fn draft<'g>(&mut self, drafter: &'g mut Drafter, next: u32, most: usize) -> &'g [u32] {
+    /// `max`, often none.
+    pub fn draft<'g>(&mut self, drafter: &'g mut Drafter, next: u32, max: usize) -> &'g [u32] {
         drafter.draft_from_lookup(&self.tokens, next);
-        if self.predicts() && drafter.should_predict(most) {
+        if self.predicts() && drafter.should_predict(max) {
             let started = Stopwatch::start();
             let n_vocab = self.model.n_vocab();
             self.predict(next, &mut |token, lead| {
-                (token as usize) < n_vocab && drafter.push_prediction(token, lead, most)
+                (token as usize) < n_vocab && drafter.push_prediction(token, lead, max)
             });
             drafter.observe_prediction_time(started.elapsed());
         }
-        drafter.draft_tokens(most)
+        drafter.draft_tokens(max)
     }
 
     fn predicts(&self) -> bool {
@@ -110,11 +110,11 @@ impl Session {
     /// [`Session::settle`].
     pub(super) fn draft_capacity(&self, n: usize) -> usize {
         // Each row beyond these costs more.
-        let most = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
-        match most {
+        let max = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
+        match max {
             0 => 0,
-            most => {
-                self.sequence.loaded().reserve_draft(self.sequence.id(), self.uncommitted().len() + 1, most)
+            max => {
+                self.sequence.loaded().reserve_draft(self.sequence.id(), self.uncommitted().len() + 1, max)
             }
         }
     }

@@ -118,12 +118,12 @@ pub struct Unusable {
 /// adapters of this machine.
 pub fn unusable() -> Vec<Unusable> {
     let Some(path) = path() else { return Vec::new() };
-    let told = |device, why| Unusable { device, why: format!("{}: {why}", printable_path(&path)) };
+    let entry = |device, why| Unusable { device, why: format!("{}: {why}", printable_path(&path)) };
     match file::read(&path) {
-        Err(error) => vec![told(DeviceChoice::Cpu, error.to_string())],
+        Err(error) => vec![entry(DeviceChoice::Cpu, error.to_string())],
         Ok(kept) => {
             let unfit = kept.map(|kept| adapter::unfit(&kept)).unwrap_or_default();
-            unfit.into_iter().map(|(index, why)| told(DeviceChoice::Wgpu(index), why)).collect()
+            unfit.into_iter().map(|(index, why)| entry(DeviceChoice::Wgpu(index), why)).collect()
         }
     }
 }

@@ -21,9 +21,9 @@ fn session(device: DeviceChoice, weights: Option<DType>, k: &str, v: &str) -> Se
 
 /// Returns the log-softmax of logits.
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let most = logits.iter().fold(f32::MIN, |most, &logit| most.max(logit));
-    let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
-    logits.iter().map(|&logit| f64::from(logit - most) - total.ln()).collect()
+    let max = logits.iter().fold(f32::MIN, |max, &logit| max.max(logit));
+    let total: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+    logits.iter().map(|&logit| f64::from(logit - max) - total.ln()).collect()
 }
 
 /// Rounding activations to bytes costs more than all other differences of adapters, so the

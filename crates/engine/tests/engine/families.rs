@@ -148,9 +148,8 @@ fn a_sliding_window_of_0_is_off() {
     // The global layer has no RoPE, the others do.
     for model in [none, wide, narrow] {
         let config = model.config();
-        let turned: Vec<_> =
-            config.layers.iter().map(|layer| config.ropes[layer.rope].params.n_rot).collect();
-        assert_eq!(turned, [64, 64, 64, 0]);
+        let n_rot: Vec<_> = config.layers.iter().map(|layer| config.ropes[layer.rope].params.n_rot).collect();
+        assert_eq!(n_rot, [64, 64, 64, 0]);
     }
 }
 
@@ -184,9 +183,9 @@ fn neutral_metadata_values_change_nothing() {
     assert_ne!(logits(&off, 33), logits(&on, 33));
     // An explicit length takes precedence.
     let length = ("mistral3.attention.temperature_length", Some(Value::U32(16)));
-    let sooner = open(changed(MISTRAL, &[length], None)).unwrap();
-    assert_eq!(logits(&off, 16), logits(&sooner, 16));
-    assert_ne!(logits(&off, 17), logits(&sooner, 17));
+    let explicit = open(changed(MISTRAL, &[length], None)).unwrap();
+    assert_eq!(logits(&off, 16), logits(&explicit, 16));
+    assert_ne!(logits(&off, 17), logits(&explicit, 17));
 }
 
 #[test]
@@ -202,9 +201,9 @@ fn bidirectional_embedding_models_are_refused() {
 fn a_factor_on_the_magnitude_counts_whatever_the_scaling() {
     const PHI3: &str = "phi3-h64-g2-window24";
     let factor = ("phi3.rope.scaling.attn_factor", Some(Value::F32(1.25)));
-    let [plain, louder] = [&[][..], &[factor]].map(|keys| open(changed(PHI3, keys, None)).unwrap());
-    assert_eq!([&plain, &louder].map(|model| model.config().ropes[0].magnitude()), [1.0, 1.25]);
-    assert_ne!(logits(&plain, 8), logits(&louder, 8));
+    let [plain, scaled] = [&[][..], &[factor]].map(|keys| open(changed(PHI3, keys, None)).unwrap());
+    assert_eq!([&plain, &scaled].map(|model| model.config().ropes[0].magnitude()), [1.0, 1.25]);
+    assert_ne!(logits(&plain, 8), logits(&scaled, 8));
 }
 
 /// Joins the tensors `parts` of each layer into one, made of `n` matrices or vectors that are
@@ -494,9 +493,9 @@ fn models_with_per_layer_embeddings_are_not_split() {
 fn router_biases_imply_sigmoid_gating() {
     let gating = |func| [("lfm2moe.expert_gating_func", func)];
     // Without a gating function in the file, they imply one.
-    let [said, unsaid] = [Some(Value::U32(2)), None].map(|func| changed(LFM2MOE, &gating(func), None));
-    assert_eq!(logits(&open(said).unwrap(), 8), logits(&open(unsaid).unwrap(), 8));
+    let [explicit, implied] = [Some(Value::U32(2)), None].map(|func| changed(LFM2MOE, &gating(func), None));
+    assert_eq!(logits(&open(explicit).unwrap(), 8), logits(&open(implied).unwrap(), 8));
     // With one, they apply to a softmax too.
-    let [said, softmax] = [2, 1].map(|func| changed(LFM2MOE, &gating(Some(Value::U32(func))), None));
-    assert_ne!(logits(&open(said).unwrap(), 8), logits(&open(softmax).unwrap(), 8));
+    let [sigmoid, softmax] = [2, 1].map(|func| changed(LFM2MOE, &gating(Some(Value::U32(func))), None));
+    assert_ne!(logits(&open(sigmoid).unwrap(), 8), logits(&open(softmax).unwrap(), 8));
 }

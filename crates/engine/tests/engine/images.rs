@@ -36,8 +36,8 @@ fn session(model: &Model, kv: &str) -> Session {
 
 /// Returns the prompt of the golden files.
 fn prompt(model: &Model, image: &EncodedImage) -> Vec<u32> {
-    let said = |text: &str| json!({ "type": "text", "text": text });
-    let content = json!([said("See "), { "type": "image" }, said("and say what it is.")]);
+    let text_part = |text: &str| json!({ "type": "text", "text": text });
+    let content = json!([text_part("See "), { "type": "image" }, text_part("and say what it is.")]);
     let messages = [json!({ "role": "user", "content": content })];
     let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
     model.image_prompt(&messages, &options, std::slice::from_ref(image)).unwrap().1
@@ -68,11 +68,11 @@ fn prompts_and_logits_are_those_of_transformers() {
             let mut furthest = 0f32;
             session
                 .feed_scored(&prompt, 0, &mut |i, got| {
-                    let wanted = &logits[i * n_vocab..][..n_vocab];
-                    let off = got.iter().zip(wanted).map(|(a, b)| (a - b).abs());
+                    let want = &logits[i * n_vocab..][..n_vocab];
+                    let off = got.iter().zip(want).map(|(a, b)| (a - b).abs());
                     // Written so that NaN fails.
                     off.for_each(|off| assert!(off <= TOLERANCE, "{name}, {of}, token {i}: {off}"));
-                    furthest = got.iter().zip(wanted).fold(furthest, |most, (a, b)| most.max((a - b).abs()));
+                    furthest = got.iter().zip(want).fold(furthest, |max, (a, b)| max.max((a - b).abs()));
                 })
                 .unwrap();
             eprintln!("{name}, {of}: logits are off by {furthest} at most");
@@ -97,20 +97,20 @@ fn image_rows_are_batch_invariant_tokens() {
             assert!(session.has_images());
             bits(&mut session)
         };
-        let wanted = [alone(&wide), alone(&tall)];
-        assert_ne!(wanted[0], wanted[1]);
+        let want = [alone(&wide), alone(&tall)];
+        assert_ne!(want[0], want[1]);
         let mut in_chunks = session(&model, "turbo3");
         wide.chunks(7).for_each(|chunk| in_chunks.feed(chunk, &mut |_| true).unwrap());
-        assert_eq!(bits(&mut in_chunks), wanted[0], "{name} in chunks");
+        assert_eq!(bits(&mut in_chunks), want[0], "{name} in chunks");
         let mut forked = in_chunks.fork();
         drop(in_chunks);
         forked.rewind(20).unwrap();
         forked.feed(&wide[20..], &mut |_| true).unwrap();
-        assert_eq!(bits(&mut forked), wanted[0], "{name}, forked and read again");
+        assert_eq!(bits(&mut forked), want[0], "{name}, forked and read again");
         let mut together = [session(&model, "turbo3"), session(&model, "turbo3")];
         let [a, b] = &mut together;
         Session::step_batch(&mut [BatchItem::new(a, &wide), BatchItem::new(b, &tall)]).unwrap();
-        assert_eq!(together.each_mut().map(bits), wanted, "{name} together");
+        assert_eq!(together.each_mut().map(bits), want, "{name} together");
         let mut error = forked.save(std::env::temp_dir().join("kvant-never-written.ctx")).unwrap_err();
         assert!(error.to_string().ends_with("a context with an image cannot be saved yet"), "{error}");
         error = forked.to_saved().unwrap_err();
@@ -150,9 +150,9 @@ fn prefixes_of_freed_images_are_not_attached() {
     let mut second = session(&model, "f32");
     assert_eq!((second.attach_prefix(&long), second.has_images()), (128, true));
     // The prefix before an id without a row.
-    let lost = u32::MAX;
+    let missing = u32::MAX;
     let unread: Vec<u32> =
-        long.iter().enumerate().map(|(i, &token)| if i == 150 { lost } else { token }).collect();
+        long.iter().enumerate().map(|(i, &token)| if i == 150 { missing } else { token }).collect();
     assert_eq!(session(&model, "f32").attach_prefix(&unread), 128);
 }
 
@@ -172,8 +172,8 @@ fn image_prompts_work_with_speculation_and_penalties() {
 
 #[test]
 fn unusable_images_and_encoders_are_errors() {
-    let blind = Model::bundled(OpenOptions::default()).unwrap();
-    let error = blind.encode_image(&image("wide")).unwrap_err().to_string();
+    let text_only = Model::bundled(OpenOptions::default()).unwrap();
+    let error = text_only.encode_image(&image("wide")).unwrap_err().to_string();
     assert!(error.starts_with("image: expected a model with a vision encoder"), "{error}");
     let model = open("internvl");
     let error = model.encode_image(b"no image").unwrap_err().to_string();

@@ -78,16 +78,16 @@ fn changes(tensor: &str) -> bool {
     suffix(tensor).is_some_and(|suffix| suffix == "output" || CHANGED.contains(&suffix))
 }
 
-/// Creates random updates of rank `rank` of every tensor that `wanted` selects.
-fn adapter(gguf: &Gguf, rank: usize, strength: f32, wanted: impl Fn(usize) -> bool) -> Adapter {
+/// Creates random updates of rank `rank` of every tensor whose index `is_selected` accepts.
+fn adapter(gguf: &Gguf, rank: usize, strength: f32, is_selected: impl Fn(usize) -> bool) -> Adapter {
     let mut random = Random::new(rank as u64);
-    let mut sixtyfourths = |n: usize, most: f64| -> Vec<f32> {
+    let mut sixtyfourths = |n: usize, sigma: f64| -> Vec<f32> {
         let mut values = vec![0.0; n];
-        random.fill_gaussian(&mut values, 64.0 * most);
+        random.fill_gaussian(&mut values, 64.0 * sigma);
         values.iter().map(|x| x.round().clamp(-128.0, 128.0) / 64.0).collect()
     };
     let tensors = gguf.tensors().iter().filter(|info| changes(&info.name)).enumerate();
-    let changes = tensors.filter(|(i, _)| wanted(*i)).map(|(_, info)| {
+    let changes = tensors.filter(|(i, _)| is_selected(*i)).map(|(_, info)| {
         let (n_in, n_out) = (info.row_len(), info.rows());
         let (a, b) = (sixtyfourths(rank * n_in, 0.3), sixtyfourths(n_out * rank, 0.05));
         Change { tensor: info.name.clone(), n_in, rank, a, b }
@@ -206,7 +206,7 @@ fn logits_of(mut session: Session) -> Vec<f32> {
 fn furthest(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     let off = got.iter().zip(want).map(|(got, want)| (got - want).abs());
-    off.fold(0.0, |most, off| if most >= off { most } else { off })
+    off.fold(0.0, |max, off| if max >= off { max } else { off })
 }
 
 #[test]
@@ -313,11 +313,11 @@ fn lora_does_not_increase_quantization_error() {
     let adapters = [adapter(&gguf, 4, 0.25, |_| true)];
     let mean =
         |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f32>() / a.len() as f32;
-    let lost = |adapters: &[Adapter]| {
+    let difference = |adapters: &[Adapter]| {
         let exact = logits(&open(merged(&gguf, adapters), Vec::new()).unwrap());
         mean(&logits(&open(gguf.clone(), files(&gguf, adapters)).unwrap()), &exact)
     };
-    let (plain, adapted) = (lost(&[]), lost(&adapters));
+    let (plain, adapted) = (difference(&[]), difference(&adapters));
     assert!(plain > 0.0 && adapted <= 2.0 * plain, "{adapted}, without adapters {plain}");
 }
 

@@ -16,9 +16,9 @@ fn log_softmaxes(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let mut session = model.session(SessionOptions::default()).unwrap();
     let mut all = Vec::new();
     let mut visit = |_, logits: &[f32]| {
-        let most = logits.iter().fold(f32::MIN, |most, &logit| most.max(logit));
-        let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
-        all.push(logits.iter().map(|&logit| f64::from(logit - most) - total.ln()).collect());
+        let max = logits.iter().fold(f32::MIN, |max, &logit| max.max(logit));
+        let total: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+        all.push(logits.iter().map(|&logit| f64::from(logit - max) - total.ln()).collect());
     };
     session.feed_scored(tokens, 0, &mut visit).unwrap();
     all
@@ -60,7 +60,7 @@ fn bf16_prefill_is_refused_without_a_matrix_unit() {
         return;
     }
     let error = open(PrefillPrecision::Bf16).err().unwrap();
-    let told = error.to_string();
-    assert!(matches!(error, Error::Setting { name: "prompt_math", .. }), "{told}");
-    assert!(told.contains("scalar has no matrix unit") && !told.contains('\n'), "{told}");
+    let message = error.to_string();
+    assert!(matches!(error, Error::Setting { name: "prompt_math", .. }), "{message}");
+    assert!(message.contains("scalar has no matrix unit") && !message.contains('\n'), "{message}");
 }

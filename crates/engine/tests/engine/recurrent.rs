@@ -227,10 +227,10 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
 fn mtp_layers_are_not_run_by_default() {
     let drafting = ("qwen35.nextn_predict_layers", Value::U32(1));
     let gguf = changed(QWEN35, &[drafting], "");
-    let said = LayerRange::whole(3).n_bytes(&gguf);
-    assert!(said < LayerRange::whole(4).n_bytes(&gguf));
+    let expected = LayerRange::whole(3).n_bytes(&gguf);
+    assert!(expected < LayerRange::whole(4).n_bytes(&gguf));
     let model = open(gguf, 1).unwrap();
-    assert_eq!(model.weight_bytes(), said, "unloaded layers are counted");
+    assert_eq!(model.weight_bytes(), expected, "unloaded layers are counted");
     assert_eq!((model.config().layers.len(), model.config().n_mtp), (3, 1));
     let mut session = session(&model);
     feed(&mut session, &[1, 2, 3], 3);

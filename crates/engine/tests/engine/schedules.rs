@@ -146,7 +146,7 @@ struct History<'a> {
     file: &'a Path,
     sessions: Vec<Session>,
     /// The actions so far, printed when logits differ.
-    told: Vec<String>,
+    actions: Vec<String>,
     /// Tokens in attached prefixes.
     attached: usize,
     /// Draft tokens verified.
@@ -163,37 +163,37 @@ impl History<'_> {
     /// Returns sizes of all magnitudes, so that steps end within tiles, within blocks and beyond
     /// prefix boundaries.
     fn size(&mut self) -> usize {
-        let most = [1, 16, 130, 512][self.below(4)];
-        1 + self.below(most)
+        let max = [1, 16, 130, 512][self.below(4)];
+        1 + self.below(max)
     }
 
     fn check(&mut self, index: usize) {
-        let (n, told) = (self.sessions[index].tokens().len(), &self.told);
-        assert_eq!(self.sessions[index].tokens(), &self.reference.text[..n], "{:?}: {told:#?}", self.case);
+        let (n, actions) = (self.sessions[index].tokens().len(), &self.actions);
+        assert_eq!(self.sessions[index].tokens(), &self.reference.text[..n], "{:?}: {actions:#?}", self.case);
         let is_same = bits(&mut self.sessions[index]) == self.reference.logits[n - 1];
-        assert!(is_same, "{:?}: session {index} differs after {n} tokens: {told:#?}", self.case);
+        assert!(is_same, "{:?}: session {index} differs after {n} tokens: {actions:#?}", self.case);
     }
 
     fn add(&mut self, session: Session) {
         if self.sessions.len() == MAX_SESSIONS {
             let index = self.below(MAX_SESSIONS);
             self.sessions.swap_remove(index);
-            self.told.push(format!("drop {index}"));
+            self.actions.push(format!("drop {index}"));
         }
         self.sessions.push(session);
     }
 
-    /// Returns the text behind a session's tokens, at most `most` tokens.
-    fn next(&self, index: usize, most: usize) -> &[u32] {
+    /// Returns the text behind a session's tokens, at most `max` tokens.
+    fn next(&self, index: usize, max: usize) -> &[u32] {
         let start = self.sessions[index].tokens().len();
-        &self.reference.text[start..N_TEXT.min(start + most)]
+        &self.reference.text[start..N_TEXT.min(start + max)]
     }
 
     fn feed(&mut self) {
         let (index, size) = (self.below(self.sessions.len()), self.size());
         let tokens = self.next(index, size).to_vec();
         if !tokens.is_empty() {
-            self.told.push(format!("feed {index} {}", tokens.len()));
+            self.actions.push(format!("feed {index} {}", tokens.len()));
             feed(&mut self.sessions[index], &tokens);
             self.check(index);
         }
@@ -207,7 +207,7 @@ impl History<'_> {
     /// Feeds as many tokens to each session, in the order of the sessions.
     fn feed_all(&mut self, sizes: &[usize]) {
         let tokens: Vec<_> = (0..sizes.len()).map(|index| self.next(index, sizes[index]).to_vec()).collect();
-        self.told.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
+        self.actions.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
         // Draft tokens for some, right or wrong: they count where a single token is fed.
         let draft_tokens: Vec<_> = (0..sizes.len())
             .map(|index| {
@@ -241,7 +241,7 @@ impl History<'_> {
         }
         let before = self.sessions[index].tokens().len();
         self.sessions[index].verify(token, &draft_tokens).unwrap();
-        self.told.push(format!(
+        self.actions.push(format!(
             "{index} at {before} drafts {n_right} right and {n_wrong} wrong tokens, verifies {}",
             self.sessions[index].draft_tokens().len()
         ));
@@ -273,7 +273,7 @@ impl History<'_> {
 
     fn fork(&mut self) {
         let index = self.below(self.sessions.len());
-        self.told.push(format!("fork {index}"));
+        self.actions.push(format!("fork {index}"));
         let fork = self.sessions[index].fork();
         self.add(fork);
     }
@@ -284,7 +284,7 @@ impl History<'_> {
         let n = self.below(self.sessions[index].tokens().len() + 1);
         let wrong = self.size().min(N_TEXT - n);
         let again = n - self.below(n + 1) * self.below(2);
-        self.told.push(format!("rewind {index} to {n}, {wrong} others, to {again}"));
+        self.actions.push(format!("rewind {index} to {n}, {wrong} others, to {again}"));
         let other: Vec<u32> = (0..wrong).map(|i| self.reference.text[wrong - 1 - i]).collect();
         let session = &mut self.sessions[index];
         session.rewind(n).unwrap();
@@ -297,7 +297,7 @@ impl History<'_> {
 
     fn save(&mut self) {
         let index = self.below(self.sessions.len());
-        self.told.push(format!("save {index} ({} tokens)", self.sessions[index].tokens().len()));
+        self.actions.push(format!("save {index} ({} tokens)", self.sessions[index].tokens().len()));
         self.sessions[index].save(self.file).unwrap();
     }
 
@@ -307,7 +307,7 @@ impl History<'_> {
             return self.save();
         }
         let session = self.model.load_session(self.file, Some(N_TEXT)).unwrap();
-        self.told.push(format!("load {} tokens", session.tokens().len()));
+        self.actions.push(format!("load {} tokens", session.tokens().len()));
         self.add(session);
     }
 
@@ -321,7 +321,7 @@ impl History<'_> {
         prompt.extend(self.reference.text.get(n).map(|token| token ^ 1));
         let mut session = empty(self.model, self.case);
         let loaded = session.load_prefix(self.file, &prompt).unwrap();
-        self.told.push(format!("load a prefix of {n}: {loaded}"));
+        self.actions.push(format!("load a prefix of {n}: {loaded}"));
         assert!(loaded <= n && session.tokens() == &self.reference.text[..loaded]);
         self.add(session);
     }
@@ -329,7 +329,7 @@ impl History<'_> {
     fn attach(&mut self, n: usize) {
         let mut session = empty(self.model, self.case);
         let attached = session.attach_prefix(&self.reference.text[..n]);
-        self.told.push(format!("attach to a prefix of {n}: {attached}"));
+        self.actions.push(format!("attach to a prefix of {n}: {attached}"));
         assert!(attached < n.max(1) && session.tokens() == &self.reference.text[..attached]);
         self.attached += attached;
         self.add(session);
@@ -372,11 +372,21 @@ fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> (usize,
     let file = Scratch::new(&format!("schedules-{seed}"));
     let run = |model: &Model| {
         let sessions = vec![empty(model, case), empty(model, case)];
-        let (random, told) = (Random::new(random.bits()), Vec::new());
+        let (random, actions) = (Random::new(random.bits()), Vec::new());
         let (reference, file) = (&reference, &*file.0);
         let [attached, read_ahead, predicted] = [0; 3];
-        let history =
-            History { model, case, reference, random, file, sessions, told, attached, read_ahead, predicted };
+        let history = History {
+            model,
+            case,
+            reference,
+            random,
+            file,
+            sessions,
+            actions,
+            attached,
+            read_ahead,
+            predicted,
+        };
         history.run(n_steps)
     };
     models.iter().map(run).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
@@ -540,7 +550,7 @@ fn a_draft_model_changes_no_token() {
     let drafted = Model::bundled(OpenOptions { draft, ..options(2) }).unwrap();
     let n = if is_scalar(&plain) { 60 } else { 200 };
     let prompt = question(&plain, 60);
-    for (sampler, least) in [
+    for (sampler, min_accepted) in [
         (SamplerParams::greedy(), n * 3 / 5),
         (SamplerParams { seed: 7, ..SamplerParams::default() }, n / 10),
     ] {
@@ -552,9 +562,9 @@ fn a_draft_model_changes_no_token() {
             (ids, generation.stats().n_accepted)
         };
         let (alone, _) = answer(&plain, Some(0));
-        let (said, n_accepted) = answer(&drafted, None);
-        assert_eq!(said, alone, "{sampler:?}");
-        assert!(n_accepted >= least, "{sampler:?}: {n_accepted} of {n} tokens were drafted");
+        let (ids, n_accepted) = answer(&drafted, None);
+        assert_eq!(ids, alone, "{sampler:?}");
+        assert!(n_accepted >= min_accepted, "{sampler:?}: {n_accepted} of {n} tokens were drafted");
     }
 }
 
@@ -564,8 +574,8 @@ fn the_number_of_threads_changes_no_token() {
     let n = if is_scalar(&models[0]) { 40 } else { 90 };
     for case in [CASES[0], CASES[2]] {
         let prompt = question(&models[0], 60);
-        let said = models.each_ref().map(|model| continuation(&mut empty(model, case), &prompt, n));
-        assert_eq!(said[1], said[0], "{case:?}: 2 threads and 1");
-        assert_eq!(said[2], said[0], "{case:?}: 3 threads and 1");
+        let continuations = models.each_ref().map(|model| continuation(&mut empty(model, case), &prompt, n));
+        assert_eq!(continuations[1], continuations[0], "{case:?}: 2 threads and 1");
+        assert_eq!(continuations[2], continuations[0], "{case:?}: 3 threads and 1");
     }
 }

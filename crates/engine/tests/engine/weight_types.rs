@@ -31,8 +31,8 @@ fn probabilities(model: &Model) -> Vec<f64> {
     let mut session = model.session(SessionOptions::default()).unwrap();
     session.feed(&[1, 300, 17, 42, 260, 9, 511, 77], &mut |_| true).unwrap();
     let logits = session.logits().unwrap();
-    let most = logits.iter().fold(f32::MIN, |most, &logit| most.max(logit));
-    let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - most).exp()).collect();
+    let max = logits.iter().fold(f32::MIN, |max, &logit| max.max(logit));
+    let powers: Vec<f64> = logits.iter().map(|&logit| f64::from(logit - max).exp()).collect();
     let sum: f64 = powers.iter().sum();
     powers.into_iter().map(|power| power / sum).collect()
 }
@@ -145,9 +145,9 @@ fn nvfp4_tensor_scales_apply_and_faulty_ones_are_refused() {
     let (same, other) = (far(1.0), far(-2.0));
     assert!(same < 1e-3 && other > 20.0 * same.max(1e-4), "{same}, {other}");
     for values in [&[1.0, 1.0][..], &[f32::NAN]] {
-        let told =
+        let error =
             open(with_tensor(&bytes, NAME, &[values.len()], &bytes_of(values))).expect_err("it is refused");
-        assert!(told.contains(NAME), "{told}");
+        assert!(error.contains(NAME), "{error}");
     }
 }
 

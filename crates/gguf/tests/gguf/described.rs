@@ -67,7 +67,7 @@ fn a_virtual_file_equals_the_file_it_describes() {
 #[test]
 fn errors_of_a_virtual_file_name_its_place() {
     let gguf = described(&writer(), &Arc::default()).unwrap();
-    let told = gguf.meta().get::<u32>("llama.block_count").unwrap_err().to_string();
-    assert_eq!(told, "place: key \"llama.block_count\": is missing");
+    let message = gguf.meta().get::<u32>("llama.block_count").unwrap_err().to_string();
+    assert_eq!(message, "place: key \"llama.block_count\": is missing");
     assert!(gguf.tensor("c").unwrap_err().to_string().ends_with("tensor \"c\": is missing"));
 }

@@ -56,10 +56,10 @@ fn weights_are_scaled_and_scale_tensors_are_removed() {
         let each = plain.len() / scales.len();
         for (block, got) in values(DType::Q8_0, &view.bytes).chunks(32).enumerate() {
             let want: Vec<f32> = (block * 32..block * 32 + 32).map(|i| plain[i] * scales[i / each]).collect();
-            let most = want.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+            let max = want.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
             for (got, want) in got.iter().zip(&want) {
                 // Half a step of 127 to the largest, whose f16 is rounded too.
-                assert!((got - want).abs() <= most * (0.5 / 127.0 + 1.0 / 2048.0), "{got}, {want}");
+                assert!((got - want).abs() <= max * (0.5 / 127.0 + 1.0 / 2048.0), "{got}, {want}");
             }
         }
     }

@@ -105,11 +105,11 @@ fn shards_that_disagree_are_refused() {
             "is u32 43 here, but u32 42 by the first",
         ),
     ];
-    for (name, place, lie, culprit, key, message) in cases {
-        let folder = model(&format!("split-{name}"), place, lie);
+    for (name, place, shard, faulty, key, message) in cases {
+        let folder = model(&format!("split-{name}"), place, shard);
         let error = Gguf::open(shard_path(&folder, 0)).err().unwrap_or_else(|| panic!("{name} was accepted"));
         assert_eq!(error.item(), Some(&Item::Key(key.to_owned())), "{name}: {error}");
-        assert_eq!(error.file(), Some(&*shard_path(&folder, culprit)), "{name}: {error}");
+        assert_eq!(error.file(), Some(&*shard_path(&folder, faulty)), "{name}: {error}");
         assert!(error.offset().is_some() && error.to_string().contains(message), "{name}: {error}");
     }
 }

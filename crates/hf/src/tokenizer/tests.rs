@@ -27,8 +27,8 @@ fn keys(files: &[(&str, Value)], n_vocab: usize) -> Result<Gguf, String> {
     let generation = folder.json("generation_config.json").unwrap();
     let generation = generation.as_ref().map(|generation| generation.object().unwrap());
     let config = config.object().unwrap();
-    let said = Settings { config, generation, keeps_merges: config.value("keeps_merges").is_some() };
-    let written = write(&mut writer, &mut folder, said, n_vocab);
+    let settings = Settings { config, generation, keeps_merges: config.value("keeps_merges").is_some() };
+    let written = write(&mut writer, &mut folder, settings, n_vocab);
     fs::remove_dir_all(&dir).unwrap();
     written.map_err(|error| error.to_string())?;
     let mut bytes = Vec::new();
@@ -151,9 +151,10 @@ fn byte_level_keeps_merges_and_bos_eos_settings() {
     assert_eq!(get::<&str>(&gguf, "chat_template"), "a");
     let [config, tokenizer, settings] = files;
     // A separate file has priority; a post-processor that adds nothing overrides the settings.
-    let mut silent = tokenizer.clone();
-    silent.1["post_processor"] = json!({"type": "ByteLevel"});
-    let gguf = keys(&[config.clone(), silent, settings, ("chat_template.jinja", json!("b"))], 4).unwrap();
+    let mut without_added = tokenizer.clone();
+    without_added.1["post_processor"] = json!({"type": "ByteLevel"});
+    let gguf =
+        keys(&[config.clone(), without_added, settings, ("chat_template.jinja", json!("b"))], 4).unwrap();
     assert_eq!(get::<&str>(&gguf, "chat_template"), "b");
     assert!(!get::<bool>(&gguf, "ggml.add_bos_token"));
     let several = json!([{"name": "default", "template": "c"}, {"name": "tool_use", "template": "d"}]);
@@ -211,7 +212,7 @@ fn normalizers_become_words_or_are_rejected() {
     // Space marks belong to the kind of vocabulary.
     assert_eq!(words(sequence(&[nfc.clone(), prepend, mark.clone()]), true).unwrap(), "nfc");
     let regex = json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": "_"});
-    for (normalizer, is_marked, told) in [
+    for (normalizer, is_marked, want) in [
         (sequence(&[nfc.clone(), regex]), false, "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"}"),
         (json!({"type": "Nmt"}), false, "the normalizer {\"type\":\"Nmt\"}"),
         (json!({"type": "Strip", "strip_left": true}), false, "{\"type\":\"Strip\",\"strip_left\":true}"),
@@ -219,7 +220,7 @@ fn normalizers_become_words_or_are_rejected() {
         (sequence(&[mark, nfc]), true, "the normalizer {\"type\":\"NFC\"}"),
     ] {
         let error = words(normalizer, is_marked).unwrap_err();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(want), "{error}");
     }
 }
 
@@ -259,8 +260,8 @@ fn named_templates_are_found_in_every_location() {
 fn tokenizer_model_alone_is_rejected() {
     let gguf = keys(&[("config.json", json!({}))], 4).unwrap();
     assert_eq!(get::<&str>(&gguf, "ggml.model"), "none");
-    let told = keys(&[("config.json", json!({})), ("tokenizer.model", json!("x"))], 4).err().unwrap();
-    assert!(told.contains("tokenizer.model alone"), "{told}");
+    let error = keys(&[("config.json", json!({})), ("tokenizer.model", json!("x"))], 4).err().unwrap();
+    assert!(error.contains("tokenizer.model alone"), "{error}");
 }
 
 #[test]
@@ -270,7 +271,7 @@ fn inconsistent_vocabularies_are_rejected_by_token() {
         change(&mut file);
         keys(&[("config.json", json!({})), ("tokenizer.json", file)], 10).err().unwrap()
     };
-    for (told, want) in [
+    for (error, want) in [
         (
             change(&|file| file["model"]["vocab"]["a"] = json!(5)),
             "'aa': expected a number other than that of 'a', got 5",
@@ -290,6 +291,6 @@ fn inconsistent_vocabularies_are_rejected_by_token() {
         ),
         (change(&|file| file["model"] = json!([])), "'model': expected an object, got a list"),
     ] {
-        assert!(told.contains("tokenizer.json: ") && told.contains(want), "{told}");
+        assert!(error.contains("tokenizer.json: ") && error.contains(want), "{error}");
     }
 }

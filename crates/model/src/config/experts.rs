@@ -102,11 +102,11 @@ pub(super) fn read(
             together => together,
         },
     };
-    let (scores, normalises) = read_scores(keys, rule)?;
+    let (scores, normalizes) = read_scores(keys, rule)?;
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
     let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
-    let routing = Routing { n_used, scores, normalizes: normalises, scale, expert_groups };
+    let routing = Routing { n_used, scores, normalizes, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
         keys.refuse(LATENT, "experts in a latent space")?;
     }
@@ -118,16 +118,16 @@ pub(super) fn read(
 /// Reads the router's score function, and whether its weights are normalized.
 fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(RouterScores, bool), ModelError> {
     const GATING: &str = "expert_gating_func";
-    let normalises = keys.flag_or("expert_weights_norm", rule.normalises)?;
+    let normalizes = keys.flag_or("expert_weights_norm", rule.normalizes)?;
     match keys.count(GATING)? {
         // Unspecified: a selection bias implies sigmoid scores, unless the family adds it to a
         // softmax.
         0 if keys.has_tensor(SELECTION_BIAS) && !rule.adds_to_softmax => {
-            Ok((RouterScores::Sigmoid, normalises))
+            Ok((RouterScores::Sigmoid, normalizes))
         }
-        0 => Ok((rule.scores, normalises)),
-        1 => Ok((RouterScores::Softmax, normalises)),
-        2 => Ok((RouterScores::Sigmoid, normalises)),
+        0 => Ok((rule.scores, normalizes)),
+        1 => Ok((RouterScores::Softmax, normalizes)),
+        2 => Ok((RouterScores::Sigmoid, normalizes)),
         // A softmax over the selected experts alone.
         3 => Ok((RouterScores::Softmax, true)),
         got => {
@@ -153,9 +153,9 @@ fn read_groups(
         return Err(keys.bad(GROUPS, &format!("groups of equal size of the {n_experts} experts"), n));
     }
     let n_used = keys.size(USED)?;
-    let least = n_used_experts.div_ceil(n_experts / n);
-    if !(least..=n).contains(&n_used) {
-        let what = format!("{least} to {n}, as {n_used_experts} experts of {n} groups are used");
+    let min_used = n_used_experts.div_ceil(n_experts / n);
+    if !(min_used..=n).contains(&n_used) {
+        let what = format!("{min_used} to {n}, as {n_used_experts} experts of {n} groups are used");
         return Err(keys.bad(USED, &what, n_used));
     }
     Ok(Some(ExpertGroups { n, n_used }).filter(|expert_groups| expert_groups.n_used < expert_groups.n))

@@ -155,15 +155,15 @@ pub(super) fn are_values_of_keys(keys: &Keys, family: &Family, windows: &LayerWi
 /// one value per dimension.
 pub(super) fn check(keys: &Keys, layers: impl Iterator<Item = KvLayerShape>) -> Result<(), ModelError> {
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
-    let (mut taken, mut most) = (0, 0);
+    let (mut taken, mut max_heads) = (0, 0);
     for KvLayerShape { n_kv_heads, k_head_dim: k, v_head_dim: v, .. } in layers {
         taken += n_kv_heads as u128 * (k + v) as u128;
-        most = most.max(n_kv_heads);
+        max_heads = max_heads.max(n_kv_heads);
     }
     if taken <= stored {
         return Ok(());
     }
-    Err(keys.bad(KV_HEADS, &format!("heads that {stored} values in tensors suffice for"), most))
+    Err(keys.bad(KV_HEADS, &format!("heads that {stored} values in tensors suffice for"), max_heads))
 }
 
 /// Reads which layer stores the K and V of each layer: the last layers of some models read those of
@@ -175,8 +175,8 @@ pub(super) fn read_states(
     windows: &LayerWindows,
 ) -> Result<Vec<LayerState>, ModelError> {
     // Queries on another layer's keys are normalized before RoPE.
-    let turns_first = family.norms.heads == QkNorm::QkNormAfterRope;
-    if family.mla || family.recurrence.is_some() || turns_first {
+    let norms_after_rope = family.norms.heads == QkNorm::QkNormAfterRope;
+    if family.mla || family.recurrence.is_some() || norms_after_rope {
         keys.refuse(SHARED, "shared keys and values")?;
     }
     let n_shared = keys.count(SHARED)?;
@@ -251,7 +251,7 @@ mod tests {
     fn heads_may_be_given_per_layer_if_all_are_equal() {
         for arch in ["llama", "deepseek2"] {
             assert_eq!(heads(arch, &[4; 4], &[2; 4]), Ok(vec![4; 4]), "{arch}");
-            for (all, told) in [
+            for (all, expected) in [
                 (
                     &[4, 4, 8, 4][..],
                     "attention.head_count: expected the same number in all layers, got 4 and 8",
@@ -261,7 +261,7 @@ mod tests {
                 (&[u32::MAX; 4], "expected a positive number, got 4294967295"),
             ] {
                 let error = heads(arch, all, &[2; 4]).unwrap_err();
-                assert!(error.replace(&format!("{arch}."), "").contains(told), "{arch}: {error}");
+                assert!(error.replace(&format!("{arch}."), "").contains(expected), "{arch}: {error}");
             }
         }
         // Layers without heads are ignored.

@@ -5,7 +5,7 @@ use kvant_backend::Pairing;
 use super::heads::WINDOW;
 use super::{Keys, mla};
 use crate::ModelError;
-use crate::family::{Family, NoRope, Turns, Windows};
+use crate::family::{Family, NoRope, WindowRope, Windows};
 use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
 
@@ -21,14 +21,14 @@ pub(super) struct Ropes {
     /// Index of the embedding of sliding-window layers.
     pub windowed: usize,
     /// Index of the embedding of layers without RoPE (NoPE).
-    pub unturned: usize,
+    pub no_rope: usize,
     /// Offset from the index of a layer's keys to that of its queries.
     pub query_offset: usize,
 }
 
 impl Ropes {
     fn of(first: Rope) -> Self {
-        Self { all: vec![first], windowed: 0, unturned: 0, query_offset: 0 }
+        Self { all: vec![first], windowed: 0, no_rope: 0, query_offset: 0 }
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn read(
         )?);
     }
     if family.no_rope != NoRope::None {
-        ropes.unturned = ropes.all.len();
+        ropes.no_rope = ropes.all.len();
         ropes.all.push(plain(0, 1.0)?);
     }
     if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
@@ -86,12 +86,12 @@ pub(super) fn read(
 
 /// Returns the default base of sliding-window layers; `None` if they use that of all others.
 fn default_window_base(keys: &Keys, windows: Windows) -> Result<Option<f32>, ModelError> {
-    Ok(match windows.turns {
-        Turns::Alike => None,
+    Ok(match windows.rope {
+        WindowRope::Alike => None,
         // The model may have no window.
-        Turns::Unscaled if keys.count(WINDOW)? == 0 => None,
-        Turns::Unscaled => Some(read_base(keys)?),
-        Turns::By(base) => Some(base),
+        WindowRope::Unscaled if keys.count(WINDOW)? == 0 => None,
+        WindowRope::Unscaled => Some(read_base(keys)?),
+        WindowRope::By(base) => Some(base),
     })
 }
 

@@ -28,9 +28,9 @@ pub struct Activations<B: Backend> {
     /// MLA: query parts without RoPE, and later values, `[rows, n_heads * k_dim or v_dim]`.
     pub(super) plain: B::Buffer,
     /// MLA: query parts with RoPE, `[rows, n_heads * n_rot]`.
-    pub(super) turned: B::Buffer,
+    pub(super) q_rope: B::Buffer,
     /// MLA: key part with RoPE, `[rows, n_rot]`.
-    pub(super) turned_key: B::Buffer,
+    pub(super) k_rope: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
     /// Router logits, `[rows, n_experts]`.
@@ -117,8 +117,8 @@ impl<B: Backend> Decoder<B> {
             attended: widest(|layer| layer.n_out().max(layer.recurrence.map_or(0, |of| of.n_out())))?,
             of_queries: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
             plain: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim)))?,
-            turned: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
-            turned_key: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
+            q_rope: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
+            k_rope: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
             expert_output: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { latent })?,

@@ -94,14 +94,16 @@ impl<B: Backend> Decoder<B> {
             None => [self.norm(&layer.ffn_norm); 2],
         };
         let output = |w, bias, y| Output { w, bias, y, accumulate: false };
-        let wanted = output(router, router_bias.as_ref(), &mut act.router);
+        let router_logits = output(router, router_bias.as_ref(), &mut act.router);
         let input = Input { x: &act.x, norm: of_router, first_row: 0, rows };
         match (&experts.shared_gate, &experts.latent) {
-            (Some(w), _) => backend.project(input, &mut [wanted, output(w, None, &mut act.shared_gate)])?,
-            (None, Some([w, _])) => {
-                backend.project(input, &mut [wanted, output(w, None, &mut act.latent)])?
+            (Some(w), _) => {
+                backend.project(input, &mut [router_logits, output(w, None, &mut act.shared_gate)])?
             }
-            (None, None) => backend.project(input, &mut [wanted])?,
+            (None, Some([w, _])) => {
+                backend.project(input, &mut [router_logits, output(w, None, &mut act.latent)])?
+            }
+            (None, None) => backend.project(input, &mut [router_logits])?,
         }
         let [selection_bias, scales] = [selection_bias, scales].map(Option::as_ref);
         let choice = Router { routing, logits: &act.router, selection_bias, scales };

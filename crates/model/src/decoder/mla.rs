@@ -46,19 +46,19 @@ impl<B: Backend> Decoder<B> {
         let (n_heads, Latent { rank, n_rot, .. }) = (spec.heads.n_heads, latent);
         let input =
             self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
-        let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.turned, &mut act.turned_key));
-        let [plain, turned] = &weights.queries;
-        let [plain, turned] = [output(plain, &mut act.plain), output(turned, &mut act.turned)];
+        let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.k_rope, &mut act.k_rope));
+        let [plain, q_rope] = &weights.queries;
+        let [plain, q_rope] = [output(plain, &mut act.plain), output(q_rope, &mut act.q_rope)];
         let of_input = Product { input, low_rank: weights.low_rank.input.as_ref() };
         let low = &mut act.low;
         match &weights.of_queries {
-            None => self.project(backend, of_input, &mut [c, r, plain, turned], low)?,
+            None => self.project(backend, of_input, &mut [c, r, plain, q_rope], low)?,
             Some((w, norm)) => {
                 self.project(backend, of_input, &mut [c, r, output(w, &mut act.of_queries)], low)?;
                 let norm = Some(self.normed(norm));
                 let input = Input { x: &act.of_queries, norm, first_row: 0, rows };
                 let of_queries = Product { input, low_rank: weights.low_rank.queries.as_ref() };
-                self.project(backend, of_queries, &mut [plain, turned], low)?;
+                self.project(backend, of_queries, &mut [plain, q_rope], low)?;
             }
         }
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
@@ -72,15 +72,15 @@ impl<B: Backend> Decoder<B> {
             RopeParams { n_rot: 0, ..rope },
             angles,
         )?;
-        for (x, n) in [(&mut act.turned, n_heads), (&mut act.turned_key, 1)] {
+        for (x, n) in [(&mut act.q_rope, n_heads), (&mut act.k_rope, 1)] {
             backend.rope(x, rows, Heads { n, dim: n_rot }, None, rope, angles)?;
         }
         backend.project_per_expert(&act.plain, rows, &weights.to_latent, &mut act.attended)?;
         let [front, behind] = [0, rank].map(|first| Columns { width: rank + n_rot, first });
         backend.copy_columns(&act.v, [rows, rank], &mut act.k, front)?;
-        backend.copy_columns(&act.turned_key, [rows, n_rot], &mut act.k, behind)?;
+        backend.copy_columns(&act.k_rope, [rows, n_rot], &mut act.k, behind)?;
         backend.copy_columns(&act.attended, [rows * n_heads, rank], &mut act.q, front)?;
-        Ok(backend.copy_columns(&act.turned, [rows * n_heads, n_rot], &mut act.q, behind)?)
+        Ok(backend.copy_columns(&act.q_rope, [rows * n_heads, n_rot], &mut act.q, behind)?)
     }
 }
 

@@ -88,22 +88,22 @@ impl<B: Backend> Decoder<B> {
         let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, decay: rate, rule };
         let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
         for_states(parts, state, |parts| backend.linear_attention(parts, heads, inputs, y))?;
-        let normalise = |y: &mut B::Buffer, heads: Heads| match norm {
+        let normalize = |y: &mut B::Buffer, heads: Heads| match norm {
             // Norm without rotation.
             Some(weight) => {
-                let unturned = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
-                backend.rope(y, rows, heads, Some(Norm { weight, eps }), unturned, gates)
+                let no_rope = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+                backend.rope(y, rows, heads, Some(Norm { weight, eps }), no_rope, gates)
             }
             None => Ok(()),
         };
         match kind {
             StateKind::Delta => {
-                normalise(y, Heads { n: heads.n_v_heads, dim: heads.v_dim })?;
+                normalize(y, Heads { n: heads.n_v_heads, dim: heads.v_dim })?;
                 Ok(backend.gate(y, rows * n_out, gates, Gate::Silu)?)
             }
             StateKind::Space => {
                 backend.gate(y, rows * n_out, gates, Gate::Silu)?;
-                Ok(normalise(y, Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads })?)
+                Ok(normalize(y, Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads })?)
             }
         }
     }

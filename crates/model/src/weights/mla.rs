@@ -22,7 +22,7 @@ pub(crate) struct LatentAttention<B: Backend> {
     /// Norm of c, `[rank]`.
     pub(crate) latent_norm: B::Buffer,
     /// Projection of r, `[n_rot, n_embd]`.
-    pub(crate) turned: B::Matrix,
+    pub(crate) k_rope: B::Matrix,
     /// From queries into the latent space, `[n_heads, rank, k_dim]`.
     pub(crate) to_latent: B::Experts,
     /// From the latent space to values, `[n_heads, v_dim, rank]`.
@@ -56,25 +56,25 @@ impl<B: Backend> Loader<'_, B> {
         let n = c.layers[index].heads.n_heads;
         let whole = latent.whole();
         let both = [0..rank, rank..rank + n_rot];
-        let [into, turned] =
+        let [into, k_rope] =
             both.map(|rows| RowsOf::some(name("attn_kv_a_mqa.weight"), rank + n_rot, [rows]));
         let queries = |tensor: &str| {
             let parts = [0..k_dim, k_dim..whole];
             parts.map(|part| RowsOf::some(name(tensor), n * whole, rows_of_heads(n, whole, part)))
         };
-        let (of_queries, queries, into, turned, input, of_parts) = match q_rank {
+        let (of_queries, queries, into, k_rope, input, of_parts) = match q_rank {
             None => {
-                let [plain, turned_queries] = queries("attn_q.weight");
-                let ([into, turned, plain, turned_queries], input) =
-                    self.group(c.n_embd, [into, turned, plain, turned_queries])?;
-                (None, [plain, turned_queries], into, turned, input, None)
+                let [plain, q_rope] = queries("attn_q.weight");
+                let ([into, k_rope, plain, q_rope], input) =
+                    self.group(c.n_embd, [into, k_rope, plain, q_rope])?;
+                (None, [plain, q_rope], into, k_rope, input, None)
             }
             Some(q_rank) => {
                 let norm = self.vector(&name("attn_q_a_norm.weight"), q_rank)?;
                 let of_queries = RowsOf::all(name("attn_q_a.weight"), q_rank);
-                let ([into, turned, matrix], input) = self.group(c.n_embd, [into, turned, of_queries])?;
+                let ([into, k_rope, matrix], input) = self.group(c.n_embd, [into, k_rope, of_queries])?;
                 let (parts, of_parts) = self.group(q_rank, queries("attn_q_b.weight"))?;
-                (Some((matrix, norm)), parts, into, turned, input, of_parts)
+                (Some((matrix, norm)), parts, into, k_rope, input, of_parts)
             }
         };
         let [to_latent, from_latent] = self.through_latent(index, n, latent)?;
@@ -84,7 +84,7 @@ impl<B: Backend> Loader<'_, B> {
             queries,
             latent: into,
             latent_norm: self.vector(&name("attn_kv_a_norm.weight"), rank)?,
-            turned,
+            k_rope,
             to_latent,
             from_latent,
             wo,
@@ -133,8 +133,8 @@ fn transposed(
     };
     let mut values = vec![0.0; n * rows * cols];
     kvant_codec::decode(source.dtype, &source.bytes, &mut values).map_err(bad)?;
-    let mut turned = vec![0.0; values.len()];
-    for (from, to) in values.chunks_exact(rows * cols).zip(turned.chunks_exact_mut(rows * cols)) {
+    let mut transposed = vec![0.0; values.len()];
+    for (from, to) in values.chunks_exact(rows * cols).zip(transposed.chunks_exact_mut(rows * cols)) {
         for (col, to) in to.chunks_exact_mut(rows).enumerate() {
             to.iter_mut().zip(from.iter().skip(col).step_by(cols)).for_each(|(to, from)| *to = *from);
         }
@@ -143,8 +143,8 @@ fn transposed(
     if !rows.is_multiple_of(dtype.block_len()) {
         dtype = next_best(dtype).expect("blocks of more than one value have a next best");
     }
-    let mut bytes = vec![0; dtype.row_bytes(turned.len()).map_err(bad)?];
-    kvant_codec::encode(dtype, &turned, &mut bytes).map_err(bad)?;
+    let mut bytes = vec![0; dtype.row_bytes(transposed.len()).map_err(bad)?];
+    kvant_codec::encode(dtype, &transposed, &mut bytes).map_err(bad)?;
     Ok(WeightSource { dtype, n_out: n * cols, n_in: rows, bytes: SharedBytes::from(bytes) })
 }
 

@@ -179,8 +179,9 @@ impl<B: Backend> Loader<'_, B> {
 
     /// Returns whether any layer has such a tensor.
     fn has_in_some_layer(&self, suffix: &str) -> bool {
-        let is_it = |name: &str| layer_of(name).is_some_and(|layer| name == format!("blk.{layer}.{suffix}"));
-        self.gguf.tensors().iter().any(|info| is_it(&info.name))
+        let matches =
+            |name: &str| layer_of(name).is_some_and(|layer| name == format!("blk.{layer}.{suffix}"));
+        self.gguf.tensors().iter().any(|info| matches(&info.name))
     }
 
     /// Loads the decay rates of the heads.

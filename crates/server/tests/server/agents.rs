@@ -37,9 +37,9 @@ fn a_required_call_matches_the_schema_of_its_tool() {
         }
     };
     for seed in 0..4 {
-        let asked = json!({ "tools": tools(), "tool_choice": "required", "parallel_tool_calls": false });
+        let forced = json!({ "tools": tools(), "tool_choice": "required", "parallel_tool_calls": false });
         let hot = json!({ "temperature": 1.5, "seed": seed, "max_tokens": 150 });
-        let body = with(with(chat("How is it?"), asked), hot);
+        let body = with(with(chat("How is it?"), forced), hot);
         let (status, answer) = client.post("/v1/chat/completions", &body);
         assert_eq!(status, 200, "{answer}");
         let choice = &answer["choices"][0];
@@ -50,20 +50,21 @@ fn a_required_call_matches_the_schema_of_its_tool() {
         is_sound(&calls[0]);
         // A stream contains the same call, with its arguments in chunks.
         let chunks = client.stream("/v1/chat/completions", &with(body, json!({ "stream": true })));
-        let told: Vec<&Value> = chunks
+        let deltas: Vec<&Value> = chunks
             .iter()
             .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array())
             .flatten()
             .collect();
-        assert_eq!(told[0]["function"]["name"], calls[0]["function"]["name"]);
+        assert_eq!(deltas[0]["function"]["name"], calls[0]["function"]["name"]);
         assert!(
-            told.iter()
+            deltas
+                .iter()
                 .enumerate()
                 .all(|(i, piece)| piece["index"] == 0 && piece["id"].is_string() == (i == 0))
         );
-        let pieces = told.iter().map(|piece| piece["function"]["arguments"].as_str().unwrap());
+        let pieces = deltas.iter().map(|piece| piece["function"]["arguments"].as_str().unwrap());
         assert_eq!(pieces.collect::<String>(), calls[0]["function"]["arguments"].as_str().unwrap());
-        assert!(told.len() > 2 || calls[0]["function"]["name"] == "clock", "{chunks:?}");
+        assert!(deltas.len() > 2 || calls[0]["function"]["name"] == "clock", "{chunks:?}");
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     }
     // A required call is a single one, even if the model would continue; several must be requested.
@@ -107,15 +108,15 @@ fn the_prompt_contains_tools_and_earlier_calls() {
     let (status, answer) =
         client.post("/v1/chat/completions", &with(conversation, json!({ "max_tokens": 8 })));
     assert_eq!(status, 200, "{answer}");
-    for (asked, words) in [
+    for (fields, words) in [
         (json!({ "tool_choice": "required" }), "tools"),
         (json!({ "tools": tools(), "tool_choice": "sometimes" }), "tool_choice"),
         (json!({ "tools": tools(), "tool_choice": { "function": { "name": "x" } } }), "tool_choice"),
         (json!({ "tools": [{ "type": "function" }] }), "tools"),
     ] {
-        let (status, error) = client.post("/v1/chat/completions", &with(chat("x"), asked.clone()));
+        let (status, error) = client.post("/v1/chat/completions", &with(chat("x"), fields.clone()));
         let message = error["error"]["message"].as_str().unwrap_or_default();
-        assert!(status == 400 && message.contains(words), "{asked}: {error}");
+        assert!(status == 400 && message.contains(words), "{fields}: {error}");
     }
 }
 
@@ -188,8 +189,9 @@ fn integral_floats_are_accepted_and_event_names_come_first() {
     let (status, answer) = client.post("/v1/chat/completions", &body);
     assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &json!(2)), "{answer}");
     assert_eq!(client.post("/v1/chat/completions", &with(chat("x"), json!({ "max_tokens": 2.5 }))).0, 400);
-    let ask = json!({ "max_tokens": 2, "stream": true, "messages": [{ "role": "user", "content": "x" }] });
-    let (_, events) = client.post_text("/v1/messages", &ask.to_string());
+    let request =
+        json!({ "max_tokens": 2, "stream": true, "messages": [{ "role": "user", "content": "x" }] });
+    let (_, events) = client.post_text("/v1/messages", &request.to_string());
     let (name, data) = (events.find("event: message_start").unwrap(), events.find("data: ").unwrap());
     assert!(name < data, "{events}");
 }
@@ -198,11 +200,11 @@ fn integral_floats_are_accepted_and_event_names_come_first() {
 fn the_assistants_last_message_is_continued() {
     let client = start(options());
     let messages = json!([{ "role": "user", "content": QUESTION }, { "role": "assistant", "content": "The capital of France is" }]);
-    let ask = json!({ "messages": messages, "temperature": 0, "max_tokens": 8 });
-    let (_, text) = client.post("/apply-template", &ask);
+    let request = json!({ "messages": messages, "temperature": 0, "max_tokens": 8 });
+    let (_, text) = client.post("/apply-template", &request);
     assert!(text["prompt"].as_str().unwrap().ends_with("The capital of France is"), "{text}");
     for path in ["/v1/chat/completions", "/v1/messages"] {
-        let (status, answer) = client.post(path, &ask);
+        let (status, answer) = client.post(path, &request);
         assert_eq!(status, 200, "{answer}");
         assert!(
             answer.to_string().contains("Paris") && !answer.to_string().contains("France"),
@@ -229,9 +231,9 @@ fn ollama_lists_running_models_and_rejects_changes() {
 #[test]
 fn fields_that_change_an_answer_are_applied_or_rejected() {
     let client = start(options());
-    let ask = |more: Value| client.post("/v1/chat/completions", &with(chat(QUESTION), more));
+    let complete = |more: Value| client.post("/v1/chat/completions", &with(chat(QUESTION), more));
     let text = |more: Value| {
-        let (status, answer) = ask(more);
+        let (status, answer) = complete(more);
         assert_eq!(status, 200, "{answer}");
         answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
     };
@@ -242,13 +244,13 @@ fn fields_that_change_an_answer_are_applied_or_rejected() {
     let (_, tokens) = client.post("/tokenize", &json!({ "content": usual }));
     let first = tokens["tokens"][0].as_u64().unwrap();
     assert_eq!(text(json!({ "stop_token_ids": [first] })), "");
-    let (_, long) = ask(json!({ "min_tokens": 30, "max_tokens": 40 }));
+    let (_, long) = complete(json!({ "min_tokens": 30, "max_tokens": 40 }));
     assert!(long["usage"]["completion_tokens"].as_u64().unwrap() >= 30, "{long}");
     let value: Value =
         serde_json::from_str(&text(json!({ "structured_outputs": { "choice": ["12", "34"] } }))).unwrap();
     assert!([json!(12), json!(34)].contains(&value), "{value}");
-    let held = json!({ "structured_outputs": { "regex": "[0-9]{3}" } });
-    assert!(text(held).bytes().all(|byte| byte.is_ascii_digit()));
+    let constrained = json!({ "structured_outputs": { "regex": "[0-9]{3}" } });
+    assert!(text(constrained).bytes().all(|byte| byte.is_ascii_digit()));
     assert_ne!(text(json!({ "repetition_penalty": 1.9, "max_tokens": 40 })), "");
     for (more, name) in [
         (json!({ "functions": [{ "name": "f" }] }), "functions"),
@@ -257,14 +259,14 @@ fn fields_that_change_an_answer_are_applied_or_rejected() {
         (json!({ "adaptive_target": 0.5 }), "adaptive_target"),
         (json!({ "structured_outputs": { "structural_tag": {} } }), "structural_tag"),
     ] {
-        let (status, error) = ask(more);
+        let (status, error) = complete(more);
         assert!(status == 400 && error["error"]["message"].as_str().unwrap().contains(name), "{error}");
     }
-    for (more, is_taken) in [
+    for (more, is_accepted) in [
         (json!({ "functions": [], "best_of": 1, "use_beam_search": false, "repeat_last_n": -1 }), true),
         (json!({ "functions": null, "function_call": "none" }), true),
     ] {
-        assert_eq!(ask(more).0 == 200, is_taken);
+        assert_eq!(complete(more).0 == 200, is_accepted);
     }
     for (path, body, name) in [
         ("/v1/responses", json!({ "input": "x", "background": true }), "background"),

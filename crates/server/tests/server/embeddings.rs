@@ -25,14 +25,14 @@ fn numbers(value: &Value) -> Vec<f32> {
     numbers.iter().map(|number| number.as_f64().unwrap() as f32).collect()
 }
 
-fn ask(client: &Client, path: &str, body: &Value) -> Value {
+fn post(client: &Client, path: &str, body: &Value) -> Value {
     let (status, answer) = client.post(path, body);
     assert_eq!(status, 200, "{answer}");
     answer
 }
 
 fn embeddings(client: &Client, input: &Value) -> Vec<Vec<f32>> {
-    let answer = ask(client, "/v1/embeddings", &json!({ "input": input, "model": "any" }));
+    let answer = post(client, "/v1/embeddings", &json!({ "input": input, "model": "any" }));
     let items = answer["data"].as_array().unwrap();
     assert!(items.iter().enumerate().all(|(i, item)| item["index"] == i && item["object"] == "embedding"));
     items.iter().map(|item| numbers(&item["embedding"])).collect()
@@ -47,7 +47,7 @@ fn a_list_of_texts_has_the_embeddings_of_the_library() {
     // As token ids, one text and several.
     let tokens = |text: &String| {
         let body = json!({ "content": text, "add_special": true });
-        ask(&client, "/tokenize", &body)["tokens"].clone()
+        post(&client, "/tokenize", &body)["tokens"].clone()
     };
     assert_eq!(embeddings(&client, &tokens(&texts[5])), expected[5..6]);
     // In parts, as multimodal models accept them.
@@ -56,7 +56,7 @@ fn a_list_of_texts_has_the_embeddings_of_the_library() {
     assert_eq!(embeddings(&client, &json!({ "content": [part(first), part(rest)] })), expected[3..4]);
     let several: Vec<Value> = texts[..3].iter().map(tokens).collect();
     assert_eq!(embeddings(&client, &json!(several)), expected[..3]);
-    let answer = ask(&client, "/v1/embeddings", &json!({ "input": several, "encoding_format": "base64" }));
+    let answer = post(&client, "/v1/embeddings", &json!({ "input": several, "encoding_format": "base64" }));
     let n: usize = several.iter().map(|tokens| tokens.as_array().unwrap().len()).sum();
     assert_eq!(answer["usage"], json!({ "prompt_tokens": n, "total_tokens": n }));
     for (item, expected) in answer["data"].as_array().unwrap().iter().zip(&expected) {
@@ -74,18 +74,18 @@ fn a_list_of_texts_has_the_embeddings_of_the_library() {
 fn other_apis_return_the_same_embeddings() {
     let (client, texts) = (start(options()), &texts()[..3]);
     let expected = expected(texts, None);
-    let native = ask(&client, "/embedding", &json!({ "content": texts }));
-    let ollama = ask(&client, "/api/embed", &json!({ "model": "pocket:latest", "input": texts }));
+    let native = post(&client, "/embedding", &json!({ "content": texts }));
+    let ollama = post(&client, "/api/embed", &json!({ "model": "pocket:latest", "input": texts }));
     assert!(ollama["prompt_eval_count"].as_u64().unwrap() > 3, "{ollama}");
     for (index, expected) in expected.iter().enumerate() {
         assert_eq!(native[index]["index"], index);
         assert_eq!(numbers(&native[index]["embedding"][0]), *expected);
         assert_eq!(numbers(&ollama["embeddings"][index]), *expected);
-        let one = ask(&client, "/api/embeddings", &json!({ "model": "pocket", "prompt": texts[index] }));
+        let one = post(&client, "/api/embeddings", &json!({ "model": "pocket", "prompt": texts[index] }));
         assert_eq!(numbers(&one["embedding"]), *expected);
     }
     // Without normalization the direction is the same.
-    let raw = ask(&client, "/embeddings", &json!({ "input": texts[0], "embd_normalize": -1 }));
+    let raw = post(&client, "/embeddings", &json!({ "input": texts[0], "embd_normalize": -1 }));
     let raw = numbers(&raw[0]["embedding"][0]);
     let length = raw.iter().map(|value| value * value).sum::<f32>().sqrt();
     assert!((length - 1.0).abs() > 0.1, "{length}");
@@ -99,11 +99,11 @@ fn pooling_kv_type_and_dimensions_are_options() {
     let mean = expected(texts, Some(Pooling::Mean));
     assert_eq!(embeddings(&client, &json!(texts)), mean);
     assert_ne!(mean, expected(texts, Some(Pooling::Last)));
-    let few = ask(&client, "/v1/embeddings", &json!({ "input": texts[1], "dimensions": 8 }));
+    let few = post(&client, "/v1/embeddings", &json!({ "input": texts[1], "dimensions": 8 }));
     let few = numbers(&few["data"][0]["embedding"]);
     let length = mean[1][..8].iter().map(|value| value * value).sum::<f32>().sqrt();
     assert!(few.len() == 8 && few.iter().zip(&mean[1]).all(|(few, all)| (few - all / length).abs() < 1e-6));
-    let finer = ask(&client, "/v1/embeddings", &json!({ "input": texts[1], "kv_type": "f32" }));
+    let finer = post(&client, "/v1/embeddings", &json!({ "input": texts[1], "kv_type": "f32" }));
     let finer = numbers(&finer["data"][0]["embedding"]);
     let cosine: f32 = finer.iter().zip(&mean[1]).map(|(a, b)| a * b).sum();
     assert!(finer != mean[1] && cosine > 0.99, "{cosine}");
@@ -116,12 +116,12 @@ fn embeddings_and_answers_are_batch_invariant() {
     let expected = expected(&texts, Some(Pooling::Mean));
     let options = || Options { pooling: Some(Pooling::Mean), n_waiting: 200, ..options() };
     let story = json!({ "prompt": "Once", "max_tokens": 200, "ignore_eos": true, "temperature": 0 });
-    let tell = |client: &Client| ask(client, "/v1/completions", &story)["choices"][0]["text"].clone();
-    let alone = tell(&start(options()));
+    let generate = |client: &Client| post(client, "/v1/completions", &story)["choices"][0]["text"].clone();
+    let alone = generate(&start(options()));
     for kv_budget in [256 << 20, 3 << 19] {
         let client = start(Options { kv_budget, ..options() });
         std::thread::scope(|scope| {
-            let stories: Vec<_> = (0..3).map(|_| scope.spawn(|| tell(&client))).collect();
+            let stories: Vec<_> = (0..3).map(|_| scope.spawn(|| generate(&client))).collect();
             let vectors = [(); 2].map(|()| scope.spawn(|| embeddings(&client, &json!(texts))));
             vectors
                 .into_iter()
@@ -163,7 +163,7 @@ fn reranked_documents_have_the_scores_of_the_library() {
     let expected = model.rerank("Which text", &borrowed, &options().kv).unwrap();
     let client = Client::at(serve_model(model, options()));
     let body = json!({ "query": "Which text", "documents": documents, "return_documents": true });
-    let answer = ask(&client, "/v1/rerank", &body);
+    let answer = post(&client, "/v1/rerank", &body);
     let results = answer["results"].as_array().unwrap();
     let scores: Vec<f32> =
         results.iter().map(|result| result["relevance_score"].as_f64().unwrap() as f32).collect();
@@ -177,7 +177,7 @@ fn reranked_documents_have_the_scores_of_the_library() {
     }
     assert_eq!(answer["usage"]["prompt_tokens"], answer["usage"]["total_tokens"]);
     // TEI's format, limited to the best.
-    let few = ask(&client, "/rerank", &json!({ "query": "Which text", "texts": documents, "top_n": 3 }));
+    let few = post(&client, "/rerank", &json!({ "query": "Which text", "texts": documents, "top_n": 3 }));
     let of = |results: &Value, name: &str| {
         results.as_array().unwrap().iter().map(|r| r[name].clone()).collect::<Vec<_>>()
     };

@@ -89,10 +89,10 @@ fn events_report_the_cached_prefix_of_a_prompt() {
     // Other prompts diverge from it: at least the prefix up to the last alignment boundary is
     // reused.
     for at in [300, 520, 1050] {
-        let parting = [&longer[..at], &text(200, 3)].concat();
-        let (told, found) = (known(&parting), cached(&client, &parting, json!({})));
-        assert_eq!(told, at / BLOCK * BLOCK);
-        assert!(found >= told / BORDER * BORDER && found <= at, "{found} of {told} at {at}");
+        let diverging = [&longer[..at], &text(200, 3)].concat();
+        let (reported, found) = (known(&diverging), cached(&client, &diverging, json!({})));
+        assert_eq!(reported, at / BLOCK * BLOCK);
+        assert!(found >= reported / BORDER * BORDER && found <= at, "{found} of {reported} at {at}");
     }
     let other = text(300, 9);
     assert_eq!((known(&other), cached(&client, &other, json!({}))), (0, 0));
@@ -104,11 +104,11 @@ fn prefill_publishes_blocks_up_to_the_last_alignment() {
     let client = start(Options { kv_events: Some(router.sink()), ..options() });
     let prompt = text(BORDER + 200, 4);
     let body = json!({ "prompt": prompt, "max_tokens": 100_000, "ignore_eos": true, "stream": true });
-    let speaking = client.send("/v1/completions", &body);
+    let stream = client.send("/v1/completions", &body);
     client.wait_for("/kv", |kv| kv["tokens"].as_u64().unwrap() as usize > prompt.len());
     let known = || router.known(Medium::Device, &prompt, &[]);
     assert_eq!(known(), BORDER);
-    drop(speaking);
+    drop(stream);
     client.wait_for("/kv", |kv| kv["running"] == 0 && kv["idle"] == 1);
     assert_eq!(known(), prompt.len() / BLOCK * BLOCK);
 }
@@ -168,7 +168,7 @@ fn blocks_of_api_keys_and_other_types_have_extra_keys() {
     }
     let names = closed.0.lock().unwrap();
     let extras: Vec<&Vec<String>> = names.values().map(|(_, _, extra)| extra).collect();
-    let told = names.keys().count();
-    assert_eq!(told, 4, "two blocks for each key, under names of its own");
+    let n_blocks = names.keys().count();
+    assert_eq!(n_blocks, 4, "two blocks for each key, under names of its own");
     assert!(extras.iter().all(|extra| extra.len() == 1 && !extra[0].contains("one")), "{extras:?}");
 }

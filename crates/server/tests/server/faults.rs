@@ -195,8 +195,9 @@ fn two_identical_requests_at_once_read_the_prompt_once() {
     let client = start(options());
     let body = json!({ "prompt": long(1400, 1), "max_tokens": 8, "temperature": 0 });
     let answers: Vec<Value> = std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..2).map(|_| scope.spawn(|| client.post("/v1/completions", &body).1)).collect();
-        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let threads: Vec<_> =
+            (0..2).map(|_| scope.spawn(|| client.post("/v1/completions", &body).1)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(text(&answers[0]), text(&answers[1]));
     let usage = |answer: &Value, name: &str| answer["usage"][name].as_u64().unwrap();
@@ -228,8 +229,8 @@ struct Process {
 impl Process {
     /// Starts a process, after shell commands that set its limits.
     fn start(folder: &Path, limits: &str) -> Self {
-        let told = folder.with_extension("address");
-        _ = fs::remove_file(&told);
+        let address_file = folder.with_extension("address");
+        _ = fs::remove_file(&address_file);
         let test = std::env::current_exe().unwrap();
         let mut child = Command::new("sh")
             .args([
@@ -244,7 +245,8 @@ impl Process {
             .unwrap();
         let began = Instant::now();
         loop {
-            let address = fs::read_to_string(&told).ok().and_then(|text| text.parse::<SocketAddr>().ok());
+            let address =
+                fs::read_to_string(&address_file).ok().and_then(|text| text.parse::<SocketAddr>().ok());
             if let Some(address) = address {
                 return Self { child, client: Client::at(address) };
             }
@@ -253,7 +255,7 @@ impl Process {
         }
     }
 
-    fn ask(&self, seed: usize) -> (String, u64) {
+    fn complete(&self, seed: usize) -> (String, u64) {
         let body = json!({ "prompt": long(900, seed), "max_tokens": 4, "temperature": 0 });
         let (status, answer) = self.client.post("/v1/completions", &body);
         assert_eq!(status, 200, "{answer}");
@@ -294,8 +296,8 @@ fn after_a_kill_during_a_save_only_whole_files_are_used() {
     for round in 0..6 {
         let server = Process::start(&folder, "");
         for (seed, expected) in expected.iter().enumerate().take(3 + round % 4) {
-            let (said, cached) = server.ask(seed);
-            assert_eq!(said, *expected, "round {round}, {seed}");
+            let (output, cached) = server.complete(seed);
+            assert_eq!(output, *expected, "round {round}, {seed}");
             n_found += usize::from(round > 0 && cached > 512);
         }
         // Other requests are in progress, and evict sessions to disk.
@@ -326,8 +328,8 @@ fn a_full_disk_stops_no_answer_and_leaves_no_partial_file() {
     let folder = folder("full");
     // Files of 64 KiB at most; a larger write raises a signal that ends a process by default.
     let server = Process::start(&folder, "ulimit -f 64;");
-    let first: Vec<String> = (0..5).map(|seed| server.ask(seed).0).collect();
-    let again: Vec<String> = (0..5).map(|seed| server.ask(seed).0).collect();
+    let first: Vec<String> = (0..5).map(|seed| server.complete(seed).0).collect();
+    let again: Vec<String> = (0..5).map(|seed| server.complete(seed).0).collect();
     assert_eq!(first, again);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "what could not be written whole is gone");
     assert!(server.end("-TERM").success());
@@ -341,7 +343,7 @@ fn a_shutdown_completes_while_threads_are_busy() {
     let folder = folder("ends");
     for is_there in [true, false] {
         let server = Process::start(&folder, "");
-        let (answer, _) = server.ask(1);
+        let (answer, _) = server.complete(1);
         let hostile = |beginning| {
             let grammar = crate::hardening::ambiguous(1900, beginning);
             let body = json!({ "prompt": "x", "max_tokens": 200, "guided_grammar": grammar });
@@ -358,7 +360,7 @@ fn a_shutdown_completes_while_threads_are_busy() {
         drop(sent);
         // The earlier conversation has been saved.
         let server = Process::start(&folder, "");
-        let (again, cached) = server.ask(1);
+        let (again, cached) = server.complete(1);
         assert!(again == answer && cached > 512, "{cached}");
         assert!(server.end("-TERM").success());
     }
@@ -371,7 +373,7 @@ fn a_shutdown_completes_while_threads_are_busy() {
 fn a_large_body_takes_little_memory_and_frees_it() {
     let folder = folder("memory");
     let server = Process::start(&folder, "");
-    server.ask(1);
+    server.complete(1);
     let bytes = |name: &str| {
         let status = fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();

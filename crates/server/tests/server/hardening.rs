@@ -48,9 +48,9 @@ fn no_constraint_of_any_api_crashes_the_server() {
         ];
         for (path, more) in ways {
             let (status, answer) = client.post(path, &with(more));
-            let told = answer.to_string();
-            let is_typed = status == 400 && told.contains("expected at most 10000, got ");
-            assert!(if is_refused { is_typed } else { status == 200 }, "{path} {n}: {status} {told}");
+            let message = answer.to_string();
+            let is_typed = status == 400 && message.contains("expected at most 10000, got ");
+            assert!(if is_refused { is_typed } else { status == 200 }, "{path} {n}: {status} {message}");
         }
     }
     // Tools are part of the prompt too, which limits them first.
@@ -108,14 +108,14 @@ fn the_masks_of_one_owner_delay_no_other() {
         "/v1/completions",
         &json!({ "prompt": "hi", "max_tokens": 200, "guided_grammar": ambiguous(1900, "\"xx\"") }),
     );
-    let told = "the constraint is too ambiguous: expected at most 2 s per token mask, got more";
-    assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
+    let expected = "the constraint is too ambiguous: expected at most 2 s per token mask, got more";
+    assert!(status == 400 && answer.to_string().contains(expected), "{status} {answer}");
 }
 
 #[test]
 fn an_unsatisfiable_constraint_is_refused_before_the_answer() {
     let client = start(options());
-    for (form, told) in [
+    for (form, expected) in [
         (json!({ "guided_regex": "[^\\s\\S]" }), "no text matches the constraint"),
         (json!({ "guided_json": { "$ref": "#" } }), "no text matches the constraint"),
         (json!({ "guided_grammar": "start: a\na: b\nb: a" }), "no text matches the constraint"),
@@ -123,14 +123,14 @@ fn an_unsatisfiable_constraint_is_refused_before_the_answer() {
         let mut body = json!({ "prompt": "hi", "max_tokens": 8, "stream": true });
         body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
         let (status, answer) = client.post("/v1/completions", &body);
-        assert!(status == 400 && answer["error"]["message"] == told, "{status} {answer}");
+        assert!(status == 400 && answer["error"]["message"] == expected, "{status} {answer}");
     }
     // A constraint that fails only after the answer has started.
     let many = "start: ".to_owned() + &vec!["/[a-z]+/ s"; 3000].join(" | ") + "\ns: \"x\"\n";
     let (status, answer) =
         client.post("/v1/completions", &json!({ "prompt": "hi", "max_tokens": 8, "guided_grammar": many }));
-    let told = "the constraint is too ambiguous: expected at most 2000 parser items, got more";
-    assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
+    let expected = "the constraint is too ambiguous: expected at most 2000 parser items, got more";
+    assert!(status == 400 && answer.to_string().contains(expected), "{status} {answer}");
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn pages_of_other_sites_cannot_use_a_server_without_keys() {
         };
         assert!(get("localhost:8080").starts_with("HTTP/1.1 200"), "{path}");
         let answer = get("evil.example");
-        let told = "Host: expected localhost, an IP address or an allowed host, got evil.example";
-        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(told), "{path}: {answer}");
+        let expected = "Host: expected localhost, an IP address or an allowed host, got evil.example";
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(expected), "{path}: {answer}");
     }
     // Changes of server state require JSON.
     for (kind, status) in [
@@ -198,11 +198,11 @@ fn a_key_cannot_take_all_slots_or_the_whole_queue() {
     // Bob's reserved part of the queue, four, and the shared part.
     bob.wait_for("/kv", |kv| kv["waiting"] == 12);
     let refused = |answer: &serde_json::Value| answer["error"]["code"] == 429;
-    let (_, told) = bob.post("/v1/completions", &hi);
-    assert!(refused(&told), "{told}");
+    let (_, answer) = bob.post("/v1/completions", &hi);
+    assert!(refused(&answer), "{answer}");
     for _ in 0..3 {
-        let (status, told) = alice.post("/v1/completions", &hi);
-        assert_eq!(status, 200, "{told}");
+        let (status, answer) = alice.post("/v1/completions", &hi);
+        assert_eq!(status, 200, "{answer}");
     }
     drop((all, more));
 }
@@ -210,7 +210,7 @@ fn a_key_cannot_take_all_slots_or_the_whole_queue() {
 #[test]
 fn a_body_of_too_many_values_is_refused_before_parsing() {
     let client = start(options());
-    let told = |body: String| {
+    let error_of = |body: String| {
         let (status, answer) = client.post_text("/v1/completions", &body);
         (
             status,
@@ -235,7 +235,7 @@ fn a_body_of_too_many_values_is_refused_before_parsing() {
             "the prompt (1000000 tokens) exceeds the available context size",
         ),
     ] {
-        let (got, message) = told(body);
+        let (got, message) = error_of(body);
         assert!(got == status && message.contains(expected), "{got} {message}");
     }
 }
@@ -323,17 +323,17 @@ fn an_error_quotes_little_of_the_request() {
 #[test]
 fn extreme_biases_include_or_exclude_without_breaking() {
     let client = start(options());
-    let ask = |bias: Value| {
+    let complete = |bias: Value| {
         let body = json!({ "prompt": "hi", "max_tokens": 1, "logit_bias": bias });
         client.post("/v1/completions", &body)
     };
-    assert_eq!(ask(json!({ "5": 1e308, "6": -1e308 })).0, 200);
+    assert_eq!(complete(json!({ "5": 1e308, "6": -1e308 })).0, 200);
     let model =
         kvant::Model::bundled(kvant::OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     let none: Vec<Value> = (0..model.n_vocab()).map(|token| json!([token, false])).collect();
-    let (status, answer) = ask(none.into());
+    let (status, answer) = complete(none.into());
     assert!(status == 400 && answer["error"]["message"].is_string(), "{status} {answer}");
-    assert_eq!(ask(json!({})).0, 200);
+    assert_eq!(complete(json!({})).0, 200);
 }
 
 #[test]

@@ -40,10 +40,10 @@ fn streamed_and_whole_answers_are_equal() {
         usage["total_tokens"].as_u64(),
         Some(usage["prompt_tokens"].as_u64().unwrap() + usage["completion_tokens"].as_u64().unwrap())
     );
-    let asked = json!({ "stream": true, "stream_options": { "include_usage": true } });
-    let chunks = client.stream("/v1/chat/completions", &with(chat(QUESTION), asked));
-    let said: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(said, content(&whole));
+    let streaming = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let chunks = client.stream("/v1/chat/completions", &with(chat(QUESTION), streaming));
+    let text: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, content(&whole));
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     let last = chunks.last().unwrap();
     assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
@@ -57,18 +57,19 @@ fn streamed_and_whole_answers_are_equal() {
 fn concurrent_answers_equal_lone_answers() {
     let questions: Vec<String> =
         (0..12).map(|i| format!("{} What is the capital of country {}?", long(40 * i), i % 5)).collect();
-    let ask = |client: &Client, question: &str| {
+    let complete = |client: &Client, question: &str| {
         let body = with(chat(question), json!({ "max_tokens": 12, "ignore_eos": true }));
         let (status, answer) = client.post("/v1/chat/completions", &body);
         assert_eq!(status, 200, "{answer}");
         content(&answer).to_owned()
     };
     let alone = start(options());
-    let expected: Vec<String> = questions.iter().map(|question| ask(&alone, question)).collect();
+    let expected: Vec<String> = questions.iter().map(|question| complete(&alone, question)).collect();
     let client = start(options());
     std::thread::scope(|scope| {
-        let asked: Vec<_> = questions.iter().map(|question| scope.spawn(|| ask(&client, question))).collect();
-        for (thread, expected) in asked.into_iter().zip(&expected) {
+        let threads: Vec<_> =
+            questions.iter().map(|question| scope.spawn(|| complete(&client, question))).collect();
+        for (thread, expected) in threads.into_iter().zip(&expected) {
             assert_eq!(thread.join().unwrap(), *expected);
         }
     });
@@ -76,7 +77,7 @@ fn concurrent_answers_equal_lone_answers() {
 
 #[test]
 fn preempted_sequences_give_the_same_answers() {
-    let ask = |client: &Client, i: usize| {
+    let complete = |client: &Client, i: usize| {
         let body = json!({ "prompt": format!("Story {i}:"), "max_tokens": 300, "ignore_eos": true, "temperature": 0 });
         let (status, answer) = client.post("/v1/completions", &body);
         assert_eq!(status, 200, "{answer}");
@@ -84,11 +85,11 @@ fn preempted_sequences_give_the_same_answers() {
     };
     let alone = start(options());
     let few = start(kvant_server::Options { kv_budget: 3 << 19, ..options() });
-    let expected: Vec<String> = (0..6).map(|i| ask(&alone, i)).collect();
+    let expected: Vec<String> = (0..6).map(|i| complete(&alone, i)).collect();
     std::thread::scope(|scope| {
         let few = &few;
-        let asked: Vec<_> = (0..6).map(|i| scope.spawn(move || ask(few, i))).collect();
-        for (thread, expected) in asked.into_iter().zip(&expected) {
+        let threads: Vec<_> = (0..6).map(|i| scope.spawn(move || complete(few, i))).collect();
+        for (thread, expected) in threads.into_iter().zip(&expected) {
             assert_eq!(thread.join().unwrap(), *expected);
         }
     });
@@ -124,11 +125,11 @@ fn answers_differ_by_seed_and_equal_seeds_reproduce_them() {
     assert_eq!([&same[..2], &same[2..4], &same[4..]], [&four[..2]; 3]);
     // The reported seed reproduces an answer.
     for more in [json!({}), json!({ "seed": 5 })] {
-        let (_, told) = client.post("/completion", &with(list.clone(), more));
-        let answer = &told[3];
+        let (_, answers) = client.post("/completion", &with(list.clone(), more));
+        let answer = &answers[3];
         let alone = json!({ "prompt": "The", "n": 1, "seed": answer["generation_settings"]["seed"] });
         let (_, again) = client.post("/completion", &with(list.clone(), alone));
-        assert_eq!(again["content"], answer["content"], "{told}");
+        assert_eq!(again["content"], answer["content"], "{answers}");
     }
 }
 
@@ -173,8 +174,8 @@ fn an_answer_stops_at_its_stop_conditions() {
 #[test]
 fn logprobs_belong_to_the_tokens_and_a_bias_shifts_them() {
     let client = start(options());
-    let asked = json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 4 });
-    let (_, answer) = client.post("/v1/chat/completions", &with(chat(QUESTION), asked.clone()));
+    let params = json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 4 });
+    let (_, answer) = client.post("/v1/chat/completions", &with(chat(QUESTION), params.clone()));
     let tokens = answer["choices"][0]["logprobs"]["content"].as_array().unwrap();
     assert_eq!(tokens.len(), 4);
     for token in tokens {
@@ -184,10 +185,10 @@ fn logprobs_belong_to_the_tokens_and_a_bias_shifts_them() {
         assert!(top[0]["logprob"].as_f64() > top[1]["logprob"].as_f64());
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
     }
-    let said = tokens[0]["id"].as_u64().unwrap();
-    let bias = with(with(chat(QUESTION), asked), json!({ "logit_bias": { said.to_string(): -100 } }));
+    let generated = tokens[0]["id"].as_u64().unwrap();
+    let bias = with(with(chat(QUESTION), params), json!({ "logit_bias": { generated.to_string(): -100 } }));
     let (_, other) = client.post("/v1/chat/completions", &bias);
-    assert_ne!(other["choices"][0]["logprobs"]["content"][0]["id"], said);
+    assert_ne!(other["choices"][0]["logprobs"]["content"][0]["id"], generated);
 }
 
 #[test]
@@ -195,23 +196,23 @@ fn stop_strings_have_no_logprobs() {
     let client = start(options());
     let of = |answer: &Value| {
         let choice = &answer["choices"][0];
-        let told = choice["logprobs"]["content"].as_array().unwrap().clone();
-        let text = told.iter().map(|token| token["token"].as_str().unwrap()).collect::<String>();
-        (text, choice["message"]["content"].as_str().unwrap().to_owned(), told)
+        let logprobs = choice["logprobs"]["content"].as_array().unwrap().clone();
+        let text = logprobs.iter().map(|token| token["token"].as_str().unwrap()).collect::<String>();
+        (text, choice["message"]["content"].as_str().unwrap().to_owned(), logprobs)
     };
-    let asked = with(chat(QUESTION), json!({ "logprobs": true, "max_tokens": 12, "temperature": 0 }));
-    let (whole, content, all) = of(&client.post("/v1/chat/completions", &asked).1);
+    let body = with(chat(QUESTION), json!({ "logprobs": true, "max_tokens": 12, "temperature": 0 }));
+    let (whole, content, all) = of(&client.post("/v1/chat/completions", &body).1);
     assert_eq!(whole, content);
     // From within a token of the middle to the end of the next one.
     let middle = all.iter().position(|token| token["token"].as_str().unwrap().len() > 2).unwrap().max(1);
     let stop: String = all[middle..middle + 2].iter().map(|token| token["token"].as_str().unwrap()).collect();
-    let asked = with(asked, json!({ "stop": stop[1..] }));
-    let (text, content, told) = of(&client.post("/v1/chat/completions", &asked).1);
+    let body = with(body, json!({ "stop": stop[1..] }));
+    let (text, content, logprobs) = of(&client.post("/v1/chat/completions", &body).1);
     assert!(text.starts_with(&content) && text.len() < content.len() + stop.len(), "{text:?} {content:?}");
-    assert_eq!(told, all[..=middle]);
-    let chunks = client.stream("/v1/chat/completions", &with(asked, json!({ "stream": true })));
+    assert_eq!(logprobs, all[..=middle]);
+    let chunks = client.stream("/v1/chat/completions", &with(body, json!({ "stream": true })));
     let streamed = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
-    assert_eq!(streamed.flatten().cloned().collect::<Vec<_>>(), told);
+    assert_eq!(streamed.flatten().cloned().collect::<Vec<_>>(), logprobs);
 }
 
 #[test]
@@ -253,16 +254,16 @@ fn a_prefix_is_cached_per_api_key() {
     let keys = vec!["one".to_owned(), "two".to_owned()];
     let client = start(kvant_server::Options { api_keys: keys, ..options() });
     let shared = long(600);
-    let ask = |key: &str, question: &str| {
+    let cached_tokens = |key: &str, question: &str| {
         let body = with(chat(&format!("{shared}{question}")), json!({ "max_tokens": 1 }));
         let (status, answer) = client.with_key(key).post("/v1/chat/completions", &body);
         assert_eq!(status, 200, "{answer}");
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
     };
-    assert_eq!(ask("one", "What is it?"), 0);
-    assert!(ask("one", "Why is it?") >= 512);
+    assert_eq!(cached_tokens("one", "What is it?"), 0);
+    assert!(cached_tokens("one", "Why is it?") >= 512);
     // No key observes what others have cached.
-    assert_eq!(ask("two", "What is it?"), 0);
+    assert_eq!(cached_tokens("two", "What is it?"), 0);
     let (status, error) = client.with_key("three").post("/v1/chat/completions", &chat(QUESTION));
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
     assert_eq!(client.get("/health").0, 200);
@@ -271,7 +272,7 @@ fn a_prefix_is_cached_per_api_key() {
 #[test]
 fn branches_of_prompts_are_cached_to_the_token() {
     let begin = long(900);
-    let ask = |client: &Client, end: &str| {
+    let complete = |client: &Client, end: &str| {
         let prompt = format!("{begin}{end}");
         let body = json!({ "prompt": prompt, "max_tokens": 6, "ignore_eos": true, "temperature": 0 });
         let (status, answer) = client.post("/v1/completions", &body);
@@ -281,17 +282,17 @@ fn branches_of_prompts_are_cached_to_the_token() {
         (answer["choices"][0]["text"].clone(), tokens("prompt_tokens") - cached)
     };
     let ends = ["Then who came?", "After that all went home.", "So what? said the bird."];
-    let alone = ends.map(|end| ask(&start(options()), end));
+    let alone = ends.map(|end| complete(&start(options()), end));
     let whole = alone.iter().map(|(_, read)| *read).max().unwrap();
     // Concurrent and sequential requests: only the second one, which reveals the branch, reads more
     // than its own suffix.
     let together = start(options());
     let together = std::thread::scope(|scope| {
-        let asked = ends.map(|end| scope.spawn(|| ask(&together, end)));
-        asked.map(|thread| thread.join().unwrap())
+        let threads = ends.map(|end| scope.spawn(|| complete(&together, end)));
+        threads.map(|thread| thread.join().unwrap())
     });
     let after = start(options());
-    let after = ends.map(|end| ask(&after, end));
+    let after = ends.map(|end| complete(&after, end));
     for ((alone, together), after) in alone.iter().zip(&together).zip(&after) {
         assert_eq!((&together.0, &after.0), (&alone.0, &alone.0));
     }
@@ -435,19 +436,19 @@ fn health_models_metrics_and_kv_are_reported() {
 #[test]
 fn anthropic_requests_have_anthropic_responses() {
     let client = start(options());
-    let ask = json!({ "model": "any", "max_tokens": 40, "temperature": 0, "system": [{ "type": "text", "text": "x-anthropic-billing-header: 17" }], "messages": [{ "role": "user", "content": [{ "type": "text", "text": QUESTION }] }] });
-    let (status, answer) = client.post("/v1/messages", &ask);
+    let request = json!({ "model": "any", "max_tokens": 40, "temperature": 0, "system": [{ "type": "text", "text": "x-anthropic-billing-header: 17" }], "messages": [{ "role": "user", "content": [{ "type": "text", "text": QUESTION }] }] });
+    let (status, answer) = client.post("/v1/messages", &request);
     assert_eq!(status, 200, "{answer}");
     assert_eq!((&answer["type"], &answer["stop_reason"]), (&json!("message"), &json!("end_turn")));
     let text = answer["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("Paris"), "{answer}");
-    let events = client.events("/v1/messages", &with(ask.clone(), json!({ "stream": true })));
+    let events = client.events("/v1/messages", &with(request.clone(), json!({ "stream": true })));
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names[..2], ["message_start", "content_block_start"]);
     assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     assert!(events.iter().all(|(name, data)| data["type"] == **name));
-    let said: String = events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect();
-    assert_eq!(said, text);
+    let streamed: String = events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect();
+    assert_eq!(streamed, text);
     // The prompt is cached by now, and both ends of a stream report it.
     let usage_of = |at: usize, usage: &Value| {
         assert!(usage["cache_read_input_tokens"].as_u64().unwrap() > 0, "{at}: {usage}");
@@ -456,13 +457,13 @@ fn anthropic_requests_have_anthropic_responses() {
     let ends =
         [usage_of(0, &events[0].1["message"]["usage"]), usage_of(1, &events[events.len() - 2].1["usage"])];
     assert_eq!(ends[0], ends[1]);
-    let (_, count) = client.post("/v1/messages/count_tokens", &ask);
+    let (_, count) = client.post("/v1/messages/count_tokens", &request);
     let usage = &answer["usage"];
     assert_eq!(count["input_tokens"], usage["input_tokens"]);
     // A call, and its result.
     let tool = json!({ "name": "clock", "input_schema": { "type": "object", "properties": {}, "additionalProperties": false } });
     let forced = json!({ "tools": [tool], "tool_choice": { "type": "any", "disable_parallel_tool_use": true }, "max_tokens": 100 });
-    let (_, called) = client.post("/v1/messages", &with(ask.clone(), forced));
+    let (_, called) = client.post("/v1/messages", &with(request.clone(), forced));
     assert_eq!(called["stop_reason"], "tool_use", "{called}");
     let made = called["content"].as_array().unwrap().last().unwrap();
     assert_eq!(
@@ -474,7 +475,7 @@ fn anthropic_requests_have_anthropic_responses() {
         { "role": "assistant", "content": called["content"] },
         { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": made["id"], "content": "noon" }] },
     ] });
-    assert_eq!(client.post("/v1/messages", &with(ask.clone(), history)).0, 200);
+    assert_eq!(client.post("/v1/messages", &with(request.clone(), history)).0, 200);
     let (status, error) = client.post("/v1/messages", &json!({ "messages": [] }));
     assert_eq!((status, &error["type"]), (400, &json!("error")));
 }
@@ -482,14 +483,14 @@ fn anthropic_requests_have_anthropic_responses() {
 #[test]
 fn the_responses_api_streams_its_events() {
     let client = start(options());
-    let ask = json!({ "model": "any", "input": QUESTION, "temperature": 0, "max_output_tokens": 40 });
-    let (status, answer) = client.post("/v1/responses", &ask);
+    let request = json!({ "model": "any", "input": QUESTION, "temperature": 0, "max_output_tokens": 40 });
+    let (status, answer) = client.post("/v1/responses", &request);
     assert_eq!(status, 200, "{answer}");
     assert_eq!((&answer["object"], &answer["status"]), (&json!("response"), &json!("completed")));
     assert!(answer["id"].as_str().unwrap().starts_with("resp_"), "{answer}");
     let text = answer["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(text.contains("Paris"), "{answer}");
-    let events = client.events("/v1/responses", &with(ask.clone(), json!({ "stream": true })));
+    let events = client.events("/v1/responses", &with(request.clone(), json!({ "stream": true })));
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names[..3], ["response.created", "response.in_progress", "response.output_item.added"]);
     assert_eq!(names[names.len() - 2..], ["response.output_item.done", "response.completed"]);
@@ -499,7 +500,7 @@ fn the_responses_api_streams_its_events() {
     assert_eq!(events.last().unwrap().1["response"]["output"][0]["content"], answer["output"][0]["content"]);
     let tool = json!({ "type": "function", "name": "clock", "parameters": { "type": "object", "properties": {}, "additionalProperties": false } });
     let forced = json!({ "tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "max_output_tokens": 100 });
-    let (_, called) = client.post("/v1/responses", &with(ask.clone(), forced));
+    let (_, called) = client.post("/v1/responses", &with(request.clone(), forced));
     let call = &called["output"][0];
     assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("clock")));
     assert_eq!(serde_json::from_str::<Value>(call["arguments"].as_str().unwrap()).unwrap(), json!({}));
@@ -508,9 +509,9 @@ fn the_responses_api_streams_its_events() {
         call,
         { "type": "function_call_output", "call_id": call["call_id"], "output": "noon" },
     ] });
-    let (status, answer) = client.post("/v1/responses", &with(ask.clone(), history));
+    let (status, answer) = client.post("/v1/responses", &with(request.clone(), history));
     assert_eq!(status, 200, "{answer}");
-    let (_, cut) = client.post("/v1/responses", &with(ask, json!({ "max_output_tokens": 2 })));
+    let (_, cut) = client.post("/v1/responses", &with(request, json!({ "max_output_tokens": 2 })));
     assert_eq!(
         (&cut["status"], &cut["incomplete_details"]["reason"]),
         (&json!("incomplete"), &json!("max_output_tokens"))

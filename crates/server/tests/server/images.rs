@@ -14,9 +14,9 @@ fn folder() -> PathBuf {
 }
 
 /// Starts a server of a tiny model, with or without vision encoder.
-fn start(sees: bool) -> Client {
+fn start(has_vision: bool) -> Client {
     let folder = folder().join("models/smolvlm");
-    let mmproj = sees.then(|| Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
+    let mmproj = has_vision.then(|| Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
     let open = OpenOptions { n_threads: Some(2), mmproj, ..Default::default() };
     Client::at(serve_model(Model::open_with(folder.join("text.gguf"), open).unwrap(), options()))
 }
@@ -29,7 +29,7 @@ fn part(name: &str) -> Value {
     json!({ "type": "image_url", "image_url": { "url": format!("data:image/png;base64,{}", base64(name)) } })
 }
 
-fn said(text: &str) -> Value {
+fn text_part(text: &str) -> Value {
     json!({ "type": "text", "text": text })
 }
 
@@ -48,15 +48,16 @@ const N_TALL: u64 = 88;
 #[test]
 fn an_image_is_encoded_and_found_again_in_the_cache() {
     let client = &start(true);
-    let ask = |name: &str| chat(client, json!([said("See "), part(name), said("and say what it is.")]));
-    let [first, other, again] = ["wide", "tall", "wide"].map(ask);
+    let describe =
+        |name: &str| chat(client, json!([text_part("See "), part(name), text_part("and say what it is.")]));
+    let [first, other, again] = ["wide", "tall", "wide"].map(describe);
     let prompt = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!([&first, &other, &again].map(prompt), [N_WIDE, N_TALL, N_WIDE]);
-    let likely = |answer: &Value| answer["choices"][0]["logprobs"].clone();
-    assert_eq!(likely(&first), likely(&again));
-    assert_ne!(likely(&first), likely(&other));
+    let logprobs = |answer: &Value| answer["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs(&first), logprobs(&again));
+    assert_ne!(logprobs(&first), logprobs(&other));
     // A repeated conversation finds its prefix in the cache, including the image.
-    let long = json!([part("tall"), said(&"what was it again? ".repeat(4))]);
+    let long = json!([part("tall"), text_part(&"what was it again? ".repeat(4))]);
     let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!([0; 2].map(|_| cached(&chat(client, long.clone())) >= 128), [false, true]);
     let (status, props) = client.get("/props");
@@ -68,12 +69,12 @@ fn every_api_accepts_images_in_its_format() {
     let client = &start(true);
     let text = "and say what it is.";
     // All of them with the image first.
-    let openai = chat(client, json!([part("wide"), said(text)]));
+    let openai = chat(client, json!([part("wide"), text_part(text)]));
     let n = openai["usage"]["prompt_tokens"].as_u64().unwrap();
     let image = json!({
         "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": base64("wide") },
     });
-    let messages = json!([{ "role": "user", "content": [image, said(text)] }]);
+    let messages = json!([{ "role": "user", "content": [image, text_part(text)] }]);
     let body = json!({ "messages": messages, "max_tokens": 4, "model": "any" });
     let (status, anthropic) = client.post("/v1/messages", &body);
     assert_eq!(status, 200, "{anthropic}");
@@ -102,7 +103,7 @@ fn every_api_accepts_images_in_its_format() {
 #[test]
 fn rejected_images_have_a_reason() {
     let refused = |client: &Client, part: Value| {
-        let body = json!({ "messages": [{ "role": "user", "content": [part, said("x")] }] });
+        let body = json!({ "messages": [{ "role": "user", "content": [part, text_part("x")] }] });
         let (status, answer) = client.post("/v1/chat/completions", &body);
         assert_eq!(status, 400, "{answer}");
         answer["error"]["message"].as_str().unwrap().to_owned()

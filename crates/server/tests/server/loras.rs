@@ -116,15 +116,15 @@ fn the_default_lora_scales_can_be_set() {
             { "id": 1, "name": "", "path": "", "scale": scales[1] }
         ])
     };
-    let told = || serde_json::from_str::<Value>(&client.get_text("/lora-adapters")).unwrap();
-    assert_eq!(told(), listed([1.0, 0.0]));
+    let reported = || serde_json::from_str::<Value>(&client.get_text("/lora-adapters")).unwrap();
+    assert_eq!(reported(), listed([1.0, 0.0]));
     let first = answer(&client, &Value::Null);
     let half = answer(&client, &json!([{ "id": 0, "scale": 0.5 }]));
     assert_eq!(
         client.post("/lora-adapters", &json!([{ "id": 0, "scale": 0.5 }])),
         (200, json!({ "success": true }))
     );
-    assert_eq!(told(), listed([0.5, 0.0]));
+    assert_eq!(reported(), listed([0.5, 0.0]));
     assert_eq!(answer(&client, &Value::Null), half);
     assert_eq!(answer(&client, &scales([1.0, 0.0])), first);
     for (body, expected) in [
@@ -145,7 +145,7 @@ fn the_default_lora_scales_can_be_set() {
         let (status, error) = client.post("/lora-adapters", &body);
         assert_eq!((status, error["error"]["message"].as_str().unwrap()), (400, expected));
     }
-    assert_eq!(told(), listed([0.5, 0.0]), "as it was");
+    assert_eq!(reported(), listed([0.5, 0.0]), "as it was");
     let (status, error) =
         client.post("/v1/completions", &json!({ "prompt": "x", "lora": [{ "id": 7, "scale": 1 }] }));
     assert_eq!((status, error["error"]["param"].as_str()), (400, Some("lora")));
@@ -158,8 +158,8 @@ fn default_lora_scales_are_set_per_api_key() {
     let client = start_with(files, [1.0, 0.0], Options { api_keys: keys, ..options() });
     let (alice, bob) = (client.with_key("alice"), client.with_key("bob"));
     let scale = |client: &Client| {
-        let told: Value = serde_json::from_str(&client.get_text("/lora-adapters")).unwrap();
-        told[0]["scale"].as_f64().unwrap()
+        let adapters: Value = serde_json::from_str(&client.get_text("/lora-adapters")).unwrap();
+        adapters[0]["scale"].as_f64().unwrap()
     };
     let before = answer(&alice, &Value::Null);
     assert_eq!(bob.post("/lora-adapters", &json!([{ "id": 0, "scale": 0.5 }])).0, 200);
@@ -180,13 +180,13 @@ fn the_largest_lora_scale_breaks_no_answer() {
     let files = files.map(|bytes| Gguf::from_bytes(bytes).unwrap());
     let client = &start_with(files, [1.0, 0.0], options());
     let long = json!({ "prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": true });
-    let ask = |body: &Value| client.post("/v1/completions", body);
-    let (_, alone) = ask(&long);
+    let complete = |body: &Value| client.post("/v1/completions", body);
+    let (_, alone) = complete(&long);
     let (status, beside, changed) = std::thread::scope(|scope| {
-        let beside = scope.spawn(|| ask(&long));
+        let beside = scope.spawn(|| complete(&long));
         let largest =
             json!({ "prompt": "Hello there", "lora": [{ "id": 1, "scale": 100 }], "max_tokens": 4 });
-        let changed: Vec<_> = (0..8).map(|_| ask(&largest)).collect();
+        let changed: Vec<_> = (0..8).map(|_| complete(&largest)).collect();
         let (status, beside) = beside.join().unwrap();
         (status, beside, changed)
     });
@@ -211,7 +211,7 @@ fn an_adapter_is_selected_by_name_like_a_model() {
     }];
     for options in [options(), Options { others, ..options() }] {
         let client = start_with(open(), [0.0, 0.0], options);
-        let said = |path: &str, more: Value| {
+        let generate = |path: &str, more: Value| {
             let mut body = json!({ "prompt": "Once upon a time", "raw": true, "stream": false, "temperature": 0,
                 "options": { "num_predict": 40, "temperature": 0 }, "max_tokens": 40 });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -221,14 +221,17 @@ fn an_adapter_is_selected_by_name_like_a_model() {
             text.unwrap_or_else(|| panic!("{answer}")).to_owned()
         };
         let texts =
-            ["pocket", "formal", "terse"].map(|name| said("/v1/completions", json!({ "model": name })));
+            ["pocket", "formal", "terse"].map(|name| generate("/v1/completions", json!({ "model": name })));
         let shares = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]];
         assert_eq!(
             texts,
-            shares.map(|share| said("/v1/completions", json!({ "model": "pocket", "lora": scales(share) })))
+            shares.map(|share| generate(
+                "/v1/completions",
+                json!({ "model": "pocket", "lora": scales(share) })
+            ))
         );
         assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
-        assert_eq!(said("/api/generate", json!({ "model": "terse:latest" })), texts[2]);
+        assert_eq!(generate("/api/generate", json!({ "model": "terse:latest" })), texts[2]);
         let models: Value = serde_json::from_str(&client.get_text("/v1/models")).unwrap();
         let listed: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
         assert!(listed.ends_with(&[&json!("formal"), &json!("terse")]), "{models}");

@@ -16,13 +16,13 @@ fn offer(name: &str, bytes: u64) -> (ModelSpec, Arc<AtomicUsize>) {
         counted.fetch_add(1, Ordering::Relaxed);
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() });
         let model = model.map_err(|error| error.to_string())?;
-        let drawing = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() }.into();
-        Ok(OpenedModel { model, kv: KvOptions::symmetric(DType::Q8_0), sampling: drawing })
+        let sampling = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() }.into();
+        Ok(OpenedModel { model, kv: KvOptions::symmetric(DType::Q8_0), sampling })
     };
     (ModelSpec { name: name.to_owned(), bytes, open: Arc::new(open) }, loads)
 }
 
-fn ask(model: &str) -> Value {
+fn request(model: &str) -> Value {
     json!({ "model": model, "prompt": "Once upon a time", "max_tokens": 6, "temperature": 0 })
 }
 
@@ -35,7 +35,7 @@ fn models_are_loaded_on_demand_and_evicted_for_others() {
     let client = start(Options { others: vec![second, third, huge], weight_budget: 2 * own, ..options() });
     let loads = || [&n_second, &n_third].map(|n| n.load(Ordering::Relaxed));
     let text = |model: &str| {
-        let (status, answer) = client.post("/v1/completions", &ask(model));
+        let (status, answer) = client.post("/v1/completions", &request(model));
         assert_eq!(status, 200, "{answer}");
         assert_eq!(answer["model"], model);
         answer["choices"][0]["text"].clone()
@@ -51,14 +51,14 @@ fn models_are_loaded_on_demand_and_evicted_for_others() {
     assert_eq!((loads(), text("second")), ([1, 0], second.clone()));
     assert_eq!(client.get("/v1/models/second").1["status"]["value"], "loaded");
     // Each model has its own sampling defaults, which a request overrides.
-    let (_, drawn) = client.post(
+    let (_, sampled) = client.post(
         "/v1/completions",
         &json!({ "model": "second", "prompt": "Once upon a time", "max_tokens": 6 }),
     );
-    assert_eq!(drawn["choices"][0]["text"], second);
+    assert_eq!(sampled["choices"][0]["text"], second);
     let settings = |model: &str, field: &str| {
-        let asked = json!({ "model": model, "prompt": "x", "n_predict": 1, "top_p": 0.5 });
-        client.post("/completion", &asked).1["generation_settings"][field].clone()
+        let body = json!({ "model": model, "prompt": "x", "n_predict": 1, "top_p": 0.5 });
+        client.post("/completion", &body).1["generation_settings"][field].clone()
     };
     let usual = SamplerParams::default();
     assert_eq!((settings("second", "top_k"), settings("second", "top_p")), (json!(7), json!(0.5)));
@@ -67,10 +67,10 @@ fn models_are_loaded_on_demand_and_evicted_for_others() {
     assert_eq!(client.get("/v1/models/second").1["status"]["value"], "unloaded");
     assert_eq!((text("second"), loads()), (second, [2, 1]));
     assert_eq!(text("pocket"), first);
-    let (status, error) = client.post("/v1/completions", &ask("fourth"));
+    let (status, error) = client.post("/v1/completions", &request("fourth"));
     let message = error["error"]["message"].as_str().unwrap();
     assert!(status == 404 && message.contains("'fourth'") && message.contains("'third'"), "{error}");
-    let (status, error) = client.post("/v1/completions", &ask("huge"));
+    let (status, error) = client.post("/v1/completions", &request("huge"));
     assert_eq!((status, n_huge.load(Ordering::Relaxed)), (503, 0), "{error}");
 }
 
@@ -81,15 +81,15 @@ fn a_model_that_is_in_use_is_not_unloaded() {
     let (second, n_second) = offer("second", own);
     let (third, n_third) = offer("third", own);
     let client = start(Options { others: vec![second, third], weight_budget: 2 * own, ..options() });
-    let mut slow = ask("second");
+    let mut slow = request("second");
     (slow["stream"], slow["ignore_eos"], slow["max_tokens"]) = (true.into(), true.into(), 100_000.into());
-    let speaking = client.send("/v1/completions", &slow);
+    let stream = client.send("/v1/completions", &slow);
     client.wait_for("/kv", |kv| kv["running"] == 1);
-    let (status, error) = client.post("/v1/completions", &ask("third"));
+    let (status, error) = client.post("/v1/completions", &request("third"));
     assert_eq!((status, &error["error"]["type"]), (503, &json!("unavailable_error")), "{error}");
-    drop(speaking);
+    drop(stream);
     client.wait_for("/kv", |kv| kv["running"] == 0);
-    let (status, answer) = client.post("/v1/completions", &ask("third"));
+    let (status, answer) = client.post("/v1/completions", &request("third"));
     assert_eq!(status, 200, "{answer}");
     assert_eq!([n_second, n_third].map(|n| n.load(Ordering::Relaxed)), [1, 1]);
 }
@@ -99,10 +99,10 @@ fn two_requests_at_once_load_a_model_once() {
     let (second, loads) = offer("second", 1);
     let client = start(Options { others: vec![second], ..options() });
     std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..4)
-            .map(|_| scope.spawn(|| client.post("/v1/completions", &ask("second")).1["choices"].clone()))
+        let threads: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| client.post("/v1/completions", &request("second")).1["choices"].clone()))
             .collect();
-        let answers: Vec<Value> = asked.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let answers: Vec<Value> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
     });
     assert_eq!(loads.load(Ordering::Relaxed), 1);

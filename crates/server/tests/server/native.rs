@@ -18,7 +18,7 @@ fn close(a: &Value, b: &Value) -> bool {
 fn prompt_logprobs_equal_those_of_generation() {
     let client = start(options());
     // 60 tokens: enough, and no longer than one step with scores.
-    let ask = |more: Value| {
+    let complete = |more: Value| {
         let mut body =
             json!({ "prompt": PROMPT, "echo": true, "logprobs": 2, "max_tokens": 1, "temperature": 0 });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -26,14 +26,16 @@ fn prompt_logprobs_equal_those_of_generation() {
         assert_eq!(status, 200, "{answer}");
         answer["choices"][0].clone()
     };
-    let first = ask(json!({}));
+    let first = complete(json!({}));
     assert!(first["text"].as_str().unwrap().starts_with(PROMPT), "{first}");
-    let told = &first["logprobs"];
-    let tokens = told["tokens"].as_array().unwrap();
-    assert!(tokens.len() > 8 && told["token_logprobs"][0].is_null() && told["top_logprobs"][0].is_null());
-    assert!(told["token_logprobs"].as_array().unwrap()[1..].iter().all(|l| l.as_f64().unwrap() <= 0.0));
+    let logprobs = &first["logprobs"];
+    let tokens = logprobs["tokens"].as_array().unwrap();
+    assert!(
+        tokens.len() > 8 && logprobs["token_logprobs"][0].is_null() && logprobs["top_logprobs"][0].is_null()
+    );
+    assert!(logprobs["token_logprobs"].as_array().unwrap()[1..].iter().all(|l| l.as_f64().unwrap() <= 0.0));
     // Equal, although the whole prompt is cached now.
-    let again = ask(json!({}));
+    let again = complete(json!({}));
     assert_eq!(again["logprobs"], first["logprobs"]);
     // Each prompt token has the logprob of its generation after the earlier tokens.
     let (_, ids) = client.post("/tokenize", &json!({ "content": PROMPT, "add_special": true }));
@@ -41,12 +43,16 @@ fn prompt_logprobs_equal_those_of_generation() {
     for at in [1, ids.len() / 2, ids.len() - 1] {
         let forced = json!({ ids[at].to_string(): 100 });
         let body = json!({ "prompt": ids[..at], "logprobs": 1, "max_tokens": 1, "temperature": 0, "logit_bias": forced });
-        let (_, said) = client.post("/v1/completions", &body);
-        let said = &said["choices"][0]["logprobs"]["token_logprobs"][0];
-        assert!(close(said, &told["token_logprobs"][at]), "{at}: {said} {}", told["token_logprobs"][at]);
+        let (_, generated) = client.post("/v1/completions", &body);
+        let generated = &generated["choices"][0]["logprobs"]["token_logprobs"][0];
+        assert!(
+            close(generated, &logprobs["token_logprobs"][at]),
+            "{at}: {generated} {}",
+            logprobs["token_logprobs"][at]
+        );
     }
     // Without tokens to generate there is only the prompt.
-    let none = ask(json!({ "max_tokens": 0 }));
+    let none = complete(json!({ "max_tokens": 0 }));
     assert_eq!(none["text"], PROMPT);
     assert_eq!(none["logprobs"]["tokens"].as_array().unwrap().len(), ids.len());
 }
@@ -85,18 +91,18 @@ fn a_long_prompt_is_scored_whole_beside_decode() {
     let text: String = (0..150).map(|i| format!("{} is a number. ", i % 97)).collect();
     let body = json!({ "prompt": text, "echo": true, "logprobs": 0, "max_tokens": 0 });
     let (_, alone) = client.post("/v1/completions", &body);
-    let speaking = json!({ "prompt": "x", "ignore_eos": true, "stream": true, "max_tokens": 400 });
-    let other = client.send("/v1/completions", &speaking);
+    let streaming = json!({ "prompt": "x", "ignore_eos": true, "stream": true, "max_tokens": 400 });
+    let other = client.send("/v1/completions", &streaming);
     client.wait_for("/kv", |kv| kv["running"] == 1);
     let (_, beside) = client.post("/v1/completions", &body);
     drop(other);
-    let told = |answer: &Value| answer["choices"][0]["logprobs"].clone();
-    assert_eq!(told(&alone), told(&beside));
-    let n = told(&alone)["tokens"].as_array().unwrap().len();
+    let logprobs = |answer: &Value| answer["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs(&alone), logprobs(&beside));
+    let n = logprobs(&alone)["tokens"].as_array().unwrap().len();
     assert!(n > 600 && alone["usage"]["prompt_tokens"] == n, "{n}");
-    let likely =
-        told(&alone)["token_logprobs"].as_array().unwrap().iter().flat_map(Value::as_f64).sum::<f64>();
-    assert!(likely / (n as f64) > -6.0, "{likely} for {n}");
+    let sum =
+        logprobs(&alone)["token_logprobs"].as_array().unwrap().iter().flat_map(Value::as_f64).sum::<f64>();
+    assert!(sum / (n as f64) > -6.0, "{sum} for {n}");
 }
 
 fn native(client: &Client, body: &Value) -> Value {
@@ -112,9 +118,9 @@ fn greedy_requests_ignore_the_recommended_sampling() {
     let drawing = ServerSampling { usual, greedy: SamplerParams::default() };
     let client = start(Options { drawing, ..options() });
     let penalty = |more: Value| {
-        let mut ask = json!({ "prompt": "Once upon a time", "n_predict": 1 });
-        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        native(&client, &ask)["generation_settings"]["repeat_penalty"].clone()
+        let mut body = json!({ "prompt": "Once upon a time", "n_predict": 1 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        native(&client, &body)["generation_settings"]["repeat_penalty"].clone()
     };
     for (more, want) in [
         (json!({}), 1.5),
@@ -131,8 +137,8 @@ fn greedy_requests_ignore_the_recommended_sampling() {
 #[test]
 fn a_native_completion_has_all_fields_of_llama_cpp() {
     let client = start(options());
-    let ask = json!({ "prompt": "Once upon a time", "n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": true, "seed": 7 });
-    let whole = native(&client, &ask);
+    let request = json!({ "prompt": "Once upon a time", "n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": true, "seed": 7 });
+    let whole = native(&client, &request);
     assert_eq!((&whole["stop"], &whole["tokens_predicted"]), (&json!(true), &json!(6)));
     assert_eq!((&whole["stop_type"], &whole["truncated"]), (&json!("limit"), &json!(false)));
     assert_eq!(whole["tokens"].as_array().unwrap().len(), 6);
@@ -142,27 +148,27 @@ fn a_native_completion_has_all_fields_of_llama_cpp() {
     assert_eq!((&settings["n_predict"], &settings["seed"]), (&json!(6), &json!(7)));
     assert!(whole["prompt"].as_str().unwrap().ends_with("Once upon a time"), "{whole}");
     // A stream has the same content, one token at a time, and ends with all fields.
-    let mut streamed = ask.clone();
+    let mut streamed = request.clone();
     streamed["stream"] = true.into();
     let pieces: Vec<Value> = client.events_without_end("/completion", &streamed);
     let text: String = pieces.iter().map(|piece| piece["content"].as_str().unwrap()).collect();
     assert_eq!(text, whole["content"]);
-    let (last, said) = pieces.split_last().unwrap();
+    let (last, deltas) = pieces.split_last().unwrap();
     assert!(
-        said.iter().all(|piece| piece["stop"] == false && piece["tokens"].as_array().unwrap().len() == 1)
+        deltas.iter().all(|piece| piece["stop"] == false && piece["tokens"].as_array().unwrap().len() == 1)
     );
     assert_eq!((&last["stop"], &last["generation_settings"]["n_predict"]), (&json!(true), &json!(6)));
     // Requested fields only.
-    let mut few = ask.clone();
+    let mut few = request.clone();
     few["response_fields"] = json!(["content", "generation_settings/n_predict"]);
     assert_eq!(
         native(&client, &few),
         json!({ "content": whole["content"], "generation_settings/n_predict": 6 })
     );
     // Probabilities of the sampling distribution.
-    let mut after = with_sampling(&ask);
-    let told = native(&client, &after);
-    for token in told["completion_probabilities"].as_array().unwrap() {
+    let mut after = with_sampling(&request);
+    let sampled = native(&client, &after);
+    for token in sampled["completion_probabilities"].as_array().unwrap() {
         let top = token["top_probs"].as_array().unwrap();
         let sum: f64 = top.iter().map(|top| top["prob"].as_f64().unwrap()).sum();
         assert!(top.len() == 3 && (sum - 1.0).abs() < 1e-5, "three candidates remain: {token}");
@@ -183,10 +189,10 @@ fn a_native_completion_has_all_fields_of_llama_cpp() {
 #[test]
 fn token_ids_of_prompt_and_answer_are_returned() {
     let client = start(options());
-    let asked =
+    let params =
         json!({ "return_token_ids": true, "max_tokens": 12, "temperature": 0, "stop": ["of the nothing"] });
     let with = |mut body: Value, more: &[(&str, Value)]| {
-        body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        body.as_object_mut().unwrap().extend(params.as_object().unwrap().clone());
         more.iter().for_each(|(name, value)| body[*name] = value.clone());
         body
     };
@@ -201,16 +207,16 @@ fn token_ids_of_prompt_and_answer_are_returned() {
         prompt.ends_with(&ids(&tokens["tokens"])) && whole["usage"]["prompt_tokens"] == prompt.len(),
         "{whole}"
     );
-    let said = ids(&whole["choices"][0]["token_ids"]);
-    assert_eq!(whole["usage"]["completion_tokens"], said.len());
+    let generated = ids(&whole["choices"][0]["token_ids"]);
+    assert_eq!(whole["usage"]["completion_tokens"], generated.len());
     let pieces = client.stream("/v1/chat/completions", &with(chat, &[("stream", true.into())]));
     let of_prompt: Vec<Value> = pieces.iter().flat_map(|piece| ids(&piece["prompt_token_ids"])).collect();
     let streamed: Vec<Value> =
         pieces.iter().flat_map(|piece| ids(&piece["choices"][0]["token_ids"])).collect();
-    assert_eq!((of_prompt, streamed), (prompt, said));
-    let ask = json!({ "prompt": ["The sky is", "It"], "n": 2 });
-    let (_, whole) = client.post("/v1/completions", &with(ask.clone(), &[]));
-    let pieces = client.stream("/v1/completions", &with(ask, &[("stream", true.into())]));
+    assert_eq!((of_prompt, streamed), (prompt, generated));
+    let request = json!({ "prompt": ["The sky is", "It"], "n": 2 });
+    let (_, whole) = client.post("/v1/completions", &with(request.clone(), &[]));
+    let pieces = client.stream("/v1/completions", &with(request, &[("stream", true.into())]));
     for choice in whole["choices"].as_array().unwrap() {
         let own =
             || pieces.iter().map(|piece| &piece["choices"][0]).filter(|own| own["index"] == choice["index"]);
@@ -224,11 +230,11 @@ fn token_ids_of_prompt_and_answer_are_returned() {
     assert!(plain["choices"][0]["prompt_token_ids"].is_null() && plain["choices"][0]["token_ids"].is_null());
 }
 
-fn with_sampling(ask: &Value) -> Value {
-    let mut ask = ask.clone();
-    (ask["post_sampling_probs"], ask["temperature"]) = (true.into(), 1.5.into());
-    (ask["top_k"], ask["top_p"], ask["min_p"]) = (3.into(), 1.into(), 0.into());
-    ask
+fn with_sampling(body: &Value) -> Value {
+    let mut body = body.clone();
+    (body["post_sampling_probs"], body["temperature"]) = (true.into(), 1.5.into());
+    (body["top_k"], body["top_p"], body["min_p"]) = (3.into(), 1.into(), 0.into());
+    body
 }
 
 #[test]
@@ -236,9 +242,9 @@ fn an_answer_matches_its_gbnf_grammar() {
     let client = start(options());
     let grammar = "root ::= \"(\" (pair | root) \")\"\npair ::= [a-c]{2} (\",\" pair)?";
     for seed in 0..4 {
-        let ask =
+        let request =
             json!({ "prompt": "x", "grammar": grammar, "temperature": 2.0, "seed": seed, "n_predict": 200 });
-        let answer = native(&client, &ask);
+        let answer = native(&client, &request);
         let text = answer["content"].as_str().unwrap();
         let inner = text.trim_start_matches('(');
         let depth = text.len() - inner.len();
@@ -268,15 +274,15 @@ fn enable_thinking_of_the_request_overrides_defaults() {
         };
         Client::at(start_with(open, Options { thinks, ..options() }))
     };
-    let told = |client: &Client, more: Value| {
-        let mut ask = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
-        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (status, answer) = client.post("/apply-template", &ask);
+    let render = |client: &Client, more: Value| {
+        let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = client.post("/apply-template", &body);
         assert_eq!(status, 200, "{answer}");
         answer["prompt"].as_str().unwrap().to_lowercase()
     };
     let (plain, thinking) = (open(None), open(Some(true)));
-    assert_eq!((told(&plain, json!({})), told(&thinking, json!({}))), ("hi||".into(), "hi||true".into()));
+    assert_eq!((render(&plain, json!({})), render(&thinking, json!({}))), ("hi||".into(), "hi||true".into()));
     for (more, expected) in [
         (json!({ "enable_thinking": false }), "hi||false"),
         (json!({ "reasoning_effort": "none" }), "hi||false"),
@@ -287,7 +293,7 @@ fn enable_thinking_of_the_request_overrides_defaults() {
             "hi||false",
         ),
     ] {
-        assert_eq!(told(&thinking, more.clone()), expected, "{more}");
+        assert_eq!(render(&thinking, more.clone()), expected, "{more}");
     }
     let (status, error) = plain.post(
         "/apply-template",
@@ -300,7 +306,7 @@ fn enable_thinking_of_the_request_overrides_defaults() {
 }
 
 /// Options with a template that starts every answer with reasoning.
-fn always_thinks() -> OpenOptions<'static> {
+fn always_reasoning() -> OpenOptions<'static> {
     let template = "{{ messages[0].content }}{# </think> #}<think>";
     OpenOptions { chat_template: Some(template.to_owned()), n_threads: Some(1), ..Default::default() }
 }
@@ -309,22 +315,22 @@ fn always_thinks() -> OpenOptions<'static> {
 fn reasoning_ends_at_its_budget() {
     let client = |thinking_budget| {
         let drawing = SamplerParams::greedy().into();
-        Client::at(start_with(always_thinks(), Options { thinking_budget, drawing, ..options() }))
+        Client::at(start_with(always_reasoning(), Options { thinking_budget, drawing, ..options() }))
     };
     let (free, bounded) = (client(None), client(Some(3)));
     let (_, end) = free.post("/tokenize", &json!({ "content": "</think>" }));
     let end = end["tokens"].as_array().unwrap().clone();
     let messages = json!([{ "role": "user", "content": "Once upon a time" }]);
-    let ask = |client: &Client, more: Value| {
-        let mut ask =
+    let complete = |client: &Client, more: Value| {
+        let mut body =
             json!({ "messages": messages, "max_tokens": 24, "ignore_eos": true, "return_token_ids": true });
-        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (status, answer) = client.post("/v1/chat/completions", &ask);
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = client.post("/v1/chat/completions", &body);
         assert_eq!(status, 200, "{answer}");
         let choice = &answer["choices"][0];
         (choice["token_ids"].as_array().unwrap().clone(), choice["message"].clone())
     };
-    let (unbounded, message) = ask(&free, json!({}));
+    let (unbounded, message) = complete(&free, json!({}));
     assert!(unbounded.len() == 24 && message["content"] == "", "{message}");
     for (client, more, budget) in [
         (&free, json!({ "thinking_budget_tokens": 5 }), Some(5)),
@@ -339,7 +345,7 @@ fn reasoning_ends_at_its_budget() {
             Some(3),
         ),
     ] {
-        let (tokens, message) = ask(client, more.clone());
+        let (tokens, message) = complete(client, more.clone());
         let n = budget.unwrap_or(24);
         assert_eq!(tokens[..n], unbounded[..n], "{more}");
         if let Some(n) = budget {
@@ -348,11 +354,11 @@ fn reasoning_ends_at_its_budget() {
             assert_eq!(message["reasoning_content"].is_string(), n > 0, "{more}: {message}");
         }
     }
-    let thought = ask(&free, json!({ "thinking_budget_tokens": 5 })).1["reasoning_content"].clone();
+    let reasoning = complete(&free, json!({ "thinking_budget_tokens": 5 })).1["reasoning_content"].clone();
     let thinking = json!({ "type": "enabled", "budget_tokens": 5 });
     let (_, answer) =
         free.post("/v1/messages", &json!({ "messages": messages, "max_tokens": 24, "thinking": thinking }));
-    assert_eq!(answer["content"][0]["thinking"], thought, "{answer}");
+    assert_eq!(answer["content"][0]["thinking"], reasoning, "{answer}");
     // Reasoning tokens include the end mark.
     let body = json!({ "messages": messages, "max_tokens": 24, "thinking_budget_tokens": 5 });
     let (_, answer) = free.post("/v1/chat/completions", &body);
@@ -362,7 +368,8 @@ fn reasoning_ends_at_its_budget() {
 
 #[test]
 fn a_constraint_applies_after_reasoning_only() {
-    let client = Client::at(start_with(always_thinks(), Options { thinking_budget: Some(3), ..options() }));
+    let client =
+        Client::at(start_with(always_reasoning(), Options { thinking_budget: Some(3), ..options() }));
     let schema = json!({
         "type": "object",
         "properties": { "a": { "enum": [7] } },
@@ -438,16 +445,17 @@ fn prompts_are_texts_token_ids_and_mixed_lists() {
 fn prefill_progress_is_reported_from_the_start() {
     let client = start(options());
     let text: String = (0..200).map(|i| format!("{} is a number. ", i % 97)).collect();
-    let ask = json!({ "prompt": text, "n_predict": 1, "stream": true, "return_progress": true, "timings_per_token": true });
+    let request = json!({ "prompt": text, "n_predict": 1, "stream": true, "return_progress": true, "timings_per_token": true });
     for known in [false, true] {
-        let pieces = client.events_without_end("/completion", &ask);
-        let told: Vec<&Value> = pieces.iter().filter(|piece| piece["prompt_progress"].is_object()).collect();
-        let (first, last) = (&told[0]["prompt_progress"], &told.last().unwrap()["prompt_progress"]);
+        let pieces = client.events_without_end("/completion", &request);
+        let progress: Vec<&Value> =
+            pieces.iter().filter(|piece| piece["prompt_progress"].is_object()).collect();
+        let (first, last) = (&progress[0]["prompt_progress"], &progress.last().unwrap()["prompt_progress"]);
         assert_eq!(first["cache"], first["processed"]);
         assert_eq!(first["cache"].as_u64().unwrap() > 0, known);
         assert_eq!(last["processed"], last["total"]);
         assert_eq!(
-            (&told[0]["timings"]["prompt_n"], &told[0]["timings"]["prompt_ms"]),
+            (&progress[0]["timings"]["prompt_n"], &progress[0]["timings"]["prompt_ms"]),
             (&json!(0), &json!(0.0))
         );
     }
@@ -473,8 +481,8 @@ fn metrics_are_served_in_the_requested_format() {
 fn anthropic_responses_name_the_stop_sequence() {
     let client = start(options());
     let question = json!([{ "role": "user", "content": "What is the capital of France?" }]);
-    let ask = json!({ "max_tokens": 40, "temperature": 0, "stop_sequences": ["zzz", "capital"], "messages": question });
-    let (_, answer) = client.post("/v1/messages", &ask);
+    let request = json!({ "max_tokens": 40, "temperature": 0, "stop_sequences": ["zzz", "capital"], "messages": question });
+    let (_, answer) = client.post("/v1/messages", &request);
     assert_eq!(
         (&answer["stop_reason"], &answer["stop_sequence"]),
         (&json!("stop_sequence"), &json!("capital")),
@@ -493,14 +501,14 @@ fn lines(client: &Client, path: &str, body: &Value) -> Vec<Value> {
 fn ollama_responses_are_json_lines() {
     let client = start(options());
     let still = json!({ "temperature": 0, "num_predict": 30 });
-    let ask = json!({ "model": "pocket:latest", "options": still, "messages": [{ "role": "user", "content": "What is the capital of France?" }] });
-    let told = lines(&client, "/api/chat", &ask);
-    let (last, said) = told.split_last().unwrap();
-    let text: String = said.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
-    assert!(text.contains("Paris") && said.iter().all(|line| line["done"] == false), "{told:?}");
+    let request = json!({ "model": "pocket:latest", "options": still, "messages": [{ "role": "user", "content": "What is the capital of France?" }] });
+    let answers = lines(&client, "/api/chat", &request);
+    let (last, deltas) = answers.split_last().unwrap();
+    let text: String = deltas.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
+    assert!(text.contains("Paris") && deltas.iter().all(|line| line["done"] == false), "{answers:?}");
     assert_eq!((&last["done"], &last["done_reason"]), (&json!(true), &json!("stop")));
     assert!(last["eval_count"].as_u64().unwrap() > 3 && last["prompt_eval_count"].as_u64().unwrap() > 5);
-    let mut whole = ask.clone();
+    let mut whole = request.clone();
     whole["stream"] = false.into();
     let (_, answer) = client.post("/api/chat", &whole);
     assert_eq!((&answer["message"]["content"], &answer["done"]), (&json!(text), &json!(true)));
@@ -511,10 +519,10 @@ fn ollama_responses_are_json_lines() {
     );
     assert_eq!(answer["response"], text);
     let raw = json!({ "prompt": "Once upon a time", "raw": true, "options": still });
-    let said: String =
+    let raw_text: String =
         lines(&client, "/api/generate", &raw).iter().map(|line| line["response"].as_str().unwrap()).collect();
     let native = native(&client, &json!({ "prompt": "Once upon a time", "n_predict": 30, "temperature": 0 }));
-    assert_eq!(native["content"], said);
+    assert_eq!(native["content"], raw_text);
     // Structured output, and a call.
     let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } }, "required": ["a"], "additionalProperties": false });
     let mut formed = whole.clone();
@@ -545,12 +553,12 @@ fn ollama_responses_are_json_lines() {
         json!([[]]),
         json!([{ "function": { "arguments": 5 } }]),
     ] {
-        let said = json!({ "role": "assistant", "content": "", "tool_calls": calls });
-        let ask = json!({ "role": "user", "content": "Why?" });
+        let assistant = json!({ "role": "assistant", "content": "", "tool_calls": calls });
+        let user = json!({ "role": "user", "content": "Why?" });
         for (path, limit) in [("/api/chat", "options"), ("/v1/chat/completions", "max_tokens")] {
             let limits = if limit == "options" { json!({ "num_predict": 1 }) } else { json!(1) };
-            let (status, text) =
-                client.post_text(path, &json!({ "messages": [ask, said, ask], limit: limits }).to_string());
+            let (status, text) = client
+                .post_text(path, &json!({ "messages": [user, assistant, user], limit: limits }).to_string());
             assert!(status == 200 || status == 400, "{path} {calls}: {status} {text}");
         }
     }

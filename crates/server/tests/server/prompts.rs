@@ -23,7 +23,7 @@ fn start(change: impl Fn(&mut GgufWriter)) -> Client {
     Client::at(serve_model(Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), open).unwrap(), options()))
 }
 
-fn ask(client: &Client, path: &str, body: &Value) -> Value {
+fn post(client: &Client, path: &str, body: &Value) -> Value {
     let (status, answer) = client.post(path, body);
     assert_eq!(status, 200, "{path}: {answer}");
     answer
@@ -43,7 +43,7 @@ fn a_request_with_tools_uses_the_tool_template() {
     let prompt = |more: Value| {
         let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        ask(&client, "/apply-template", &body)["prompt"].clone()
+        post(&client, "/apply-template", &body)["prompt"].clone()
     };
     assert_eq!(prompt(json!({})), "usual Hi");
     assert_eq!(prompt(json!({ "tools": [] })), "usual Hi");
@@ -59,7 +59,7 @@ fn add_eos_applies_to_embedded_texts_and_not_to_prompts() {
     let start_adding = |adds: bool| start(move |w| w.set("tokenizer.ggml.add_eos_token", adds).unwrap());
     let (plain, adds) = (start_adding(false), start_adding(true));
     let more = |path: &str, body: &Value, n: fn(&Value) -> u64| {
-        n(&ask(&adds, path, body)) - n(&ask(&plain, path, body))
+        n(&post(&adds, path, body)) - n(&post(&plain, path, body))
     };
     let used = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
     let messages = json!([{ "role": "user", "content": "So it is" }]);

@@ -10,7 +10,7 @@ fn with(mut body: Value, more: &Value) -> Value {
     body
 }
 
-fn ask(client: &Client, body: &Value) -> Value {
+fn complete(client: &Client, body: &Value) -> Value {
     let (status, answer) = client.post("/completion", body);
     assert_eq!(status, 200, "{body}: {answer}");
     answer
@@ -24,7 +24,7 @@ fn plain() -> Value {
 /// Returns the sampling probabilities of a token, in descending order.
 fn probabilities(client: &Client, more: &Value) -> Vec<f64> {
     let body = with(with(plain(), &json!({ "n_probs": 100, "post_sampling_probs": true })), more);
-    let answer = ask(client, &body);
+    let answer = complete(client, &body);
     let top = answer["completion_probabilities"][0]["top_probs"].as_array().unwrap();
     top.iter().map(|token| token["prob"].as_f64().unwrap()).collect()
 }
@@ -73,9 +73,9 @@ fn every_sampler_of_llama_cpp_changes_the_probabilities() {
 /// c.
 fn lowered(client: &Client, middle: &str, more: &Value) -> f64 {
     let token = |text: &str| {
-        let (_, told) = client.post("/tokenize", &json!({ "content": text }));
-        assert_eq!(told["tokens"].as_array().unwrap().len(), 1, "{told}");
-        told["tokens"][0].as_u64().unwrap()
+        let (_, tokens) = client.post("/tokenize", &json!({ "content": text }));
+        assert_eq!(tokens["tokens"].as_array().unwrap().len(), 1, "{tokens}");
+        tokens["tokens"][0].as_u64().unwrap()
     };
     let (a, b, c) = (token("the"), token(middle), token("and"));
     let odds = |multiplier: f64| {
@@ -122,9 +122,10 @@ fn every_api_with_samplers_applies_them() {
         assert_eq!(status, 200, "{answer}");
         answer["choices"][0]["text"].clone()
     };
-    let ollama = |path: &str, ask: Value, more: Value| {
+    let ollama = |path: &str, body: Value, more: Value| {
         let options = with(json!({ "num_predict": 12, "temperature": 1.5, "seed": 1 }), &more);
-        let (status, answer) = client.post(path, &with(ask, &json!({ "options": options, "stream": false })));
+        let (status, answer) =
+            client.post(path, &with(body, &json!({ "options": options, "stream": false })));
         assert_eq!(status, 200, "{answer}");
         answer.get("response").cloned().unwrap_or(answer["message"]["content"].clone())
     };
@@ -133,18 +134,18 @@ fn every_api_with_samplers_applies_them() {
     let sure = || json!({ "mirostat": 2, "mirostat_tau": 0, "mirostat_eta": 0 });
     let greedy = || json!({ "temperature": 0 });
     let typical = |seed: i32| json!({ "typical_p": 0, "seed": seed });
-    let asks: [&dyn Fn(Value) -> Value; 4] =
+    let apis: [&dyn Fn(Value) -> Value; 4] =
         [&chat, &text, &|more| ollama("/api/chat", json!({ "messages": messages }), more), &|more| {
             ollama("/api/generate", json!({ "prompt": "Tell me of the sea." }), more)
         }];
-    for (index, ask) in asks.into_iter().enumerate() {
-        let likeliest = ask(greedy());
-        assert_eq!(ask(sure()), likeliest, "{index}");
-        assert_ne!(ask(json!({})), likeliest, "{index}");
-        assert_eq!(ask(typical(1)), ask(typical(2)), "{index}");
+    for (index, generate) in apis.into_iter().enumerate() {
+        let likeliest = generate(greedy());
+        assert_eq!(generate(sure()), likeliest, "{index}");
+        assert_ne!(generate(json!({})), likeliest, "{index}");
+        assert_eq!(generate(typical(1)), generate(typical(2)), "{index}");
         // XTC removes all probable tokens but the last, also at temperature 0.
         assert_ne!(
-            ask(with(greedy(), &json!({ "xtc_probability": 1, "xtc_threshold": 0, "min_p": 0.01 }))),
+            generate(with(greedy(), &json!({ "xtc_probability": 1, "xtc_threshold": 0, "min_p": 0.01 }))),
             likeliest
         );
     }
@@ -181,8 +182,11 @@ fn invalid_sampler_settings_are_rejected_by_name() {
         let options = json!({ "model": "pocket", "prompt": "x", "options": more });
         for (path, body) in [("/completion", with(plain(), &more)), ("/api/generate", options)] {
             let (status, error) = client.post(path, &body);
-            let told = error.to_string();
-            assert!(status == 400 && told.contains(field) && told.contains(words), "{path}, {more}: {error}");
+            let message = error.to_string();
+            assert!(
+                status == 400 && message.contains(field) && message.contains(words),
+                "{path}, {more}: {error}"
+            );
         }
     }
 }
@@ -190,13 +194,13 @@ fn invalid_sampler_settings_are_rejected_by_name() {
 #[test]
 fn generation_settings_report_the_request() {
     let client = start(options());
-    let asked = json!({
+    let params = json!({
         "typical_p": 0.5, "top_n_sigma": 2.0, "xtc_probability": 0.25, "xtc_threshold": 0.125, "dry_multiplier": 0.75, "dry_base": 1.5,
         "dry_allowed_length": 3, "dry_penalty_last_n": -1, "dry_sequence_breakers": ["!"], "dynatemp_range": 0.5,
         "dynatemp_exponent": 2.0, "mirostat": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.5, "repeat_last_n": -1,
     });
-    let settings = ask(&client, &with(plain(), &asked))["generation_settings"].clone();
-    for (name, value) in asked.as_object().unwrap() {
+    let settings = complete(&client, &with(plain(), &params))["generation_settings"].clone();
+    for (name, value) in params.as_object().unwrap() {
         assert_eq!(&settings[name], value, "{name}");
     }
     let usual = &client.get("/props").1["default_generation_settings"]["params"];
@@ -251,14 +255,14 @@ fn drafts_and_preemption_keep_the_sampler_state() {
     let plain = start(Options { draft_max: Some(0), ..options() });
     let few = start(Options { kv_budget: 3 << 19, draft_max: Some(4), ..options() });
     let bodies: Vec<Value> = (0..6).map(|i| body(i, &with_state()[i % 3])).collect();
-    let expected: Vec<Value> = bodies.iter().map(|body| ask(&plain, body)).collect();
+    let expected: Vec<Value> = bodies.iter().map(|body| complete(&plain, body)).collect();
     assert!(expected.iter().all(|answer| answer["timings"]["draft_n"].as_u64().unwrap_or(0) == 0));
-    let alone = ask(&few, &bodies[0]);
+    let alone = complete(&few, &bodies[0]);
     assert!(alone["timings"]["draft_n"].as_u64().unwrap() > 0, "{}", alone["timings"]);
     assert_eq!(alone["content"], expected[0]["content"]);
     std::thread::scope(|scope| {
-        let asked: Vec<_> = bodies.iter().map(|body| scope.spawn(|| ask(&few, body))).collect();
-        for (thread, expected) in asked.into_iter().zip(&expected) {
+        let threads: Vec<_> = bodies.iter().map(|body| scope.spawn(|| complete(&few, body))).collect();
+        for (thread, expected) in threads.into_iter().zip(&expected) {
             assert_eq!(thread.join().unwrap()["content"], expected["content"]);
         }
     });

@@ -14,11 +14,11 @@ const N: usize = 5;
 /// Answers of a server with room for all.
 static EXPECTED: LazyLock<Vec<String>> = LazyLock::new(|| {
     let alone = start(options());
-    (0..N).map(|seed| ask(&alone, seed).0).collect()
+    (0..N).map(|seed| complete(&alone, seed).0).collect()
 });
 
 /// Returns the answer to the prompt of a conversation, and the number of cached tokens.
-fn ask(client: &Client, seed: usize) -> (String, u64) {
+fn complete(client: &Client, seed: usize) -> (String, u64) {
     let prompt: String = (0..130).map(|i| format!("{} is a number. ", (i * 31 + seed * 7) % 97)).collect();
     let body = json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0 });
     let (status, answer) = client.post("/v1/completions", &body);
@@ -28,7 +28,7 @@ fn ask(client: &Client, seed: usize) -> (String, u64) {
 }
 
 /// Returns a value of `/kv` at rest; no tier ever exceeds its budget.
-fn told(client: &Client, name: &str) -> u64 {
+fn kv_value(client: &Client, name: &str) -> u64 {
     client.wait_for("/kv", |kv| kv["running"] == 0);
     let (_, kv) = client.get("/kv");
     let number = |name: &str| kv[name].as_u64().unwrap_or_else(|| panic!("{name}: {kv}"));
@@ -48,16 +48,16 @@ fn metric(client: &Client, name: &str) -> u64 {
 fn evicted_sessions_move_to_memory_and_are_reported() {
     let client = start(Options { kv_budget: FEW, kv_ram: 64 << 20, ..options() });
     for (seed, expected) in EXPECTED.iter().enumerate() {
-        assert_eq!(ask(&client, seed), (expected.clone(), 0));
-        told(&client, "bytes");
+        assert_eq!(complete(&client, seed), (expected.clone(), 0));
+        kv_value(&client, "bytes");
     }
-    let waiting = told(&client, "ram_bytes");
+    let waiting = kv_value(&client, "ram_bytes");
     assert!(waiting > 0);
     assert_eq!(metric(&client, "kvant:kv_ram_bytes"), waiting);
-    assert_eq!((told(&client, "disk_bytes"), metric(&client, "kvant:kv_disk_bytes")), (0, 0));
+    assert_eq!((kv_value(&client, "disk_bytes"), metric(&client, "kvant:kv_disk_bytes")), (0, 0));
     for (seed, expected) in EXPECTED.iter().enumerate() {
-        let (said, cached) = ask(&client, seed);
-        assert!(said == *expected && cached > 512, "{seed}: {cached}, {said}");
+        let (text, cached) = complete(&client, seed);
+        assert!(text == *expected && cached > 512, "{seed}: {cached}, {text}");
     }
 }
 
@@ -71,13 +71,13 @@ fn sessions_that_exceed_memory_move_to_disk_or_are_recomputed() {
         let mut n_found = 0;
         for round in 0..2 {
             for (seed, expected) in EXPECTED.iter().enumerate() {
-                let (said, cached) = ask(&client, seed);
-                assert_eq!(said, *expected, "{seed}");
+                let (text, cached) = complete(&client, seed);
+                assert_eq!(text, *expected, "{seed}");
                 n_found += usize::from(round > 0 && cached > 512);
-                told(&client, "ram_bytes");
+                kv_value(&client, "ram_bytes");
             }
         }
-        let on_disk = told(&client, "disk_bytes");
+        let on_disk = kv_value(&client, "disk_bytes");
         assert_eq!(metric(&client, "kvant:kv_disk_bytes"), on_disk);
         assert_eq!(on_disk > 0, has_disk);
         if has_disk {
@@ -92,18 +92,18 @@ fn sessions_that_exceed_memory_move_to_disk_or_are_recomputed() {
 #[test]
 fn a_preempted_sequence_resumes_from_memory_unchanged() {
     let body = |i: usize| json!({ "prompt": format!("Story {i}:"), "max_tokens": 300, "ignore_eos": true, "temperature": 0 });
-    let ask = |client: &Client, i: usize| -> Value {
+    let complete = |client: &Client, i: usize| -> Value {
         let (status, answer) = client.post("/v1/completions", &body(i));
         assert_eq!(status, 200, "{answer}");
         answer["choices"][0]["text"].clone()
     };
     let alone = start(options());
     let few = start(Options { kv_budget: 3 << 19, kv_ram: 64 << 20, ..options() });
-    let expected: Vec<Value> = (0..6).map(|i| ask(&alone, i)).collect();
+    let expected: Vec<Value> = (0..6).map(|i| complete(&alone, i)).collect();
     std::thread::scope(|scope| {
         let few = &few;
-        let asked: Vec<_> = (0..6).map(|i| scope.spawn(move || ask(few, i))).collect();
-        for (thread, expected) in asked.into_iter().zip(&expected) {
+        let threads: Vec<_> = (0..6).map(|i| scope.spawn(move || complete(few, i))).collect();
+        for (thread, expected) in threads.into_iter().zip(&expected) {
             assert_eq!(thread.join().unwrap(), *expected);
         }
     });
@@ -124,8 +124,8 @@ fn saved_files_become_readable_by_their_owner_only() {
     let modes = || files().iter().map(|path| fs::metadata(path).unwrap().mode() & 0o777).collect::<Vec<_>>();
     let on_disk = || Options { kv_budget: FEW, kv_disk: Some((folder.clone(), 64 << 20)), ..options() };
     let client = start(on_disk());
-    (0..N).for_each(|seed| drop(ask(&client, seed)));
-    told(&client, "disk_bytes");
+    (0..N).for_each(|seed| drop(complete(&client, seed)));
+    kv_value(&client, "disk_bytes");
     assert!(!modes().is_empty() && modes().iter().all(|&mode| mode == 0o600), "{:?}", modes());
     // Permissions as set by earlier versions.
     files().iter().for_each(|path| fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap());

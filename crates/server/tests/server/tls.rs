@@ -54,7 +54,7 @@ fn files(name: &str, certificate: &str, key: &str) -> (PathBuf, TlsFiles) {
 }
 
 /// Sends a request over TLS and returns the response.
-fn ask(stream: TcpStream, request: &str) -> std::io::Result<String> {
+fn exchange(stream: TcpStream, request: &str) -> std::io::Result<String> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -82,17 +82,17 @@ fn a_tls_server_answers_over_tls_only() {
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    let answer = ask(connect(), &request).unwrap();
+    let answer = exchange(connect(), &request).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("data: [DONE]"), "{answer}");
     let mut plain = connect();
     plain.write_all(request.as_bytes()).unwrap();
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     // The connection is closed, with or without an error.
-    _ = plain.read_to_end(&mut heard);
-    assert!(!String::from_utf8_lossy(&heard).contains("HTTP/1.1 200"), "{heard:?}");
+    _ = plain.read_to_end(&mut received);
+    assert!(!String::from_utf8_lossy(&received).contains("HTTP/1.1 200"), "{received:?}");
     // A TLS client fails against a plain server.
     let open = start(options());
-    assert!(ask(open.connect(), &request).is_err());
+    assert!(exchange(open.connect(), &request).is_err());
     drop(silent);
     fs::remove_dir_all(folder).unwrap();
 }

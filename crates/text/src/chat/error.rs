@@ -49,10 +49,10 @@ pub enum TemplateError {
     #[error("the chat template does not write the last message as it is, so that it cannot be continued")]
     FinalMessage,
     /// The template drops images or writes them more than once.
-    #[error("the chat template writes {got} of {wanted} images of this conversation")]
+    #[error("the chat template writes {got} of {expected} images of this conversation")]
     Images {
         /// Images in the conversation.
-        wanted: usize,
+        expected: usize,
         /// Images in the rendered text.
         got: usize,
     },

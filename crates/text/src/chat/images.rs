@@ -24,14 +24,14 @@ impl ChatTemplate {
         options: &RenderOptions,
         mark: &str,
     ) -> Result<(Rendered, Vec<Rendered>), TemplateError> {
-        let wanted = messages.iter().map(n_images).sum();
-        if wanted == 0 {
+        let expected = messages.iter().map(n_images).sum();
+        if expected == 0 {
             let rendered = self.render(messages, options)?;
             return Ok((rendered.clone(), vec![rendered]));
         }
         if let Ok(rendered) = self.render(messages, options) {
             let parts = rendered.split(mark, true);
-            if parts.len() == wanted + 1 {
+            if parts.len() == expected + 1 {
                 return Ok((rendered, parts));
             }
         }
@@ -40,8 +40,8 @@ impl ChatTemplate {
         let rendered = self.render(&flat, options)?;
         let parts = rendered.split(&hidden, false);
         match parts.len() - 1 {
-            got if got == wanted => Ok((rendered, parts)),
-            got => Err(TemplateError::Images { wanted, got }),
+            got if got == expected => Ok((rendered, parts)),
+            got => Err(TemplateError::Images { expected, got }),
         }
     }
 }
@@ -120,14 +120,14 @@ mod tests {
     #[test]
     fn images_split_the_text_where_the_template_puts_them() {
         let image = || json!({ "type": "image" });
-        let said = |text: &str| json!({ "type": "text", "text": text });
-        let content = json!([image(), said("a <image> b"), image(), said("c")]);
+        let text_part = |text: &str| json!({ "type": "text", "text": text });
+        let content = json!([image(), text_part("a <image> b"), image(), text_part("c")]);
         let (whole, parts) = render(IN_PARTS, content.clone()).unwrap();
         assert_eq!(whole.as_str(), "user:<image>a <image> b<image>c\n");
         assert_eq!(parts, ["user:", "a <image> b", "c\n"]);
         // Each piece keeps the ranges that the template wrote.
         assert_eq!(render(AS_TEXT, content).unwrap().1, ["<s>user: ", "\na <image> b", "\nc\n"]);
-        assert_eq!(render(IN_PARTS, json!([said("x")])).unwrap().1, ["user: x\n"]);
+        assert_eq!(render(IN_PARTS, json!([text_part("x")])).unwrap().1, ["user: x\n"]);
     }
 
     #[test]
@@ -140,6 +140,6 @@ mod tests {
     fn a_template_that_drops_images_is_an_error() {
         let content = json!([{ "type": "image" }, { "type": "text", "text": "x" }]);
         let error = render("{{ messages|length }}", content).unwrap_err();
-        assert!(matches!(error, TemplateError::Images { wanted: 1, got: 0 }), "{error}");
+        assert!(matches!(error, TemplateError::Images { expected: 1, got: 0 }), "{error}");
     }
 }

@@ -292,21 +292,21 @@ impl ChatTemplate {
 
     /// Probes whether the template ignores string content but renders the text of a list of parts.
     fn reads_parts_only(&self) -> bool {
-        const SAID: &str = "KvantSaysThis";
+        const PROBE: &str = "KvantSaysThis";
         *self.wants_parts.get_or_init(|| {
             let options = RenderOptions { now: Some(0), ..RenderOptions::default() };
             let render = |message: &Json| self.render_as_given(json!([message]), &options).ok();
-            let message = |said: &str| json!({ "role": "user", "content": said });
-            let of_part = render(&in_parts(&message(SAID)));
-            let reads_parts = of_part.is_some_and(|rendered| rendered.text.contains(SAID));
-            reads_parts && render(&message(SAID)) == render(&message("Another"))
+            let message = |content: &str| json!({ "role": "user", "content": content });
+            let of_part = render(&in_parts(&message(PROBE)));
+            let reads_parts = of_part.is_some_and(|rendered| rendered.text.contains(PROBE));
+            reads_parts && render(&message(PROBE)) == render(&message("Another"))
         })
     }
 
     fn render_as_given(&self, messages: Json, options: &RenderOptions) -> Result<Rendered, TemplateError> {
         let own = self.tokens.iter().map(|(name, text)| (*name, text.as_str())).collect();
         // `transformers` always defines `tools` and `documents`, as `none` if absent.
-        let said = [
+        let inputs = [
             ("messages", messages),
             ("add_generation_prompt", json!(options.add_generation_prompt)),
             ("tools", json!(options.tools)),
@@ -319,7 +319,8 @@ impl ChatTemplate {
             [("datetime", json!(now)), ("functions", json!(tools))]
         });
         let extra = options.extra.iter().map(|(name, value)| (name.as_str(), value.clone()));
-        let given = Inputs { own, said: extra.chain(of_makers.into_iter().flatten()).chain(said).collect() };
+        let given =
+            Inputs { own, untrusted: extra.chain(of_makers.into_iter().flatten()).chain(inputs).collect() };
         let (text, own) = self.template.render(&given, options.now()).map_err(TemplateError::render)?;
         Ok(Rendered { text, own })
     }

@@ -17,8 +17,8 @@ pub enum TextPart {
 enum State {
     /// Only whitespace has been generated.
     Start,
-    Thinking,
-    Speaking,
+    Reasoning,
+    Answering,
 }
 
 /// Parses streamed text into one leading reasoning section and the answer after it. Buffers a
@@ -39,61 +39,62 @@ impl ReasoningParser {
     /// without `</think>` implies no reasoning. A prompt may end with an open `<think>`.
     pub fn of(source: &str, prompt: &str) -> Self {
         let state = match source.contains(THINK_CLOSE) {
-            true if prompt.trim_end().ends_with(THINK_OPEN) => State::Thinking,
+            true if prompt.trim_end().ends_with(THINK_OPEN) => State::Reasoning,
             true => State::Start,
-            false => State::Speaking,
+            false => State::Answering,
         };
-        Self { state, skips_whitespace: state == State::Thinking, buffer: String::new(), n_whitespace: 0 }
+        Self { state, skips_whitespace: state == State::Reasoning, buffer: String::new(), n_whitespace: 0 }
     }
 
     /// Creates a parser that treats all text as the answer.
     pub fn none() -> Self {
-        Self { state: State::Speaking, skips_whitespace: false, buffer: String::new(), n_whitespace: 0 }
+        Self { state: State::Answering, skips_whitespace: false, buffer: String::new(), n_whitespace: 0 }
     }
 
     /// Whether a reasoning section is open.
     pub fn is_reasoning(&self) -> bool {
-        self.state == State::Thinking
+        self.state == State::Reasoning
     }
 
     /// Appends `text` and returns the pieces that are now complete.
     pub fn push(&mut self, text: &str) -> Vec<TextPart> {
         self.buffer += text;
-        let mut said = Vec::new();
-        while self.step(&mut said) {}
-        said
+        let mut parts = Vec::new();
+        while self.step(&mut parts) {}
+        parts
     }
 
     /// Returns the buffered text at the end of the response.
     pub fn rest(&mut self) -> Vec<TextPart> {
-        let mut said = self.push("");
+        let mut parts = self.push("");
         let held = std::mem::take(&mut self.buffer);
         put(
-            &mut said,
-            if self.state == State::Thinking { TextPart::Reasoning } else { TextPart::Text },
+            &mut parts,
+            if self.state == State::Reasoning { TextPart::Reasoning } else { TextPart::Text },
             held,
         );
-        said
+        parts
     }
 
     /// Consumes one item of the buffer. Returns whether more may follow.
-    fn step(&mut self, said: &mut Vec<TextPart>) -> bool {
+    fn step(&mut self, parts: &mut Vec<TextPart>) -> bool {
         if self.skips_whitespace {
             self.keep(skip_whitespace(&self.buffer, 0));
             self.skips_whitespace = self.buffer.is_empty();
         }
         match self.state {
             State::Start => self.start(),
-            State::Thinking => {
-                let (thought, is_complete) = take_from(&mut self.buffer, &mut self.n_whitespace, THINK_CLOSE);
-                put(said, TextPart::Reasoning, thought);
+            State::Reasoning => {
+                let (reasoning, is_complete) =
+                    take_from(&mut self.buffer, &mut self.n_whitespace, THINK_CLOSE);
+                put(parts, TextPart::Reasoning, reasoning);
                 if is_complete {
-                    (self.state, self.skips_whitespace) = (State::Speaking, true);
+                    (self.state, self.skips_whitespace) = (State::Answering, true);
                 }
                 is_complete
             }
-            State::Speaking => {
-                put(said, TextPart::Text, std::mem::take(&mut self.buffer));
+            State::Answering => {
+                put(parts, TextPart::Text, std::mem::take(&mut self.buffer));
                 false
             }
         }
@@ -105,13 +106,13 @@ impl ReasoningParser {
         let begun = &self.buffer[self.n_whitespace..];
         if begun.starts_with(THINK_OPEN) {
             self.keep(self.n_whitespace + THINK_OPEN.len());
-            (self.state, self.skips_whitespace) = (State::Thinking, true);
+            (self.state, self.skips_whitespace) = (State::Reasoning, true);
             return true;
         }
         if THINK_OPEN.starts_with(begun) {
             return false;
         }
-        self.state = State::Speaking;
+        self.state = State::Answering;
         true
     }
 
@@ -135,8 +136,8 @@ fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool
     let known = std::mem::take(blanks);
     if let Some(at) = held[known..].find(mark) {
         let after = held.split_off(known + at);
-        let said = std::mem::replace(held, after[mark.len()..].to_owned());
-        return (said.trim_end().to_owned(), true);
+        let before = std::mem::replace(held, after[mark.len()..].to_owned());
+        return (before.trim_end().to_owned(), true);
     }
     let word = held.len() - partial_match_len(&held[known..], mark);
     let at = match held[known..word].trim_end().len() {
@@ -160,9 +161,9 @@ fn skip_whitespace(text: &str, from: usize) -> usize {
 }
 
 /// Appends `text` as a piece unless it is empty.
-fn put(said: &mut Vec<TextPart>, kind: fn(String) -> TextPart, text: String) {
+fn put(parts: &mut Vec<TextPart>, kind: fn(String) -> TextPart, text: String) {
     if !text.is_empty() {
-        said.push(kind(text));
+        parts.push(kind(text));
     }
 }
 
@@ -171,16 +172,16 @@ mod tests {
     use super::*;
 
     /// Returns the reasoning and the answer, which must not depend on how the text is split.
-    fn taken_apart(source: &str, prompt: &str, text: &str) -> (String, String) {
+    fn split_reasoning(source: &str, prompt: &str, text: &str) -> (String, String) {
         let chars: Vec<char> = text.chars().collect();
         let ways = (1..=chars.len()).map(|size| {
-            let mut thoughts = ReasoningParser::of(source, prompt);
-            let pieces = chars.chunks(size).map(|piece| thoughts.push(&piece.iter().collect::<String>()));
+            let mut parser = ReasoningParser::of(source, prompt);
+            let pieces = chars.chunks(size).map(|piece| parser.push(&piece.iter().collect::<String>()));
             let mut all = pieces.collect::<Vec<_>>().concat();
-            all.extend(thoughts.rest());
+            all.extend(parser.rest());
             let mut parts = (String::new(), String::new());
-            for said in all {
-                match said {
+            for part in all {
+                match part {
                     TextPart::Reasoning(text) => parts.0 += &text,
                     TextPart::Text(text) => parts.1 += &text,
                 }
@@ -194,37 +195,37 @@ mod tests {
 
     #[test]
     fn reasoning_is_separated_however_the_text_is_split() {
-        let knows = "{{ '</think>' }}";
-        for (source, prompt, text, thought, answer) in [
-            (knows, "", "Hello.", "", "Hello."),
-            (knows, "", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
-            (knows, "", " <think>Hm", "Hm", ""),
-            (knows, "", "a <think> b", "", "a <think> b"),
-            (knows, "", "<thin air", "", "<thin air"),
-            (knows, "", "<think></think>Yes. <think>No.</think>", "", "Yes. <think>No.</think>"),
-            (knows, "Go on: <think>\n", "Hm.</think>Yes.", "Hm.", "Yes."),
-            (knows, "", " \n <think>a \n b  </thin  </think> c", "a \n b  </thin", "c"),
-            (knows, "", "  <thin", "", "  <thin"),
-            (knows, "", "<think>é  \u{2003} é</</think>ü", "é  \u{2003} é</", "ü"),
+        let source = "{{ '</think>' }}";
+        for (source, prompt, text, reasoning, answer) in [
+            (source, "", "Hello.", "", "Hello."),
+            (source, "", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+            (source, "", " <think>Hm", "Hm", ""),
+            (source, "", "a <think> b", "", "a <think> b"),
+            (source, "", "<thin air", "", "<thin air"),
+            (source, "", "<think></think>Yes. <think>No.</think>", "", "Yes. <think>No.</think>"),
+            (source, "Go on: <think>\n", "Hm.</think>Yes.", "Hm.", "Yes."),
+            (source, "", " \n <think>a \n b  </thin  </think> c", "a \n b  </thin", "c"),
+            (source, "", "  <thin", "", "  <thin"),
+            (source, "", "<think>é  \u{2003} é</</think>ü", "é  \u{2003} é</", "ü"),
             ("", "<think>", "<think>x</think>", "", "<think>x</think>"),
         ] {
-            let got = taken_apart(source, prompt, text);
-            assert_eq!(got, (thought.to_owned(), answer.to_owned()), "{text:?}");
+            let got = split_reasoning(source, prompt, text);
+            assert_eq!(got, (reasoning.to_owned(), answer.to_owned()), "{text:?}");
         }
     }
     #[test]
     fn scanned_whitespace_is_not_scanned_again() {
         for begins in ["", "<think>a"] {
-            let mut thoughts = ReasoningParser::of("</think>", "");
-            thoughts.push(begins);
+            let mut parser = ReasoningParser::of("</think>", "");
+            parser.push(begins);
             for n in 1..=100 {
-                assert_eq!(thoughts.push(" "), []);
-                assert_eq!(thoughts.push("\u{2003}"), []);
-                assert_eq!(thoughts.buffer.len(), 4 * n);
+                assert_eq!(parser.push(" "), []);
+                assert_eq!(parser.push("\u{2003}"), []);
+                assert_eq!(parser.buffer.len(), 4 * n);
                 assert!(
-                    thoughts.n_whitespace + 4 > thoughts.buffer.len(),
+                    parser.n_whitespace + 4 > parser.buffer.len(),
                     "{} of {}",
-                    thoughts.n_whitespace,
+                    parser.n_whitespace,
                     4 * n
                 );
             }

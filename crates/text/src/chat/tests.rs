@@ -204,16 +204,16 @@ fn conversations_with_tools_use_the_tool_use_template() {
         let (_, tokenizer) = file(&["<BOS>"], None);
         ChatTemplate::from_gguf(&Gguf::from_bytes(bytes.into_inner()).unwrap(), &tokenizer)
     };
-    let said = |template: &ChatTemplate, tools: Option<Json>| {
+    let render = |template: &ChatTemplate, tools: Option<Json>| {
         let options = RenderOptions { tools, ..RenderOptions::default() };
         template.render(&[Message::user("x")], &options).map(|text| text.to_string())
     };
     let tools = || Some(json!([{ "type": "function" }]));
     let both =
         with(&[("", "usual"), (".tool_use", "{{ bos_token }}{{ tools | length }}"), (".rag", "{%")]).unwrap();
-    assert_eq!(said(&both, None).unwrap(), "usual");
-    assert_eq!(said(&both, Some(json!([]))).unwrap(), "usual");
-    assert_eq!(said(&both, tools()).unwrap(), "<BOS>1");
+    assert_eq!(render(&both, None).unwrap(), "usual");
+    assert_eq!(render(&both, Some(json!([]))).unwrap(), "usual");
+    assert_eq!(render(&both, tools()).unwrap(), "<BOS>1");
     assert_eq!(both.for_tools(true).unwrap().source(), "{{ bos_token }}{{ tools | length }}");
     assert_eq!((both.source(), both.for_tools(false).unwrap().source()), ("usual", "usual"));
     // Conversations with images select the same template.
@@ -222,13 +222,13 @@ fn conversations_with_tools_use_the_tool_use_template() {
     assert_eq!(text.as_str(), "<BOS>1");
     let alone = with(&[(".tool_use", "tools")]).unwrap();
     assert_eq!(
-        (said(&alone, None).unwrap(), said(&alone, tools()).unwrap()),
+        (render(&alone, None).unwrap(), render(&alone, tools()).unwrap()),
         ("tools".into(), "tools".into())
     );
     // A syntax error of the tool template surfaces only when it is used.
     let bad = with(&[("", "usual"), (".tool_use", "{%")]).unwrap();
-    assert_eq!(said(&bad, None).unwrap(), "usual");
-    assert!(matches!(said(&bad, tools()), Err(TemplateError::Syntax { .. })));
+    assert_eq!(render(&bad, None).unwrap(), "usual");
+    assert!(matches!(render(&bad, tools()), Err(TemplateError::Syntax { .. })));
 }
 
 /// Texts of control tokens of several model families.
@@ -265,13 +265,13 @@ fn marks() -> Tokenizer {
     Tokenizer::new(data).unwrap()
 }
 
-/// Returns the control tokens of a conversation whose messages all contain `said`, or `None` if the
+/// Returns the control tokens of a conversation whose messages all contain `text`, or `None` if the
 /// template rejects it.
-fn control_tokens(template: &ChatTemplate, tokenizer: &Tokenizer, said: &str) -> Option<Vec<u32>> {
+fn control_tokens(template: &ChatTemplate, tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
     let messages =
-        [Message::system(said), Message::user(said), Message::assistant(said), Message::user(said)];
+        [Message::system(text), Message::user(text), Message::assistant(text), Message::user(text)];
     let tools = json!([{"type": "function", "function": {
-        "name": said, "description": said, "parameters": {"type": "object", "properties": {said: {"type": "string"}}},
+        "name": text, "description": text, "parameters": {"type": "object", "properties": {text: {"type": "string"}}},
     }}]);
     let with_tools =
         RenderOptions { add_generation_prompt: true, tools: Some(tools), now: THEN, ..Default::default() };
@@ -300,24 +300,24 @@ fn message_text_never_becomes_a_control_token() {
         })),
         Err(_) => eprintln!("skipped: {} is not there", dir.display()),
     }
-    let mut told = 0;
+    let mut n_rendered = 0;
     for (name, source) in &sources {
         let template = ChatTemplate::for_tokenizer(source, &tokenizer).unwrap();
         let Some(want) = control_tokens(&template, &tokenizer, "word") else { continue };
-        told += 1;
+        n_rendered += 1;
         let all = MARKS.concat();
         let halves: Vec<&str> = MARKS.iter().flat_map(|mark| <[&str; 2]>::from(mark.split_at(2))).collect();
-        for said in MARKS
+        for text in MARKS
             .iter()
             .copied()
             .chain([all.as_str(), "<|im_", "end|>", "<|", "|>", "[", "INST]"])
             .chain(halves)
         {
-            let got = control_tokens(&template, &tokenizer, said);
-            assert_eq!(got.as_ref(), Some(&want), "{name}: {said:?}");
+            let got = control_tokens(&template, &tokenizer, text);
+            assert_eq!(got.as_ref(), Some(&want), "{name}: {text:?}");
         }
     }
-    assert!(told >= BUILTIN.len(), "only {told} of {} formats render", sources.len());
+    assert!(n_rendered >= BUILTIN.len(), "only {n_rendered} of {} formats render", sources.len());
 }
 
 #[test]
@@ -354,14 +354,15 @@ fn text_after_a_mark_keeps_its_trusted_ranges() {
 fn a_final_message_is_continued_directly_after_its_text() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
-    let render = |source: &str, said: &str| {
+    let render = |source: &str, answer: &str| {
         let template = ChatTemplate::new(source, "", "").unwrap();
-        let messages = [Message::user("Yes"), Message::assistant(said)];
+        let messages = [Message::user("Yes"), Message::assistant(answer)];
         template.render(&messages, &options).map(|rendered| rendered.to_string())
     };
-    for (said, want) in [("Yes", "<user>Yes</><assistant>Yes"), (" So it\n", "<user>Yes</><assistant>So it")]
+    for (answer, want) in
+        [("Yes", "<user>Yes</><assistant>Yes"), (" So it\n", "<user>Yes</><assistant>So it")]
     {
-        assert_eq!(render(source, said).unwrap(), want);
+        assert_eq!(render(source, answer).unwrap(), want);
     }
     // Trailing whitespace stays if the template preserves it.
     assert_eq!(render(&source.replace(" | trim", ""), "Yes, ").unwrap(), "<user>Yes</><assistant>Yes, ");

@@ -92,17 +92,17 @@ impl Interpreter {
             return Err(Fault::failed(format!("'{name}' can change only lists of variables")));
         };
         let mut items = Items::of(list)?;
-        let given = self.mutate_items(&mut items, name, args)?;
+        let result = self.mutate_items(&mut items, name, args)?;
         let changed = items.finish()?;
         if let Some(place) = self.storage(&target) {
             *place = changed;
         }
-        Ok(given)
+        Ok(result)
     }
 
     /// Mutates `items` and returns the result of the method.
     fn mutate_items(&self, items: &mut Items, name: &str, mut args: CallArgs) -> Result<Value> {
-        let given = match name {
+        let result = match name {
             "append" => {
                 items.push(args.need(0, "object")?)?;
                 Value::None
@@ -120,7 +120,7 @@ impl Interpreter {
             }
         };
         args.finish(1)?;
-        Ok(given)
+        Ok(result)
     }
 
     /// Returns the storage of `target` in any scope.

@@ -299,12 +299,12 @@ impl Interpreter {
         printf::format(&template, &values, &self.meter)
     }
 
-    /// Returns the first value whose key compares as `wanted` to all others.
-    fn extreme(&self, keyed: Vec<(Value, Value)>, wanted: Ordering) -> Result<Value> {
+    /// Returns the first value whose key compares as `order` to all others.
+    fn extreme(&self, keyed: Vec<(Value, Value)>, order: Ordering) -> Result<Value> {
         let mut keyed = keyed.into_iter();
         let Some(mut best) = keyed.next() else { return Ok(Value::Undefined) };
         for one in keyed {
-            if one.0.compare(&best.0, &self.meter)? == wanted {
+            if one.0.compare(&best.0, &self.meter)? == order {
                 best = one;
             }
         }
@@ -376,13 +376,13 @@ impl Interpreter {
         let test = if args.is_empty() { None } else { Some(self.text(&args.remove(0))?) };
         let mut items = Items::new(&self.meter);
         for item in ops::list(value, &self.meter)?.items() {
-            let told = self.pick(item, attribute.as_ref())?;
+            let tested = self.pick(item, attribute.as_ref())?;
             let holds = match &test {
                 Some(test) => {
                     let args = CallArgs { positional: args.clone(), named: Vec::new() };
-                    self.test(test.as_str(), &told, args)?
+                    self.test(test.as_str(), &tested, args)?
                 }
-                None => told.is_true(),
+                None => tested.is_true(),
             };
             if holds == how.starts_with("select") {
                 items.push(item.clone())?;
@@ -450,7 +450,7 @@ fn number_filter(
     meter: &super::limits::Budget,
 ) -> Result<Value> {
     meter.work(1)?;
-    let told = match value {
+    let parsed = match value {
         Value::Text(text) => {
             meter.read(text.len())?;
             let text = &without_digit_separators(text.as_str().trim());
@@ -459,12 +459,12 @@ fn number_filter(
         _ if value.as_float().is_some() => Some(value.clone()),
         _ => None,
     };
-    let number = told.as_ref().and_then(Value::as_float);
+    let number = parsed.as_ref().and_then(Value::as_float);
     match name {
         "int" => {
             let other = args.take(0, "default").unwrap_or(Value::Int(0));
             args.finish(1)?;
-            let whole = told.as_ref().and_then(Value::as_int);
+            let whole = parsed.as_ref().and_then(Value::as_int);
             Ok(whole.or(number.filter(|x| x.is_finite()).map(|x| x as i128)).map_or(other, Value::Int))
         }
         "float" => {
@@ -509,8 +509,8 @@ fn number_filter(
 fn without_digit_separators(text: &str) -> String {
     let bytes = text.as_bytes();
     let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
-    let goes = |at: usize| bytes[at] == b'_' && at > 0 && is_digit(at - 1) && is_digit(at + 1);
-    text.char_indices().filter(|(at, _)| !goes(*at)).map(|(_, c)| c).collect()
+    let is_separator = |at: usize| bytes[at] == b'_' && at > 0 && is_digit(at - 1) && is_digit(at + 1);
+    text.char_indices().filter(|(at, _)| !is_separator(*at)).map(|(_, c)| c).collect()
 }
 
 /// Python's `round` of an integer, which stays one: to a multiple of a power of ten, ties to even.

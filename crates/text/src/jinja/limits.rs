@@ -34,9 +34,9 @@ impl Budget {
     /// the template, and the allowance scales with them so that a template may scan and write them
     /// several times.
     pub(super) fn begin(&self) {
-        let given = (usize::MAX / 2).saturating_sub(self.bytes.get());
-        self.bytes.set(MAX_BYTES.saturating_add(given.saturating_mul(4)));
-        self.steps.set(MAX_STEPS.saturating_add(given as u64));
+        let input_bytes = (usize::MAX / 2).saturating_sub(self.bytes.get());
+        self.bytes.set(MAX_BYTES.saturating_add(input_bytes.saturating_mul(4)));
+        self.steps.set(MAX_STEPS.saturating_add(input_bytes as u64));
     }
 
     /// Spends steps.

@@ -224,16 +224,16 @@ pub(super) fn join(between: &Text, list: &List, meter: &Rc<Budget>) -> Result<Va
 
 /// Strips whitespace, or else `chars`, at the start and end of `text`.
 pub(super) fn strip(text: &Text, chars: Option<&Text>, start: bool, end: bool) -> Result<Text> {
-    let goes = |c: char| chars.map_or(c.is_whitespace(), |chars| chars.as_str().contains(c));
+    let is_stripped = |c: char| chars.map_or(c.is_whitespace(), |chars| chars.as_str().contains(c));
     text.meter().read(text.len())?;
     // Every removed character is searched in `chars`.
     let n_chars = chars.map_or(0, Text::len);
     let mut part = text.as_str();
     if start {
-        part = part.trim_start_matches(goes);
+        part = part.trim_start_matches(is_stripped);
     }
     if end {
-        part = part.trim_end_matches(goes);
+        part = part.trim_end_matches(is_stripped);
     }
     text.meter().read((text.len() - part.len() + 2).saturating_mul(n_chars))?;
     text.part(part)
@@ -248,9 +248,9 @@ pub(super) fn cased(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Te
     }
     let mut out = TextBuilder::new(text.meter());
     let mut begins = true;
-    for (c, said) in text.chars() {
+    for (c, is_input) in text.chars() {
         let changed: String = if begins { c.to_uppercase().collect() } else { c.to_lowercase().collect() };
-        out.push(&changed, said)?;
+        out.push(&changed, is_input)?;
         begins = how == "title" && ends(c);
     }
     out.finish()
@@ -361,11 +361,11 @@ fn map_method(
 }
 
 fn list_method(list: &List, name: &str, mut args: eval::CallArgs, meter: &Budget) -> Result<Value> {
-    let wanted = args.need(0, "value")?;
+    let needle = args.need(0, "value")?;
     args.finish(1)?;
     let mut n = 0;
     for (at, item) in list.items().iter().enumerate() {
-        if item.equals(&wanted, meter)? {
+        if item.equals(&needle, meter)? {
             if name == "index" {
                 return Ok(Value::Int(at as i128));
             }

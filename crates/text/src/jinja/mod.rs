@@ -93,7 +93,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) own: Vec<(&'a str, &'a str)>,
     /// Untrusted input: messages, tools and others. Earlier entries hide later ones of the same
     /// name.
-    pub(crate) said: Vec<(&'a str, Json)>,
+    pub(crate) untrusted: Vec<(&'a str, Json)>,
 }
 
 impl Template {
@@ -132,8 +132,8 @@ fn globals(meter: &Rc<Budget>, given: &Inputs<'_>) -> Result<eval::Scope, Fault>
     for (name, text) in &given.own {
         globals.insert((*name).to_owned(), Value::own(meter, text)?);
     }
-    for (name, json) in given.said.iter().rev() {
-        globals.insert((*name).to_owned(), Value::said(meter, json)?);
+    for (name, json) in given.untrusted.iter().rev() {
+        globals.insert((*name).to_owned(), Value::from_input(meter, json)?);
     }
     Ok(globals)
 }

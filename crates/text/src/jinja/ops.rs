@@ -19,7 +19,9 @@ pub(super) fn list(value: &Value, meter: &Rc<Budget>) -> Result<List> {
         Value::List(list) => return Ok(list.clone()),
         Value::Undefined | Value::None => Items::new(meter).finish()?,
         Value::Map(map) => List::collect(meter, map.entries().iter().map(|(key, _)| Ok(key.clone())))?,
-        Value::Text(text) => List::collect(meter, text.chars().map(|(c, said)| char_text(meter, c, said)))?,
+        Value::Text(text) => {
+            List::collect(meter, text.chars().map(|(c, is_input)| char_text(meter, c, is_input)))?
+        }
         _ => return Err(Fault::failed(format!("{} cannot be iterated", value.kind()))),
     };
     match made {
@@ -28,8 +30,8 @@ pub(super) fn list(value: &Value, meter: &Rc<Budget>) -> Result<List> {
     }
 }
 
-fn char_text(meter: &Rc<Budget>, c: char, said: bool) -> Result<Value> {
-    Ok(Value::Text(Text::new(meter, c.encode_utf8(&mut [0; 4]), said)?))
+fn char_text(meter: &Rc<Budget>, c: char, is_input: bool) -> Result<Value> {
+    Ok(Value::Text(Text::new(meter, c.encode_utf8(&mut [0; 4]), is_input)?))
 }
 
 /// Returns the parts of `text` as a list.
@@ -201,7 +203,7 @@ pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Budget>) -> Result<Val
             meter.read(text.len())?;
             let n = text.as_str().chars().count();
             let at = place(at, n).and_then(|at| text.chars().nth(at));
-            at.map(|(c, said)| char_text(meter, c, said)).transpose()?
+            at.map(|(c, is_input)| char_text(meter, c, is_input)).transpose()?
         }
         _ => None,
     };

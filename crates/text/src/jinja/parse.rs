@@ -67,7 +67,7 @@ impl Parser {
         is
     }
 
-    fn unexpected<T>(&self, wanted: &str) -> Result<T> {
+    fn unexpected<T>(&self, expected: &str) -> Result<T> {
         let got = match self.peek() {
             Token::Data(_) => "text".to_owned(),
             Token::VarBegin => "'{{'".to_owned(),
@@ -80,7 +80,7 @@ impl Parser {
             Token::Op(op) => format!("'{op}'"),
             Token::End => "the end".to_owned(),
         };
-        Err(Fault::failed(format!("expected {wanted}, got {got}")))
+        Err(Fault::failed(format!("expected {expected}, got {got}")))
     }
 
     fn expect_op(&mut self, op: &str) -> Result<()> {

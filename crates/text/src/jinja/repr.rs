@@ -141,16 +141,16 @@ fn quote(text: &Text, out: &mut TextBuilder, meter: &Budget) -> Result<(), Fault
 
 /// Appends `text`, with each character replaced where `escape` returns a replacement.
 fn escaped(text: &Text, escape: impl Fn(char) -> Option<String>, out: &mut TextBuilder) -> Result<(), Fault> {
-    for (piece, said) in text.pieces(0..text.len()) {
+    for (piece, is_input) in text.pieces(0..text.len()) {
         let mut plain = 0;
         for (i, c) in piece.char_indices() {
             if let Some(other) = escape(c) {
-                out.push(&piece[plain..i], said)?;
-                out.push(&other, said)?;
+                out.push(&piece[plain..i], is_input)?;
+                out.push(&other, is_input)?;
                 plain = i + c.len_utf8();
             }
         }
-        out.push(&piece[plain..], said)?;
+        out.push(&piece[plain..], is_input)?;
     }
     Ok(())
 }

@@ -7,14 +7,14 @@ use super::*;
 
 /// Renders `source` with fixed inputs, and puts input text in «marks».
 pub(super) fn marked(source: &str) -> Result<String, Fault> {
-    let said = vec![
+    let untrusted = vec![
         ("x", json!("Ab c")),
         ("end", json!("<|end|>")),
         ("list", json!(["b", "A", "c"])),
         ("map", json!({"k": "v", "role": "user"})),
         ("message", json!({"role": "<|end|>", "n": 3, "f": 1e16, "content": " hi\nyou "})),
     ];
-    let given = Inputs { own: vec![("bos", "<s>")], said };
+    let given = Inputs { own: vec![("bos", "<s>")], untrusted };
     let now = jiff::civil::date(2026, 1, 2).at(3, 4, 5, 0);
     let template = Template::parse(source).map_err(|(fault, _)| fault)?;
     let (text, own) = template.render(&given, now).map_err(|(fault, _)| fault)?;
@@ -141,7 +141,7 @@ fn expressions_and_statements_have_jinjas_semantics() {
 #[test]
 fn text_grown_message_by_message_takes_linear_time() {
     let messages: Vec<_> = (0..20_000).map(|i| json!({"content": format!("{i:0200}")})).collect();
-    let given = Inputs { own: Vec::new(), said: vec![("messages", json!(messages))] };
+    let given = Inputs { own: Vec::new(), untrusted: vec![("messages", json!(messages))] };
     for source in [
         "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out = ns.out ~ '<s>' ~ m.content ~ '\n' %}\
          {% if not ns.out.endswith('\n') %}no{% endif %}{% endfor %}{{ ns.out }}",

@@ -9,8 +9,8 @@ use super::limits::{Budget, ByteReservation};
 /// Bytes of a text besides its characters: its counters and allocator overhead.
 const OVERHEAD: usize = 96;
 
-/// Text in which every byte is either template text or input text (`said`): part of a message, a
-/// tool or any other input. Every operation preserves this, so it holds for the rendered output.
+/// Text in which every byte is either template text or input text (`is_input`): part of a message,
+/// a tool or any other input. Every operation preserves this, so it holds for the rendered output.
 #[derive(Debug, Clone)]
 pub(super) struct Text(Rc<Buf>);
 
@@ -25,9 +25,9 @@ struct Buf {
 
 impl Text {
     /// Copies `text`, as input or template text.
-    pub(super) fn new(meter: &Rc<Budget>, text: &str, said: bool) -> Result<Self, Fault> {
+    pub(super) fn new(meter: &Rc<Budget>, text: &str, is_input: bool) -> Result<Self, Fault> {
         let mut draft = TextBuilder::new(meter);
-        draft.push(text, said)?;
+        draft.push(text, is_input)?;
         draft.finish()
     }
 
@@ -56,9 +56,9 @@ impl Text {
         std::iter::from_fn(move || {
             let end = flips.get(next).map_or(range.end, |&flip| flip.min(range.end));
             let piece = text.get(at..end).filter(|piece| !piece.is_empty())?;
-            let said = next % 2 == 1;
+            let is_input = next % 2 == 1;
             (at, next) = (end, next + 1);
-            Some((piece, said))
+            Some((piece, is_input))
         })
     }
 
@@ -84,16 +84,16 @@ impl Text {
     /// Applies `change` to each piece.
     pub(super) fn map(&self, mut change: impl FnMut(&str) -> String) -> Result<Self, Fault> {
         let mut draft = TextBuilder::new(self.meter());
-        for (piece, said) in self.pieces(0..self.len()) {
+        for (piece, is_input) in self.pieces(0..self.len()) {
             self.meter().read(piece.len())?;
-            draft.push(&change(piece), said)?;
+            draft.push(&change(piece), is_input)?;
         }
         draft.finish()
     }
 
     /// Returns the characters, each with whether it is input.
     pub(super) fn chars(&self) -> impl Iterator<Item = (char, bool)> {
-        self.pieces(0..self.len()).flat_map(|(piece, said)| piece.chars().map(move |c| (c, said)))
+        self.pieces(0..self.len()).flat_map(|(piece, is_input)| piece.chars().map(move |c| (c, is_input)))
     }
 
     /// Replaces every `old` by `new`, at most `limit` times. An empty `old` matches between all
@@ -115,8 +115,8 @@ impl Text {
     pub(super) fn into_trusted(self) -> (String, Vec<Range<usize>>) {
         let mut own = Vec::new();
         let mut at = 0;
-        for (piece, said) in self.pieces(0..self.len()) {
-            if !said {
+        for (piece, is_input) in self.pieces(0..self.len()) {
+            if !is_input {
                 own.push(at..at + piece.len());
             }
             at += piece.len();
@@ -154,12 +154,12 @@ impl TextBuilder {
     }
 
     /// Appends a piece.
-    pub(super) fn push(&mut self, piece: &str, said: bool) -> Result<(), Fault> {
+    pub(super) fn push(&mut self, piece: &str, is_input: bool) -> Result<(), Fault> {
         let Buf { text, flips, buffer: held } = &mut self.0;
         if piece.is_empty() {
             return Ok(());
         }
-        if (flips.len() % 2 == 1) != said {
+        if (flips.len() % 2 == 1) != is_input {
             held.grow(size_of::<usize>())?;
             flips.push(text.len());
         }
@@ -180,8 +180,8 @@ impl TextBuilder {
 
     /// Appends a part of a text.
     pub(super) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<(), Fault> {
-        for (piece, said) in text.pieces(range) {
-            self.push(piece, said)?;
+        for (piece, is_input) in text.pieces(range) {
+            self.push(piece, is_input)?;
         }
         Ok(())
     }

@@ -35,16 +35,16 @@ fn directive(text: &str) -> &str {
 
 /// Formats a directive, if it is valid.
 fn written(directive: &str, now: DateTime) -> Option<String> {
-    let told = |format: &str| strtime::format(format, now).ok();
+    let formatted = |format: &str| strtime::format(format, now).ok();
     match directive {
-        "%c" => told("%a %b %e %H:%M:%S %Y"),
-        "%x" => told("%m/%d/%y"),
-        "%X" => told("%H:%M:%S"),
-        "%r" => told("%I:%M:%S %p"),
+        "%c" => formatted("%a %b %e %H:%M:%S %Y"),
+        "%x" => formatted("%m/%d/%y"),
+        "%X" => formatted("%H:%M:%S"),
+        "%r" => formatted("%I:%M:%S %p"),
         "%f" => Some(format!("{:06}", now.subsec_nanosecond() / 1000)),
         "%s" => now.to_zoned(jiff::tz::TimeZone::UTC).ok().map(|now| now.timestamp().as_second().to_string()),
         "%z" | "%Z" => Some(String::new()),
-        _ if directive.len() > 1 && directive.ends_with(|c| COMMON.contains(c)) => told(directive),
+        _ if directive.len() > 1 && directive.ends_with(|c| COMMON.contains(c)) => formatted(directive),
         _ => None,
     }
 }

@@ -312,7 +312,7 @@ fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<usize, Faul
 
 impl Value {
     /// Converts a JSON value; every text counts as input, except [`ROLES`].
-    pub(super) fn said(meter: &Rc<Budget>, json: &serde_json::Value) -> Result<Value, Fault> {
+    pub(super) fn from_input(meter: &Rc<Budget>, json: &serde_json::Value) -> Result<Value, Fault> {
         use serde_json::Value as Json;
         Ok(match json {
             Json::Null => Value::None,
@@ -322,14 +322,16 @@ impl Value {
                 None => Value::Float(n.as_f64().unwrap_or(f64::NAN)),
             },
             Json::String(text) => Value::Text(Text::new(meter, text, true)?),
-            Json::Array(items) => List::collect(meter, items.iter().map(|item| Value::said(meter, item)))?,
+            Json::Array(items) => {
+                List::collect(meter, items.iter().map(|item| Value::from_input(meter, item)))?
+            }
             Json::Object(object) => {
                 let mut entries = Entries::new(meter);
                 for (key, value) in object {
                     let is_role = key == "role" && value.as_str().is_some_and(|role| ROLES.contains(&role));
                     let value = match value {
                         Json::String(role) if is_role => Value::own(meter, role)?,
-                        value => Value::said(meter, value)?,
+                        value => Value::from_input(meter, value)?,
                     };
                     entries.set(Value::Text(Text::new(meter, key, true)?), value)?;
                 }

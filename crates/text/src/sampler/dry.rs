@@ -56,15 +56,15 @@ impl Dry {
         scratch: &mut Scratch,
     ) {
         let tokens = &tokens[tokens.len().saturating_sub(self.last_n)..];
-        let most = breakers.n_after_last(tokens);
-        if most < self.allowed_length {
+        let max_length = breakers.n_after_last(tokens);
+        if max_length < self.allowed_length {
             return;
         }
         count_matches(tokens, &mut scratch.matches);
         let continued = &mut scratch.continued;
         continued.clear();
         continued.extend(scratch.matches.iter().enumerate().skip(1).filter_map(|(distance, &length)| {
-            let length = length.min(most);
+            let length = length.min(max_length);
             let token = tokens[tokens.len() - distance];
             (length >= self.allowed_length).then_some(Continuation { token, length })
         }));

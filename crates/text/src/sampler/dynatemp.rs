@@ -35,8 +35,8 @@ impl Dynatemp {
         }
         let range = f64::from(self.range);
         let (low, high) = ((usual - range).max(0.0), usual + range);
-        let most = ln(candidates.len() as f64);
-        let share = (Distribution::of(candidates).entropy(candidates) / most).clamp(0.0, 1.0);
+        let max_entropy = ln(candidates.len() as f64);
+        let share = (Distribution::of(candidates).entropy(candidates) / max_entropy).clamp(0.0, 1.0);
         low + (high - low) * pow(share, f64::from(self.exponent))
     }
 }

@@ -81,10 +81,10 @@ impl Mirostat {
             MirostatVersion::V2 => {
                 // A surprise of at most mu, where the surprise is -log2 of a weight's share.
                 let total: f64 = candidates.iter().map(|c| scale.weight(c)).sum();
-                let least = total * pow(2.0, -mu);
+                let min_weight = total * pow(2.0, -mu);
                 sort_likeliest(1, candidates);
                 let likeliest = candidates[0];
-                candidates.retain(|c| *c == likeliest || scale.weight(c) >= least);
+                candidates.retain(|c| *c == likeliest || scale.weight(c) >= min_weight);
                 candidates.sort_unstable_by(Candidate::rank);
             }
         }

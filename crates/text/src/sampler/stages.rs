@@ -176,9 +176,9 @@ fn dry_penalizes_tokens_that_extend_a_repetition() {
     close(lowered(&[1, 1, 1, 1], Dry { base: 1.0, ..DRY }), 0.2);
     close(lowered(&[0, 1], Dry { allowed_length: 0, ..DRY }), 0.2);
     // An unbounded penalty, and a token that is excluded or the only one.
-    let most = Dry { multiplier: f32::MAX, base: f32::MAX, ..DRY };
-    assert_eq!(after(most, &[1, 2, 3, 1, 2]), 0);
-    assert_eq!(likeliest(dry(most), &[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0], &[2, 2, 2, 2, 2]), 2);
+    let max = Dry { multiplier: f32::MAX, base: f32::MAX, ..DRY };
+    assert_eq!(after(max, &[1, 2, 3, 1, 2]), 0);
+    assert_eq!(likeliest(dry(max), &[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0], &[2, 2, 2, 2, 2]), 2);
 }
 
 /// a, b, a line break, a line break after an a, half a two-byte character, its other half, "<",
@@ -235,19 +235,19 @@ fn each_sampler_has_a_state_of_its_own() {
         ..OFF
     };
     for params in [params, SamplerParams { mirostat: Mirostat::default(), ..params }] {
-        let say = |sampler: &mut Sampler, tokens: &mut Vec<u32>, n: usize| {
+        let sample = |sampler: &mut Sampler, tokens: &mut Vec<u32>, n: usize| {
             (0..n).for_each(|_| tokens.push(sampler.sample(&l, tokens).unwrap()));
         };
         let (mut whole, mut tokens) = (Sampler::new(params), vec![1]);
-        say(&mut whole, &mut tokens, 40);
-        let (mut parts, mut said) = (Sampler::new(params), vec![1]);
-        say(&mut parts, &mut said, 15);
+        sample(&mut whole, &mut tokens, 40);
+        let (mut parts, mut in_parts) = (Sampler::new(params), vec![1]);
+        sample(&mut parts, &mut in_parts, 15);
         let mut other = Sampler::new(params);
-        say(&mut other, &mut vec![2], 7);
+        sample(&mut other, &mut vec![2], 7);
         let mut copy = parts.clone();
-        let mut again = said.clone();
-        say(&mut parts, &mut said, 25);
-        say(&mut copy, &mut again, 25);
-        assert_eq!((&said, &again), (&tokens, &tokens));
+        let mut again = in_parts.clone();
+        sample(&mut parts, &mut in_parts, 25);
+        sample(&mut copy, &mut again, 25);
+        assert_eq!((&in_parts, &again), (&tokens, &tokens));
     }
 }

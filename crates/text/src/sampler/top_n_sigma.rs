@@ -9,6 +9,6 @@ pub(super) fn apply(n: f32, candidates: &mut Vec<Candidate>) {
     let count = candidates.len() as f64;
     let mean = logits().sum::<f64>() / count;
     let variance = logits().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / count;
-    let least = logits().fold(f64::NEG_INFINITY, f64::max) - f64::from(n) * variance.sqrt();
-    candidates.retain(|c| f64::from(c.logit) >= least);
+    let min_logit = logits().fold(f64::NEG_INFINITY, f64::max) - f64::from(n) * variance.sqrt();
+    candidates.retain(|c| f64::from(c.logit) >= min_logit);
 }

@@ -289,14 +289,14 @@ mod tests {
 
     #[test]
     fn unknown_steps_are_errors() {
-        for (words, told) in [
+        for (words, expected) in [
             (&["nfc", "nfq"][..], "expected nfc, nfd"),
             (&["replace", "a"], "expected a text to put in its place, got nothing"),
             (&["replace", "", "a"], "expected a text to replace, got an empty one"),
             (&["prepend"], "expected a text to begin with, got nothing"),
         ] {
             let error = Normalizer::from_words(words.iter().copied()).unwrap_err().to_string();
-            assert!(error.contains(KEY) && error.contains(told), "{error}");
+            assert!(error.contains(KEY) && error.contains(expected), "{error}");
         }
     }
 }

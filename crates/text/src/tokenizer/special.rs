@@ -178,11 +178,11 @@ impl Partition {
         added: &AddedTokens,
         normalizer: &Normalizer,
     ) -> Result<Self, TokenizerError> {
-        let finder = |wanted: &dyn Fn(u32) -> bool| {
+        let finder = |selects: &dyn Fn(u32) -> bool| {
             let text = |&id: &u32| Some((id, normalizer.apply(vocab.text(id)?, &[]).text));
             let (ids, texts): (Vec<u32>, Vec<Cow<'_, str>>) = ids
                 .iter()
-                .filter(|&&id| wanted(id))
+                .filter(|&&id| selects(id))
                 .filter_map(text)
                 .filter(|(_, text)| !text.is_empty())
                 .unzip();

@@ -360,7 +360,7 @@ fn slowly(tokens: &[(String, f32)], text: &str) -> Vec<String> {
         let mut best: Option<(f32, usize)> = None;
         for (at, pair) in pieces.windows(2).enumerate() {
             if let Some(score) =
-                score(&pair.concat()).filter(|&score| best.is_none_or(|(most, _)| score > most))
+                score(&pair.concat()).filter(|&score| best.is_none_or(|(best_score, _)| score > best_score))
             {
                 best = Some((score, at));
             }

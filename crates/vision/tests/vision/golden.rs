@@ -63,10 +63,10 @@ fn preprocessing_equals_that_of_transformers() {
         let sides: Vec<_> = layout.tiles.iter().map(|tile| [tile.width(), tile.height()]).collect();
         assert_eq!(sides, golden.tiles.iter().map(|(sides, _)| *sides).collect::<Vec<_>>(), "{name}");
         for (tile, (sides, values)) in layout.tiles.iter().zip(&golden.tiles) {
-            let wanted: Vec<u8> = (0..tile.rgb().len())
+            let want: Vec<u8> = (0..tile.rgb().len())
                 .map(|i| colour(config, values[i % 3 * sides[0] * sides[1] + i / 3], i % 3))
                 .collect();
-            assert!(tile.rgb() == wanted, "{name}: other colours");
+            assert!(tile.rgb() == want, "{name}: other colours");
         }
         assert_eq!(layout.n_rows() * golden.n_hidden, golden.rows.len(), "{name}");
     });

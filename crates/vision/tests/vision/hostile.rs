@@ -32,7 +32,7 @@ fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> G
 }
 
 /// Encodes an image; returns the number of its rows.
-fn look(gguf: &Gguf, device: &Arc<CpuDevice>, image: &Image) -> Result<usize, VisionError> {
+fn encode(gguf: &Gguf, device: &Arc<CpuDevice>, image: &Image) -> Result<usize, VisionError> {
     let encoder = VisionEncoder::load(gguf, Arc::clone(device))?;
     let layout = ImageLayout::new(encoder.config(), image)?;
     // The first tile suffices: faulty numbers can produce many tiles.
@@ -61,7 +61,7 @@ fn numbers_that_make_no_sense_are_refused_or_harmless() {
         for (key, n) in numbers {
             for value in [0, 1, n / 2, n.saturating_sub(1), n + 1, 2 * n + 1, 3 * n, u32::MAX] {
                 let changed = rewritten(&gguf, |writer| writer.set(key, value).unwrap(), "");
-                if let Err(error) = look(&changed, &device, &image) {
+                if let Err(error) = encode(&changed, &device, &image) {
                     assert!(is_a_line(&error), "{name} with {key} = {value}: {error}");
                 }
             }
@@ -87,7 +87,7 @@ fn a_missing_encoder_tensor_is_reported_or_optional() {
                 "img_break",
                 "ffn_gate.weight",
             ];
-            match look(&changed, &device, &image) {
+            match encode(&changed, &device, &image) {
                 Ok(_) => assert!(
                     may_lack.iter().any(|end| info.name.ends_with(end)),
                     "{name} without {}",

@@ -226,12 +226,12 @@ pub fn arguments(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
         bounds = rest;
     }
     case = case.and(bounds).and(own);
-    case.is_talk = command == ["chat"];
+    case.is_conversation = command == ["chat"];
     // A name among the values may be an output file.
     for name in case.args.clone() {
         let name = name.to_string_lossy().into_owned();
-        let behind = name.split_once('=').map_or(name.clone(), |(_, value)| value.to_owned());
-        case = case.output(&name).output(&behind);
+        let assigned = name.split_once('=').map_or(name.clone(), |(_, value)| value.to_owned());
+        case = case.output(&name).output(&assigned);
     }
     Ok(case)
 }

@@ -37,7 +37,7 @@ const LINES: [&[u8]; 26] = [
 ];
 
 /// Creates some lines, the last one terminated or not.
-pub fn talk(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
+pub fn conversation(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let mut lines = Vec::new();
     for _ in 0..chance.below(12) {
         lines.extend_from_slice(chance.of(&LINES));
@@ -52,5 +52,5 @@ pub fn talk(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Cas
     if chance.one_in(2) {
         case = case.and(["--context-shift"]);
     }
-    Ok(case.reads(lines).output("saved").talks())
+    Ok(case.reads(lines).output("saved").conversation())
 }

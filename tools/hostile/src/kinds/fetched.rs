@@ -8,10 +8,10 @@ use crate::chance::Choices;
 use crate::fixtures::Fixtures;
 
 /// Creates a case with a hub id.
-pub fn fetched(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
+pub fn fetched(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
     let name = chance.of(&["someone/m", "someone/m:q8_0", "someone/m:q2_k"]);
     let mut case = Case::new(folder, ["run", "-t", "1", "-n", "1", "-p", "hi", "--quiet", "-hf", name]);
-    let endpoint = format!("http://127.0.0.1:{}/{}", shop.hub, chance.below(1 << 30));
+    let endpoint = format!("http://127.0.0.1:{}/{}", fixtures.hub, chance.below(1 << 30));
     case.env.push(("HF_ENDPOINT".into(), endpoint.into()));
     case.env.push(("HF_HOME".into(), folder.join("given-home").into()));
     Ok(case)

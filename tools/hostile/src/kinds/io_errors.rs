@@ -11,8 +11,8 @@ use crate::chance::Choices;
 use crate::fixtures::{Fixtures, text};
 
 /// Creates a case with a closed or full stream, or an invalid path.
-pub fn ends(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
-    if chance.one_in(2) { closed(chance, folder) } else { no_place(chance, shop, folder) }
+pub fn ends(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
+    if chance.one_in(2) { closed(chance, folder) } else { invalid_path(chance, fixtures, folder) }
 }
 
 fn closed(chance: &mut Choices, folder: &Path) -> io::Result<Case> {
@@ -34,7 +34,7 @@ fn closed(chance: &mut Choices, folder: &Path) -> io::Result<Case> {
     if chance.one_in(3) {
         case.stdin = None;
     }
-    case.is_talk = is_chat;
+    case.is_conversation = is_chat;
     let is_full = case.stdout == Stream::Full && !is_chat;
     Ok(if is_full { case.expect(Expect::Refused) } else { case })
 }
@@ -62,7 +62,7 @@ fn place(chance: &mut Choices, folder: &Path) -> io::Result<String> {
     Ok("given".to_owned())
 }
 
-fn no_place(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
+fn invalid_path(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let place = &place(chance, folder)?;
     let ppl = ["eval", "ppl", "-f", "text", "-c", "32", "--chunks", "1", "-t", "1"];
     let case = match chance.below(10) {
@@ -77,8 +77,8 @@ fn no_place(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Cas
         8 => Case::new(folder, ["eval", "niah", "-c", "64", "--depths", "1", "--form", place]),
         _ => {
             let lines = format!("/save {place}\n/load {place}\n/kv\n");
-            let talk = Case::new(folder, ["chat", "-n", "1"]).reads(lines).file("text", text())?;
-            return Ok(talk.expect(Expect::Answered).talks());
+            let chat = Case::new(folder, ["chat", "-n", "1"]).reads(lines).file("text", text())?;
+            return Ok(chat.expect(Expect::Answered).conversation());
         }
     };
     // Some options treat an empty name as absent.

@@ -46,7 +46,7 @@ pub const N_WEIGHTS: usize = 32;
 /// Every kind.
 pub const KINDS: [Kind; 14] = [
     Kind { name: "model", weight: 3, make: Command(models::changed) },
-    Kind { name: "weights", weight: 1, make: Command(models::no_numbers) },
+    Kind { name: "weights", weight: 1, make: Command(models::nonfinite) },
     Kind { name: "metadata", weight: 4, make: Command(models::metadata) },
     Kind { name: "template", weight: 3, make: Command(templates::template) },
     Kind { name: "context", weight: 2, make: Command(persisted::context) },
@@ -56,7 +56,7 @@ pub const KINDS: [Kind; 14] = [
     Kind { name: "arguments", weight: 4, make: Command(arguments::arguments) },
     Kind { name: "variables", weight: 1, make: Command(arguments::variables) },
     Kind { name: "ends", weight: 2, make: Command(io_errors::ends) },
-    Kind { name: "talk", weight: 1, make: Command(chat::talk) },
+    Kind { name: "talk", weight: 1, make: Command(chat::conversation) },
     Kind { name: "fetched", weight: 2, make: Command(fetched::fetched) },
     Kind { name: "requests", weight: 4, make: Request(requests::request) },
 ];

@@ -20,17 +20,17 @@ fn command(chance: &mut Choices, folder: &Path, name: &str) -> Case {
         3 => Case::new(folder, ["bench", name, "-p", "1", "-n", "1", "-r", "1", "-t", "1"]),
         4 => Case::new(folder, ["eval", "ppl", "-m", name, "-c", "16", "--chunks", "1", "-t", "1"]),
         5 => {
-            let talk = Case::new(folder, ["chat", name, "-n", "2", "-t", "1"])
+            let chat = Case::new(folder, ["chat", name, "-n", "2", "-t", "1"])
                 .reads("hi\n/kv\n/system x\n/regenerate\n");
-            talk.talks()
+            chat.conversation()
         }
         _ => Case::new(folder, run),
     }
 }
 
 /// Creates the bundled model with changed bytes, or truncated, or another file under its name.
-pub fn changed(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
-    let head = shop.gguf.tensors().iter().map(|info| info.offset).min().unwrap_or(0) as usize;
+pub fn changed(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let head = fixtures.gguf.tensors().iter().map(|info| info.offset).min().unwrap_or(0) as usize;
     let mut bytes = MODEL.to_vec();
     let mut name = "model.gguf";
     let expect = match chance.below(8) {
@@ -68,10 +68,10 @@ fn mutated(chance: &mut Choices, bytes: &mut Vec<u8>, from: usize, until: usize)
 }
 
 /// Creates the bundled model with NaN or an infinity in a tensor.
-pub fn no_numbers(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
+pub fn nonfinite(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
     let mut bytes = MODEL.to_vec();
     let breakable = |info: &&TensorInfo| matches!(info.dtype, DType::F32 | DType::F16 | DType::Q8_0);
-    let tensors: Vec<_> = shop.gguf.tensors().iter().filter(breakable).collect();
+    let tensors: Vec<_> = fixtures.gguf.tensors().iter().filter(breakable).collect();
     let info = chance.of(&tensors);
     let block = chance.below(info.n_bytes / info.dtype.block_bytes()) * info.dtype.block_bytes();
     let broken = match info.dtype {
@@ -93,9 +93,9 @@ pub fn no_numbers(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::R
 }
 
 /// Creates the bundled model with one or more changed keys.
-pub fn metadata(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
-    let mut writer = GgufWriter::with_meta(shop.gguf.meta()).map_err(io::Error::other)?;
-    let keys: Vec<&str> = shop.gguf.meta().iter().map(|(key, _)| key).collect();
+pub fn metadata(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let mut writer = GgufWriter::with_meta(fixtures.gguf.meta()).map_err(io::Error::other)?;
+    let keys: Vec<&str> = fixtures.gguf.meta().iter().map(|(key, _)| key).collect();
     for _ in 0..=chance.below(3) {
         let mut key = (chance.of(&keys)).to_owned();
         if chance.one_in(4) {
@@ -104,12 +104,12 @@ pub fn metadata(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Res
         // Values that the writer rejects are skipped.
         let _ = set(chance, &mut writer, &key);
     }
-    for info in shop.gguf.tensors() {
+    for info in fixtures.gguf.tensors() {
         writer.add_tensor(&info.name, &info.shape, info.dtype).map_err(io::Error::other)?;
     }
     let mut bytes = Vec::new();
     let fill = |sink: &mut kvant_gguf::TensorSink<'_>| {
-        shop.gguf.tensors().iter().try_for_each(|info| sink.bytes(&info.name, &shop.gguf.data(info)))
+        fixtures.gguf.tensors().iter().try_for_each(|info| sink.bytes(&info.name, &fixtures.gguf.data(info)))
     };
     writer.write_to::<GgufError>(&mut bytes, fill).map_err(io::Error::other)?;
     command(chance, folder, "model.gguf").file("model.gguf", bytes)

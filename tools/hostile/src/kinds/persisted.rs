@@ -20,35 +20,35 @@ fn corrupt(chance: &mut Choices, bytes: &mut Vec<u8>) {
 }
 
 /// Creates a case with a context file, for `run` or a conversation.
-pub fn context(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
-    let (kv, sound) = &shop.contexts[chance.below(shop.contexts.len())];
+pub fn context(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let (kv, sound) = &fixtures.contexts[chance.below(fixtures.contexts.len())];
     let mut bytes = sound.clone();
-    let is_spoilt = !chance.one_in(8);
-    if is_spoilt {
+    let is_corrupt = !chance.one_in(8);
+    if is_corrupt {
         corrupt(chance, &mut bytes);
     }
     if chance.one_in(5) {
         let chat = ["chat", "-n", "1", "-t", "1", "-c", "256"];
         let case = Case::new(folder, chat).reads("/load cache\nhi\n/kv\n").file("cache", bytes)?;
-        return Ok(case.expect(Expect::Answered).talks());
+        return Ok(case.expect(Expect::Answered).conversation());
     }
     let run = ["run", "-p", PROMPT, "-n", "2", "-c", "256", "-t", "1", "--quiet", "--prompt-cache", "cache"];
     // A valid file of another type, or for a shorter context, is rejected as well.
-    let kv = if is_spoilt { kv } else { "turbo2" };
+    let kv = if is_corrupt { kv } else { "turbo2" };
     Case::new(folder, run).and(["-ctk", kv, "-ctv", kv]).expect(Expect::Refused).file("cache", bytes)
 }
 
 /// Creates a case with base logits, finished steps, or a tuning file.
-pub fn measured(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
+pub fn measured(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
     match chance.below(5) {
         0 | 1 => {
-            let mut bytes = shop.base.clone();
+            let mut bytes = fixtures.base.clone();
             corrupt(chance, &mut bytes);
             let eval = ["eval", "kld", "-t", "1", "-q", "-ctk", "turbo4", "--base", "base"];
             Case::new(folder, eval).expect(Expect::Refused).file("base", bytes)
         }
         2 | 3 => {
-            let (command, sound) = &shop.states[chance.below(shop.states.len())];
+            let (command, sound) = &fixtures.states[chance.below(fixtures.states.len())];
             let mut bytes = sound.clone();
             corrupt(chance, &mut bytes);
             let eval = [&["eval", command][..], &MEASURE, &["text", "--state", "state"]].concat();

@@ -18,9 +18,9 @@ pub fn request(chance: &mut Choices) -> Vec<u8> {
 }
 
 /// Returns a depth: few levels, many, or enough to overflow a stack.
-fn many(chance: &mut Choices, most: usize) -> usize {
-    let most = chance.of(&[8, 300, most]);
-    1 + chance.below(most)
+fn many(chance: &mut Choices, max: usize) -> usize {
+    let max = chance.of(&[8, 300, max]);
+    1 + chance.below(max)
 }
 
 /// Creates a deep, wide or cyclic JSON schema, in each request format.

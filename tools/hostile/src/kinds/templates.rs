@@ -54,8 +54,8 @@ const NESTED: [(&str, &str); 8] = [
 ];
 
 /// Creates a template from pieces, or by changing the model's; the message is harmless.
-pub fn template(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
-    let own = shop.gguf.meta().get::<&str>("tokenizer.chat_template").unwrap_or_default();
+pub fn template(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let own = fixtures.gguf.meta().get::<&str>("tokenizer.chat_template").unwrap_or_default();
     let bytes = match chance.below(5) {
         0 => nested(chance).into_bytes(),
         1 => {
@@ -71,7 +71,7 @@ pub fn template(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Res
     let case = match chance.below(4) {
         0 => {
             let chat = ["chat", "-n", "1", "-t", "1", "--chat-template", "template"];
-            Case::new(folder, chat).reads("hi\n/regenerate\n").talks()
+            Case::new(folder, chat).reads("hi\n/regenerate\n").conversation()
         }
         1 => Case::new(folder, run).and(["--system-prompt", "be brief", "-p", "hi"]),
         _ => Case::new(folder, run).and(["-p", "hi"]),

@@ -68,14 +68,15 @@ pub fn text(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Cas
 
 /// Creates special tokens in a message: each must become several text tokens, never the special
 /// token.
-pub fn special(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
+pub fn special(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
     let n = 1 + chance.below(5);
     let mut text = "x".to_owned();
     (0..n).for_each(|_| {
-        text =
-            text.clone() + &shop.specials[chance.below(shop.specials.len())] + chance.of(&["", "user\n", " "])
+        text = text.clone()
+            + &fixtures.specials[chance.below(fixtures.specials.len())]
+            + chance.of(&["", "user\n", " "])
     });
-    let least = shop.n_prompt + 2 * n;
+    let min_tokens = fixtures.n_prompt + 2 * n;
     let run = ["run", "-n", "1", "-t", "1", "-c", "512", "--json"];
     let case = match chance.below(6) {
         0 => Case::new(folder, run).and([OsString::from("-p"), OsString::from_vec(text.into_bytes())]),
@@ -87,5 +88,5 @@ pub fn special(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Resu
             .expect(Expect::PromptOf(1 + 2 * n)),
         _ => Case::new(folder, run).and(["-p", "x", &format!("--system-prompt={text}")]),
     };
-    Ok(if case.expect == Expect::Either { case.expect(Expect::PromptOf(least)) } else { case })
+    Ok(if case.expect == Expect::Either { case.expect(Expect::PromptOf(min_tokens)) } else { case })
 }

@@ -61,9 +61,9 @@ impl CpuExperts {
         source: WeightSource,
         n_experts: usize,
     ) -> Result<Self, BackendError> {
-        let there = Self::mapped(source, n_experts)?;
-        let laid_out = there.packed(isa, pool, 0..n_experts)?;
-        Ok(laid_out.map_or(there, |matrices| Self { matrices }))
+        let mapped = Self::mapped(source, n_experts)?;
+        let laid_out = mapped.packed(isa, pool, 0..n_experts)?;
+        Ok(laid_out.map_or(mapped, |matrices| Self { matrices }))
     }
 
     /// Takes the weights of `source` and leaves them in the mapped file.
@@ -305,7 +305,7 @@ impl MoeStage<'_> {
             forms.floats.fill_groups(pool, rows, source.n_in, floats);
         }
         if self.wants(weights, InputForm::Codes) {
-            forms.quantised.fill_groups(isa, pool, source, codes);
+            forms.quantized.fill_groups(isa, pool, source, codes);
         }
         if self.wants(weights, InputForm::Rotated) {
             forms.rotated.fill_groups(isa, pool, Source { rotates: true, ..source }, codes);
@@ -392,8 +392,8 @@ impl MoeStage<'_> {
 
     /// Returns the panels per item, out of `n_panels`: whole pairs.
     fn per_item(&self, n_panels: usize) -> usize {
-        let wanted = n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads());
-        wanted.max(1).next_multiple_of(PAIR)
+        let per_item = n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads());
+        per_item.max(1).next_multiple_of(PAIR)
     }
 
     /// Returns the minimum panels of an item that processes them for one expert after the other:

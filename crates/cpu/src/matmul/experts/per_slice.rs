@@ -33,11 +33,11 @@ pub(crate) fn project_each(
     let laid_out = w.packed(isa, pool, 0..n)?;
     let biased = Biased { laid_out: laid_out.as_deref(), ..Biased::new(w, None) };
     grow(hidden, y.len());
-    let given = &mut hidden[..y.len()];
-    stage.project_slots(forms, for_threads(workspaces, pool), picked, biased, None, given);
+    let outputs = &mut hidden[..y.len()];
+    stage.project_slots(forms, for_threads(workspaces, pool), picked, biased, None, outputs);
     if n_out > 0 {
-        for (part, given) in routes.rows.iter().zip(given.chunks_exact(n_out)) {
-            y[*part as usize * n_out..][..n_out].copy_from_slice(given);
+        for (part, outputs) in routes.rows.iter().zip(outputs.chunks_exact(n_out)) {
+            y[*part as usize * n_out..][..n_out].copy_from_slice(outputs);
         }
     }
     Ok(())

@@ -93,8 +93,8 @@ fn add_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mu
 /// Does the work of [`weigh`] for a softmax, which is NaN for all experts if a logit is NaN or
 /// infinite.
 fn add_softmax_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
-    let most = max_logit(logits);
-    let share = |logit: f32| exp(logit - most);
+    let max = max_logit(logits);
+    let share = |logit: f32| exp(logit - max);
     let total: f32 = match routing.normalizes {
         true => best.iter().map(|best| share(best.logit)).sum(),
         false => logits.iter().map(|&logit| share(logit)).sum(),
@@ -118,9 +118,9 @@ mod tests {
         Choice { routing, logits, selection_bias: None, scales: None }
     }
 
-    fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalises: bool) -> Routes {
+    fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalizes: bool) -> Routes {
         let mut routes = Routes::default();
-        routes.choose(choice(logits, Routing { n_used, normalizes: normalises, ..USUAL }), n_experts);
+        routes.choose(choice(logits, Routing { n_used, normalizes, ..USUAL }), n_experts);
         routes
     }
 
@@ -148,8 +148,8 @@ mod tests {
     fn weights_are_normalized_over_all_or_selected_experts() {
         let logits = [1.0, 0.0, 2.0].map(|x: f32| x.ln_1p());
         // Probabilities 2/6, 1/6 and 3/6.
-        for (normalises, want) in [(false, [2.0 / 6.0, 3.0 / 6.0]), (true, [2.0 / 5.0, 3.0 / 5.0])] {
-            let routes = routes(&logits, 3, 2, normalises);
+        for (normalizes, want) in [(false, [2.0 / 6.0, 3.0 / 6.0]), (true, [2.0 / 5.0, 3.0 / 5.0])] {
+            let routes = routes(&logits, 3, 2, normalizes);
             for (got, want) in routes.weights.iter().zip(want) {
                 assert!((got - 2.0 * want).abs() <= 1e-6, "{got} for {}", 2.0 * want);
             }
@@ -160,8 +160,8 @@ mod tests {
     fn a_selection_bias_affects_selection_but_not_weights() {
         let logits = [0.25, 0.5, 0.75, 0.125].map(|p: f32| (p / (1.0 - p)).ln());
         let mut routes = Routes::default();
-        for (normalises, total) in [(false, 1.0), (true, 0.375)] {
-            let routing = Routing { normalizes: normalises, scores: RouterScores::Sigmoid, ..USUAL };
+        for (normalizes, total) in [(false, 1.0), (true, 0.375)] {
+            let routing = Routing { normalizes, scores: RouterScores::Sigmoid, ..USUAL };
             let selection_bias = Some(&[0.5, -0.5, -0.5, 0.5][..]);
             routes.choose(Choice { selection_bias, ..choice(&logits, routing) }, 4);
             assert_eq!(groups(&routes), [(0, &[0][..]), (3, &[0])]);
@@ -180,8 +180,8 @@ mod tests {
     #[test]
     fn a_non_finite_logit_makes_every_weight_nan() {
         for bad in [f32::NAN, f32::INFINITY] {
-            for normalises in [true, false] {
-                let routes = routes(&[0.0, 1.0, bad, 2.0], 4, 2, normalises);
+            for normalizes in [true, false] {
+                let routes = routes(&[0.0, 1.0, bad, 2.0], 4, 2, normalizes);
                 assert!(routes.weights.iter().all(|weight| weight.is_nan()), "{:?}", routes.weights);
                 assert_eq!(routes.groups.len(), 2);
             }

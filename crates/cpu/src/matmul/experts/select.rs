@@ -34,8 +34,8 @@ impl ExpertSelector {
         match (routing.scores, selection_bias) {
             (RouterScores::Softmax, None) => of_experts.extend_from_slice(logits),
             (RouterScores::Softmax, Some(selection_bias)) => {
-                let most = max_logit(logits);
-                of_experts.extend(logits.iter().map(|&logit| exp(logit - most)));
+                let max = max_logit(logits);
+                of_experts.extend(logits.iter().map(|&logit| exp(logit - max)));
                 let total: f32 = of_experts.iter().sum();
                 of_experts
                     .iter_mut()
@@ -76,9 +76,9 @@ impl ExpertSelector {
 
 /// Returns the largest logit; NaN if one is NaN or infinite.
 pub(super) fn max_logit(logits: &[f32]) -> f32 {
-    let bad = |most: f32| if most == f32::INFINITY { f32::NAN } else { most };
-    let most = |most: f32, &logit: &f32| if logit > most || logit.is_nan() { logit } else { most };
-    bad(logits.iter().fold(f32::NEG_INFINITY, most))
+    let bad = |max: f32| if max == f32::INFINITY { f32::NAN } else { max };
+    let max = |max: f32, &logit: &f32| if logit > max || logit.is_nan() { logit } else { max };
+    bad(logits.iter().fold(f32::NEG_INFINITY, max))
 }
 
 /// Returns `1 / (1 + exp(-x))`; NaN for infinity, which is not a valid logit.

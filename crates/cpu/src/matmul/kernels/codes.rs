@@ -43,11 +43,11 @@ fn which_groups(from: usize, n: usize) -> usize {
 }
 
 /// Multiplies one panel with one tile: one value for each row of the tile and of the panel.
-/// Prefetches `ahead` bytes further in memory, unless that is 0.
+/// Prefetches `prefetch_distance` bytes further in memory, unless that is 0.
 pub(in crate::matmul) struct Gemv<'a, F, const T: usize> {
     pub panel: &'a [Line],
     pub tile: Tile<'a, T>,
-    pub ahead: usize,
+    pub prefetch_distance: usize,
     pub format: PhantomData<F>,
 }
 
@@ -70,11 +70,11 @@ impl<F: WeightFormat, const T: usize> Kernel for Gemv<'_, F, T> {
         let mut stored = Stored::ZERO;
         for (u, unit) in self.panel.chunks(layout.unit_lines(layout.unit)).enumerate() {
             let (header, lines) = unit.split_at(layout.header);
-            prefetch(header, self.ahead);
+            prefetch(header, self.prefetch_distance);
             stored.read::<S, F>(simd, header);
             let unit = Unit { header, lines, stored: &stored, first: u * (layout.unit / BLOCK) };
             // Not a loop: sums stay in registers where the part is a constant.
-            add_unit::<S, F, T>(simd, unit, self.tile, 0, &mut sums[0], self.ahead);
+            add_unit::<S, F, T>(simd, unit, self.tile, 0, &mut sums[0], self.prefetch_distance);
             if S::PARTS == MAX_PARTS {
                 add_unit::<S, F, T>(simd, unit, self.tile, 1, &mut sums[1], 0);
             }
@@ -97,14 +97,14 @@ fn add_unit<S: Simd, F: WeightFormat, const T: usize>(
     tile: Tile<'_, T>,
     part: usize,
     sums: &mut [S::Floats; T],
-    ahead: usize,
+    prefetch_distance: usize,
 ) {
     let (layout, subs, step) = (F::LAYOUT, subs::<F>(), short_groups::<S, F>());
     let scales = Scales::new::<F>(simd, unit.header, unit.stored, part);
     for i in 0..(layout.unit / BLOCK).min(tile.codes.len() - unit.first) {
         let block = unit.first + i;
         let lines = &unit.lines[i * layout.block..][..layout.block];
-        prefetch(lines, ahead);
+        prefetch(lines, prefetch_distance);
         let codes = unpack::<S, F>(simd, lines, part);
         let (mut scale, mut min) = ([simd.splat(0.0); MAX_SUBS], [simd.splat(0.0); MAX_SUBS]);
         for sub in 0..subs {

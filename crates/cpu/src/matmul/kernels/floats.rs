@@ -25,12 +25,12 @@ fn column<S: Simd, V: Values>(simd: S, lines: &[Line], col: usize, part: usize) 
     }
 }
 
-/// Multiplies `P` neighbouring panels with one tile `[n_in]`. Prefetches `ahead` bytes further in
-/// memory, unless that is 0.
+/// Multiplies `P` neighbouring panels with one tile `[n_in]`. Prefetches `prefetch_distance` bytes
+/// further in memory, unless that is 0.
 pub(in crate::matmul) struct GemvFloats<'a, V, const P: usize, const T: usize> {
     pub panels: &'a [Line],
     pub x: &'a [[f32; T]],
-    pub ahead: usize,
+    pub prefetch_distance: usize,
     pub values: PhantomData<V>,
 }
 
@@ -47,7 +47,7 @@ impl<V: Values, const P: usize, const T: usize> Kernel for GemvFloats<'_, V, P, 
             let mut lines = [&panels[0][..n_lines]; P];
             for p in 0..P {
                 lines[p] = &panels[p][i * n_lines..][..n_lines];
-                prefetch(lines[p], self.ahead);
+                prefetch(lines[p], self.prefetch_distance);
             }
             for (col, x) in quad.iter().enumerate() {
                 for p in 0..P {

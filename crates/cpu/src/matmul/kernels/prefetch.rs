@@ -7,14 +7,14 @@
 use crate::matmul::panel::Line;
 use crate::vec16::prefetch_line;
 
-/// Prefetches the lines `ahead` bytes beyond `lines`, unless that is 0. Panels are contiguous, so
-/// these are read a while later.
+/// Prefetches the lines `prefetch_distance` bytes beyond `lines`, unless that is 0. Panels are
+/// contiguous, so these are read a while later.
 #[inline(always)]
-pub(super) fn prefetch(lines: &[Line], ahead: usize) {
-    if ahead == 0 {
+pub(super) fn prefetch(lines: &[Line], prefetch_distance: usize) {
+    if prefetch_distance == 0 {
         return;
     }
     for line in lines {
-        prefetch_line(std::ptr::from_ref(line).cast::<u8>().wrapping_add(ahead));
+        prefetch_line(std::ptr::from_ref(line).cast::<u8>().wrapping_add(prefetch_distance));
     }
 }

@@ -51,8 +51,8 @@ avx2! {
         std::array::from_fn(|i| load(&values, i))
     }
 
-    /// Does the work of [`super::quantise_tile`]; `IN_PAIRS` selects sums of pairs.
-    pub(super) fn quantise_tile<const T: usize, const IN_PAIRS: bool>(
+    /// Does the work of [`super::quantize_tile`]; `IN_PAIRS` selects sums of pairs.
+    pub(super) fn quantize_tile<const T: usize, const IN_PAIRS: bool>(
         source: Source<'_>,
         mut tile: TileMut<'_, T>,
     ) {

@@ -23,8 +23,8 @@ avx512! {
         load(&values)
     }
 
-    /// Does the work of [`super::quantise_tile`].
-    pub(super) fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
+    /// Does the work of [`super::quantize_tile`].
+    pub(super) fn quantize_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
         let magnitude = _mm512_set1_epi32(0x7fff_ffff);
         for t in 0..T {
             let (row, norm) = source.row(t);

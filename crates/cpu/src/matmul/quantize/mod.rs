@@ -45,7 +45,7 @@ pub(crate) struct Codes(pub [i32; GROUPS]);
 
 /// Quantized rows in tiles.
 #[derive(Default)]
-pub(crate) struct Quantised {
+pub(crate) struct Quantized {
     n_blocks: usize,
     codes: Vec<Codes>,
     scales: Vec<f32>,
@@ -210,7 +210,7 @@ pub(super) fn rotate(values: &mut [f32; BLOCK]) {
 
 /// Quantizes the rows of `source` (at most `T`) into a tile. The other kernel sets do the same
 /// arithmetic and agree with this one bit for bit.
-fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
+fn quantize_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
     for t in 0..T {
         let (row, norm) = source.row(t);
         if row.is_empty() {
@@ -237,7 +237,7 @@ fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
     }
 }
 
-impl Quantised {
+impl Quantized {
     /// Quantizes the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6, 8 or 16.
     pub fn fill(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, tile_rows: usize) {
         let rows = source.rows();
@@ -293,8 +293,8 @@ impl Quantised {
     }
 
     /// Returns the tiles of `tile_rows` rows each that begin after `at` rows of tiles.
-    pub fn tiles(&self, at: usize, tile_rows: usize) -> QuantisedTiles<'_> {
-        QuantisedTiles { of: self, at, tile_rows }
+    pub fn tiles(&self, at: usize, tile_rows: usize) -> QuantizedTiles<'_> {
+        QuantizedTiles { of: self, at, tile_rows }
     }
 
     /// Returns everything as bits, for comparisons; sums of pairs are added.
@@ -328,7 +328,7 @@ impl GroupTiles {
     }
 }
 
-/// The buffers of a [`Quantised`] that several threads write.
+/// The buffers of a [`Quantized`] that several threads write.
 struct Planes<'a> {
     n_blocks: usize,
     codes: DisjointMut<'a, Codes>,
@@ -374,24 +374,24 @@ impl Planes<'_> {
             }
         };
         match isa.of_vectors().of_products() {
-            Isa::Scalar => quantise_tile(source, out),
+            Isa::Scalar => quantize_tile(source, out),
             // SAFETY: the token proves AVX2.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => unsafe { avx2::quantise_tile::<T, true>(source, out) },
+            Isa::Avx2(_) => unsafe { avx2::quantize_tile::<T, true>(source, out) },
             // SAFETY: the token proves AVX2.
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni(_) => unsafe { avx2::quantise_tile::<T, false>(source, out) },
+            Isa::AvxVnni(_) => unsafe { avx2::quantize_tile::<T, false>(source, out) },
             // SAFETY: the token proves AVX-512 F, VL and VNNI.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) => unsafe { avx512::quantise_tile(source, out) },
+            Isa::Avx512(_) => unsafe { avx512::quantize_tile(source, out) },
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon(token) => quads::quantise_tile(crate::vec128::Quads(token), source, out),
+            Isa::Neon(token) => quads::quantize_tile(crate::vec128::Quads(token), source, out),
             #[cfg(target_arch = "aarch64")]
             Isa::I8mm(token) => {
-                quads::quantise_tile(crate::vec128::Quads(crate::Neon::from(token)), source, out);
+                quads::quantize_tile(crate::vec128::Quads(crate::Neon::from(token)), source, out);
             }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            Isa::Simd128(token) => quads::quantise_tile(crate::vec128::Quads(token), source, out),
+            Isa::Simd128(token) => quads::quantize_tile(crate::vec128::Quads(token), source, out),
             isa => unreachable!("{} quantizes with other vectors", isa.name()),
         }
     }
@@ -399,20 +399,20 @@ impl Planes<'_> {
 
 /// Some tiles of one size.
 #[derive(Clone, Copy)]
-pub(crate) struct QuantisedTiles<'a> {
-    of: &'a Quantised,
+pub(crate) struct QuantizedTiles<'a> {
+    of: &'a Quantized,
     at: usize,
     tile_rows: usize,
 }
 
-impl<'a> QuantisedTiles<'a> {
+impl<'a> QuantizedTiles<'a> {
     /// Returns tile `index`, of `T` rows.
     ///
     /// # Panics
     /// Unless these are tiles of `T`.
     pub fn tile<const T: usize>(self, index: usize) -> Tile<'a, T> {
         assert_eq!(self.tile_rows, T, "tiles of another size");
-        let Quantised { n_blocks, codes, scales, neg_sums, weighted } = self.of;
+        let Quantized { n_blocks, codes, scales, neg_sums, weighted } = self.of;
         let first = (self.at + index * T) * n_blocks;
         let values = |each: usize| first * each..(first + n_blocks * T) * each;
         Tile {
@@ -451,9 +451,9 @@ mod tests {
             for tile_rows in [1, 2, 4, 6, 8] {
                 let source = Source { x: &x, row_indices: None, n_in: 96, norm, rotates };
                 let fill = |isa| {
-                    let mut quantised = Quantised::default();
-                    quantised.fill(isa, &pool, source, tile_rows);
-                    quantised.bits(isa.of_vectors().of_products().name() == "avx2")
+                    let mut quantized = Quantized::default();
+                    quantized.fill(isa, &pool, source, tile_rows);
+                    quantized.bits(isa.of_vectors().of_products().name() == "avx2")
                 };
                 let want = fill(Isa::Scalar);
                 for isa in Isa::available() {
@@ -461,10 +461,10 @@ mod tests {
                 }
             }
         }
-        let mut quantised = Quantised::default();
+        let mut quantized = Quantized::default();
         let source = Source { x: &x, row_indices: None, n_in: 96, norm: None, rotates: false };
-        quantised.fill(Isa::Scalar, &pool, source, 1);
-        let steps = |row| quantised.tiles(0, 1).tile::<1>(row).scales;
+        quantized.fill(Isa::Scalar, &pool, source, 1);
+        let steps = |row| quantized.tiles(0, 1).tile::<1>(row).scales;
         assert_eq!(steps(0)[..2], [[0.0], [0.0]]);
         assert!(steps(1)[0][0].is_nan() && steps(2)[0][0].is_nan(), "{:?} {:?}", steps(1), steps(2));
     }

@@ -8,23 +8,23 @@ use crate::vec128::{Quad, Quads, Task};
 /// Registers of a block.
 const N: usize = 8;
 
-/// Does the work of [`super::quantise_tile`].
+/// Does the work of [`super::quantize_tile`].
 #[inline]
-pub(super) fn quantise_tile<Q: Quad, const T: usize>(
+pub(super) fn quantize_tile<Q: Quad, const T: usize>(
     quads: Quads<Q>,
     source: Source<'_>,
     tile: TileMut<'_, T>,
 ) {
-    quads.0.run(Quantise { q: quads.0, source, tile });
+    quads.0.run(Quantize { q: quads.0, source, tile });
 }
 
-struct Quantise<'a, Q, const T: usize> {
+struct Quantize<'a, Q, const T: usize> {
     q: Q,
     source: Source<'a>,
     tile: TileMut<'a, T>,
 }
 
-impl<Q: Quad, const T: usize> Task for Quantise<'_, Q, T> {
+impl<Q: Quad, const T: usize> Task for Quantize<'_, Q, T> {
     type Output = ();
 
     #[inline(always)]

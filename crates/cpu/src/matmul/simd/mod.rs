@@ -108,7 +108,7 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn groups_in_short_sum<F: WeightFormat>() -> usize;
     /// Returns the start of a sum: the excess of the code of zero, subtracted, if the products
     /// contain it and short sums do not subtract it. `neg_sum` is minus the sum of the activations,
-    /// see [`Tile`](super::quantise::Tile).
+    /// see [`Tile`](super::quantize::Tile).
     fn start<F: WeightFormat>(self, neg_sum: i32) -> Self::Ints;
     /// Starts a short sum, to be added to `sum`. `neg_sum` is that of its groups if they fill half
     /// a block or all of it.

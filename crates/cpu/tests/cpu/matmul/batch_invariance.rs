@@ -7,7 +7,7 @@ use super::*;
 
 /// Batch sizes: one, below, at and above every tile, and more than a row block.
 const ROWS: [usize; 10] = [1, 2, 3, 5, 8, 9, 13, 37, 130, 520];
-const MOST: usize = 520;
+const MAX_ROWS: usize = 520;
 
 /// All products of one row, by kind: `[rows, n_out]` each, as bits.
 struct Bits {
@@ -31,7 +31,7 @@ impl Case {
         let (w, ..) = encoded(device, dtype, n_out, n_in, 40);
         let (gate, ..) = encoded(device, dtype, n_out, n_in, 41);
         let random = |seed, len| buffer(&gaussian(seed, len, 1.0));
-        Self { w, gate, bias: random(42, n_out), gain: random(43, n_in), x: random(44, MOST * n_in) }
+        Self { w, gate, bias: random(42, n_out), gain: random(43, n_in), x: random(44, MAX_ROWS * n_in) }
     }
 
     fn products(&self, device: &CpuDevice, first_row: usize, rows: usize) -> Bits {
@@ -87,12 +87,12 @@ fn products_are_batch_invariant() {
         let (n_out, n_in) = random_shape(&mut random, dtype);
         let alone_device = CpuDevice::new(isa, 1).unwrap();
         let case = Case::new(&alone_device, dtype, n_out, n_in);
-        let rows_alone: Vec<_> = (0..MOST).map(|row| case.products(&alone_device, row, 1)).collect();
+        let rows_alone: Vec<_> = (0..MAX_ROWS).map(|row| case.products(&alone_device, row, 1)).collect();
         for n_threads in 1..=4 {
             let device = CpuDevice::new(isa, n_threads).unwrap();
             let case = Case::new(&device, dtype, n_out, n_in);
             for rows in ROWS {
-                let first_row = (random.bits() % (MOST - rows + 1) as u64) as usize;
+                let first_row = (random.bits() % (MAX_ROWS - rows + 1) as u64) as usize;
                 let together = case.products(&device, first_row, rows);
                 for (r, alone) in rows_alone[first_row..][..rows].iter().enumerate() {
                     let what = |op: &str| {

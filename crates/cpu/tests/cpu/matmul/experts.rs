@@ -8,7 +8,7 @@ use super::*;
 
 const N_EXPERTS: usize = 6;
 const ROWS: [usize; 7] = [1, 2, 3, 5, 9, 13, 60];
-const MOST: usize = 60;
+const MAX_ROWS: usize = 60;
 
 /// A layer for one device, and its input rows.
 struct Case {
@@ -21,11 +21,11 @@ struct Case {
 
 impl Case {
     fn new(device: &CpuDevice, types: [DType; 3], n: usize, n_ff: usize) -> Self {
-        Self::taken(types, n, n_ff, &|source| device.upload_experts(source, N_EXPERTS).unwrap())
+        Self::with_experts(types, n, n_ff, &|source| device.upload_experts(source, N_EXPERTS).unwrap())
     }
 
     /// Builds a case with experts that `take` creates.
-    fn taken(
+    fn with_experts(
         [gate, up, down]: [DType; 3],
         n: usize,
         n_ff: usize,
@@ -41,8 +41,8 @@ impl Case {
             experts: [experts(gate, n_ff, n, 50), experts(up, n_ff, n, 51), experts(down, n, n_ff, 52)],
             n,
             gain: buffer(&gaussian(53, n, 1.0)),
-            x: gaussian(54, MOST * n, 1.0),
-            logits: gaussian(55, MOST * N_EXPERTS, 2.0),
+            x: gaussian(54, MAX_ROWS * n, 1.0),
+            logits: gaussian(55, MAX_ROWS * N_EXPERTS, 2.0),
         }
     }
 
@@ -75,8 +75,8 @@ fn experts_that_stay_in_the_file_give_the_same_bits() {
             let device = CpuDevice::new(isa, 2).unwrap();
             let kept = Case::new(&device, types, 256, 256);
             let mapped =
-                Case::taken(types, 256, 256, &|source| device.map_experts(source, N_EXPERTS).unwrap());
-            for rows in [1, 3, MOST] {
+                Case::with_experts(types, 256, 256, &|source| device.map_experts(source, N_EXPERTS).unwrap());
+            for rows in [1, 3, MAX_ROWS] {
                 assert_eq!(
                     mapped.run(&device, 0, rows),
                     kept.run(&device, 0, rows),
@@ -95,12 +95,12 @@ fn experts_are_batch_invariant() {
         let (n, n_ff) = if types == [F16; 3] { (70, 37) } else { (256, 256) };
         let device = CpuDevice::new(isa, 1).unwrap();
         let case = Case::new(&device, types, n, n_ff);
-        let alone: Vec<_> = (0..MOST).map(|row| case.run(&device, row, 1)).collect();
+        let alone: Vec<_> = (0..MAX_ROWS).map(|row| case.run(&device, row, 1)).collect();
         for n_threads in [1, 2, 3, 17] {
             let device = CpuDevice::new(isa, n_threads).unwrap();
             let case = Case::new(&device, types, n, n_ff);
             for rows in ROWS {
-                let first_row = (7 * rows) % (MOST - rows + 1);
+                let first_row = (7 * rows) % (MAX_ROWS - rows + 1);
                 let together = case.run(&device, first_row, rows);
                 for (r, (got, alone)) in together.chunks(n).zip(&alone[first_row..]).enumerate() {
                     assert_eq!(got, alone, "{isa:?} {types:?}: row {r} of {rows}, {n_threads} threads");

@@ -134,7 +134,7 @@ fn is_rotated(dtype: DType) -> bool {
 
 /// Returns the activations of coded kernels: steps of each block of 32, 127 of which are its
 /// largest magnitude, and the values rounded to whole steps.
-fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
+fn quantized(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     let mut values = x.to_vec();
     let (blocks, []) = values.as_chunks_mut::<32>() else { panic!("{} values, not whole blocks", x.len()) };
     let steps = blocks.iter_mut().map(|block| {
@@ -217,7 +217,7 @@ fn every_kernel_set_equals_sums_in_f64_of_its_own_arithmetic() {
                     );
                     let seen_rows: Vec<_> = seen_rows.collect();
                     for (r, x) in x.chunks(n_in).enumerate() {
-                        let seen = if in_8_bits { quantised(x, is_rotated(dtype)).1 } else { x.to_vec() };
+                        let seen = if in_8_bits { quantized(x, is_rotated(dtype)).1 } else { x.to_vec() };
                         for (o, (weights, magnitudes)) in seen_rows.iter().enumerate() {
                             let want = expected(weights, magnitudes, &seen);
                             assert_within(y.as_slice()[r * n_out + o], want, &|| {
@@ -245,7 +245,7 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
             let y = project(&device, &w, &x);
             let row_bytes = bytes.len() / n_out;
             for (r, x) in x.chunks(n_in).enumerate() {
-                let steps = quantised(x, is_rotated(dtype)).0;
+                let steps = quantized(x, is_rotated(dtype)).0;
                 for o in 0..n_out {
                     let (row, weights) = (&bytes[o * row_bytes..][..row_bytes], &weights[o * n_in..][..n_in]);
                     let mut want = expected(weights, &magnitudes(dtype, row, weights), x);
@@ -338,7 +338,7 @@ fn extreme_codes_and_activations_do_not_saturate() {
                         Rotation::tq().inverse(&mut x);
                     }
                     let seen = if is_in_8_bits(device.isa(), dtype) {
-                        quantised(&x[..n_in], is_rotated(dtype)).1
+                        quantized(&x[..n_in], is_rotated(dtype)).1
                     } else {
                         x[..n_in].to_vec()
                     };

@@ -125,9 +125,12 @@ fn bf16_is_rejected_without_bf16_products() {
     for isa in Isa::available().into_iter().filter(|isa| !isa.multiplies_bf16()) {
         let error =
             CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Bf16).err().unwrap();
-        let told = error.to_string();
-        assert!(matches!(error, BackendError::Setting { name: "prompt_math", .. }), "{told}");
-        assert!(told.contains("matrix unit") && told.contains(isa.name()) && !told.contains('\n'), "{told}");
+        let message = error.to_string();
+        assert!(matches!(error, BackendError::Setting { name: "prompt_math", .. }), "{message}");
+        assert!(
+            message.contains("matrix unit") && message.contains(isa.name()) && !message.contains('\n'),
+            "{message}"
+        );
         assert!(CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Exact).is_ok());
     }
 }

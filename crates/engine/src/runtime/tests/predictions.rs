@@ -62,12 +62,12 @@ fn feed(sequence: &Sequence, tokens: &[u32]) {
     sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
 }
 
-/// Returns at most `most` predictions behind all tokens of a sequence and `next`.
-fn predict(sequence: &Sequence, next: u32, most: usize) -> Vec<(u32, f32)> {
+/// Returns at most `max` predictions behind all tokens of a sequence and `next`.
+fn predict(sequence: &Sequence, next: u32, max: usize) -> Vec<(u32, f32)> {
     let mut chain = Vec::new();
     sequence.loaded().predict(sequence.id(), sequence.len(), next, &mut |token, lead| {
         chain.push((token, lead));
-        chain.len() < most
+        chain.len() < max
     });
     chain
 }
@@ -96,7 +96,7 @@ fn mtp_predictions_equal_those_of_transformers() {
         let first = golden.tokens.len() + 1 - golden.chains.len();
         for pieces in [1, 3, 8, 20] {
             let what = format!("{}, {pieces} at once", file.file_stem().unwrap().to_str().unwrap());
-            let [sequence, company] = [(); 2].map(|()| start(&model, DType::F32));
+            let [sequence, other] = [(); 2].map(|()| start(&model, DType::F32));
             feed(&sequence, &golden.tokens[..first - 1]);
             let (mut at, mut n_predicted, mut n_places) = (first - 1, 0, 0);
             while at < golden.tokens.len() {
@@ -110,7 +110,7 @@ fn mtp_predictions_equal_those_of_transformers() {
                 feed(&fork, &[next ^ 1]);
                 let n = pieces.min(golden.tokens.len() - at);
                 let others: Vec<u32> = (0..5).map(|i| i * 7 % 64).collect();
-                let batch = [(&company, 5), (&sequence, n)];
+                let batch = [(&other, 5), (&sequence, n)];
                 let batch = batch.map(|(sequence, n)| sequence.step_row(n, LogitsFor::Last));
                 let entered = [&others, &golden.tokens[at..][..n]].concat();
                 model.step(&batch, Entry::Tokens(&entered), None, None).unwrap();
@@ -163,9 +163,9 @@ fn the_mtp_layer_predicts_and_keeps_the_logits() {
             logits.read(0, &mut row).unwrap();
             (row.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), predict(&sequence, 1, 3).len())
         };
-        let (said, n_with) = logits(&with);
-        let (alone, n_without) = logits(&without);
-        assert_eq!(said, alone);
+        let (logits_with, n_with) = logits(&with);
+        let (logits_without, n_without) = logits(&without);
+        assert_eq!(logits_with, logits_without);
         assert!(n_with > 0 && n_without == 0, "{n_with}, {n_without}");
         assert!(with.0.weight_bytes() > without.0.weight_bytes());
         assert!(!without.0.predicts());
@@ -183,9 +183,9 @@ fn the_predicted_cache_size_includes_the_mtp_layer() {
             let taken = [&with, &without].map(|model| {
                 let sequence = start(model, dtype);
                 text.chunks(100).for_each(|piece| feed(&sequence, piece));
-                let foretold = model.bytes_for(sequence.plan(), text.len());
-                assert_eq!(model.n_bytes(sequence.id()), foretold, "{what}, {dtype:?}");
-                foretold
+                let expected = model.bytes_for(sequence.plan(), text.len());
+                assert_eq!(model.n_bytes(sequence.id()), expected, "{what}, {dtype:?}");
+                expected
             });
             assert!(taken[0] > taken[1], "{taken:?}");
         }

@@ -17,7 +17,7 @@ const SHARER: usize = 2;
 
 /// The bundled model, changed so that the keys and values of both layers are equal: the owner adds
 /// nothing to the residual stream, and both have the same norms and K and V matrices.
-fn twins() -> Arc<Gguf> {
+fn with_equal_layers() -> Arc<Gguf> {
     let plain = Gguf::from_bytes(POCKET).unwrap();
     let place = |name: String| -> Range<usize> {
         let bytes = plain.tensor(&name).unwrap().bytes;
@@ -77,7 +77,7 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
 
 #[test]
 fn shared_kv_gives_the_logits_of_equal_own_kv() {
-    let gguf = twins();
+    let gguf = with_equal_layers();
     let (own, shared) = (open(&gguf, LayerState::Own), open(&gguf, LayerState::Shared(OWNER)));
     assert_eq!(shared.kv_shape().layers.len() + 1, own.kv_shape().layers.len());
     for dtype in [DType::F16, DType::Turbo3] {
@@ -98,7 +98,7 @@ fn shared_kv_gives_the_logits_of_equal_own_kv() {
 
 #[test]
 fn a_layer_with_shared_kv_stays_with_its_owner() {
-    let gguf = twins();
+    let gguf = with_equal_layers();
     let shared = config(&gguf, LayerState::Shared(OWNER));
     let n_layers = shared.layers.len();
     for n in 1..n_layers {

@@ -65,14 +65,14 @@ fn gemma_4_accepts_both_forms_of_global_heads() {
     let name = "gemma4-h64-h128-g4-window20-keys";
     let scratch = Scratch::new("own-heads");
     let (config, mut tensors) = saved(name);
-    let told = |change: &dyn Fn(&mut Map<String, Value>)| {
+    let config_with = |change: &dyn Fn(&mut Map<String, Value>)| {
         let mut config = config.clone();
         change(config.as_object_mut().unwrap());
         config
     };
     write_folder(&scratch.0, &config, &tensors);
     let want = logits(&Model::open_with(&scratch.0, options(None)).unwrap());
-    let by_numbers = told(&|config| {
+    let by_numbers = config_with(&|config| {
         config.remove("per_layer_config").unwrap();
         config.insert("global_head_dim".to_owned(), json!(128));
         config.insert("num_global_key_value_heads".to_owned(), json!(1));
@@ -80,7 +80,7 @@ fn gemma_4_accepts_both_forms_of_global_heads() {
     write_folder(&scratch.0, &by_numbers, &tensors);
     assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
     // From ten layers on, indices have leading zeros.
-    let padded = told(&|config| {
+    let padded = config_with(&|config| {
         let all = config["per_layer_config"].as_object().unwrap();
         let padded: Map<_, _> = all.iter().map(|(layer, of)| (format!("{layer:0>2}"), of.clone())).collect();
         config["per_layer_config"] = padded.into();
@@ -91,7 +91,7 @@ fn gemma_4_accepts_both_forms_of_global_heads() {
         ("1", json!({"head_dim": 64, "num_key_value_heads": 1}), "in layer 3"),
         ("0", json!({"head_dim": 128}), "in layer 0"),
     ] {
-        let uneven = told(&|config| config["per_layer_config"][layer] = heads.clone());
+        let uneven = config_with(&|config| config["per_layer_config"][layer] = heads.clone());
         write_folder(&scratch.0, &uneven, &tensors);
         let error = open_file(&scratch.0).err().unwrap().to_string();
         assert!(error.contains("'per_layer_config'") && error.contains(complaint), "{error}");
@@ -99,10 +99,10 @@ fn gemma_4_accepts_both_forms_of_global_heads() {
     for tensor in &mut tensors {
         tensor.name = tensor.name.replacen("model.", "model.language_model.", 1);
     }
-    for ear in ["model.audio_tower.conv", "model.embed_audio.proj", "model.embed_vision.proj"] {
-        tensors.push(Saved { name: ear.to_owned(), dtype: "F32", shape: json!([1]), bytes: vec![0; 4] });
+    for encoder in ["model.audio_tower.conv", "model.embed_audio.proj", "model.embed_vision.proj"] {
+        tensors.push(Saved { name: encoder.to_owned(), dtype: "F32", shape: json!([1]), bytes: vec![0; 4] });
     }
-    let text_config = told(&|config| _ = config.remove("architectures").unwrap());
+    let text_config = config_with(&|config| _ = config.remove("architectures").unwrap());
     let whole = json!({"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text_config, "hidden_size": 7});
     write_folder(&scratch.0, &whole, &tensors);
     assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
@@ -134,9 +134,9 @@ fn mamba_layers_may_be_names_or_letters() {
         let (mut config, tensors) = saved(name);
         write_folder(&scratch.0, &config, &tensors);
         let want = logits(&Model::open_with(&scratch.0, options(None)).unwrap());
-        let told = config.as_object_mut().unwrap();
-        told.remove("layers_block_type");
-        told.insert(key.to_owned(), older);
+        let keys = config.as_object_mut().unwrap();
+        keys.remove("layers_block_type");
+        keys.insert(key.to_owned(), older);
         write_folder(&scratch.0, &config, &tensors);
         assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want, "{name}");
         for (key, value, complaint) in [
@@ -219,21 +219,21 @@ fn the_text_model_of_a_multimodal_folder_equals_it_alone() {
     for prefixes in
         [["language_model.model.", "vision_tower."], ["model.language_model.", "model.vision_tower."]]
     {
-        let seeing = Scratch::new("seeing");
+        let scratch = Scratch::new("seeing");
         for tensor in &mut tensors {
             let plain = tensor.name.replacen("language_model.", "", 1);
             tensor.name = plain.replacen("model.", prefixes[0], 1);
         }
-        let eye = Saved {
+        let encoder = Saved {
             name: prefixes[1].to_owned() + "patch",
             dtype: "F32",
             shape: json!([1]),
             bytes: vec![0; 4],
         };
-        tensors.push(eye);
-        write_folder(&seeing.0, &config, &tensors);
+        tensors.push(encoder);
+        write_folder(&scratch.0, &config, &tensors);
         tensors.pop();
-        assert_eq!(logits(&Model::open_with(&seeing.0, options(None)).unwrap()), want);
+        assert_eq!(logits(&Model::open_with(&scratch.0, options(None)).unwrap()), want);
     }
 }
 
@@ -265,11 +265,11 @@ fn missing_configuration_keys_have_the_class_defaults() {
         rope.as_object_mut().unwrap().remove(theta);
         let config = config.as_object_mut().unwrap();
         config.insert(key.to_owned(), default);
-        let told = logits(&opened(&config.clone().into(), &tensors));
+        let want = logits(&opened(&config.clone().into(), &tensors));
         config.insert(key.to_owned(), other);
-        assert_ne!(logits(&opened(&config.clone().into(), &tensors)), told, "{name}: {key} is nothing to it");
+        assert_ne!(logits(&opened(&config.clone().into(), &tensors)), want, "{name}: {key} is nothing to it");
         config.remove(key);
-        assert_eq!(logits(&opened(&config.clone().into(), &tensors)), told, "{name}: {key}");
+        assert_eq!(logits(&opened(&config.clone().into(), &tensors)), want, "{name}: {key}");
     }
 }
 
@@ -386,9 +386,9 @@ fn mxfp4_experts_have_the_values_of_their_blocks() {
             packed.push(Saved { name: format!("{}_{end}", tensor.name), dtype: "U8", shape, bytes });
         }
     }
-    let mut told = config.clone();
-    told["quantization_config"] = json!({"quant_method": "mxfp4"});
-    let (got, want) = (opened(&told, &packed), opened(&config, &plain));
+    let mut mxfp4_config = config.clone();
+    mxfp4_config["quantization_config"] = json!({"quant_method": "mxfp4"});
+    let (got, want) = (opened(&mxfp4_config, &packed), opened(&config, &plain));
     let name = "blk.1.ffn_up_exps.weight";
     let [found, expected] = [&got, &want].map(|model| model.gguf().tensor(name).unwrap());
     assert_eq!((found.info.dtype, &found.info.shape), (DType::MXFP4, &expected.info.shape));
@@ -402,9 +402,9 @@ fn mxfp4_experts_have_the_values_of_their_blocks() {
     }
     packed.retain(|tensor| tensor.name != "model.layers.2.mlp.experts.gate_up_proj_scales");
     let scratch = Scratch::new("unscaled");
-    write_folder(&scratch.0, &told, &packed);
-    let told = open_file(&scratch.0).err().expect("it is refused").to_string();
-    assert!(told.contains("'blk.2.ffn_gate_exps.weight' is missing: its scales are absent"), "{told}");
+    write_folder(&scratch.0, &mxfp4_config, &packed);
+    let error = open_file(&scratch.0).err().expect("it is refused").to_string();
+    assert!(error.contains("'blk.2.ffn_gate_exps.weight' is missing: its scales are absent"), "{error}");
 }
 
 /// Opens a folder with a changed configuration or tensors; returns the error.
@@ -413,9 +413,9 @@ fn changed(name: &str, change: impl FnOnce(&mut Value, &mut Vec<Saved>)) -> Stri
     let (mut config, mut tensors) = saved(name);
     change(&mut config, &mut tensors);
     write_folder(&scratch.0, &config, &tensors);
-    let told = open_file(&scratch.0).err().expect("it is refused").to_string();
-    assert!(!told.contains('\n') && told.len() < 1000, "{told}");
-    told
+    let error = open_file(&scratch.0).err().expect("it is refused").to_string();
+    assert!(!error.contains('\n') && error.len() < 1000, "{error}");
+    error
 }
 
 #[test]
@@ -539,14 +539,14 @@ fn faulty_configurations_are_reported_by_key() {
         ("lfm2-h64-g2-conv3", "layer_types", json!(["conv"]), "'layer_types': expected 4 layers, got 1"),
     ];
     for (name, key, value, want) in cases {
-        let told = changed(name, |config, _| config[key] = value);
-        assert!(told.contains(want), "{key}: {told}");
+        let error = changed(name, |config, _| config[key] = value);
+        assert!(error.contains(want), "{key}: {error}");
     }
 }
 
 #[test]
 fn faulty_tensors_are_reported_by_name() {
-    let told = |name: &str, change: &dyn Fn(&mut Vec<Saved>)| changed(name, |_, tensors| change(tensors));
+    let error_of = |name: &str, change: &dyn Fn(&mut Vec<Saved>)| changed(name, |_, tensors| change(tensors));
     let without = |end: &'static str| {
         move |tensors: &mut Vec<Saved>| {
             let n = tensors.len();
@@ -559,15 +559,21 @@ fn faulty_tensors_are_reported_by_name() {
     let fp8 = |tensors: &mut Vec<Saved>| tensors[0].dtype = "F8_E4M3";
     for (got, want) in [
         (
-            told("llama-h64-g8", &without("layers.1.self_attn.v_proj.weight")),
+            error_of("llama-h64-g8", &without("layers.1.self_attn.v_proj.weight")),
             "'blk.1.attn_v.weight' is missing: layer 0 has it",
         ),
-        (told("llama-h64-g8", &without("model.norm.weight")), "'output_norm.weight' is missing"),
-        (told("llama-h64-g8", &without("lm_head.weight")), "'lm_head.weight' is missing: config.json unties"),
-        (told("mixtral-h64-g2", &without("layers.1.block_sparse_moe.experts.2.w1.weight")), "expert 2 of 5"),
-        (told("llama-h64-g8", &renamed), "is unknown in the family LlamaForCausalLM"),
-        (told("llama-h64-g8", &cut), "takes 4096 bytes, but has 4095"),
-        (told("llama-h64-g8", &fp8), "holds F8_E4M3; weights are read in F32, F16 and BF16"),
+        (error_of("llama-h64-g8", &without("model.norm.weight")), "'output_norm.weight' is missing"),
+        (
+            error_of("llama-h64-g8", &without("lm_head.weight")),
+            "'lm_head.weight' is missing: config.json unties",
+        ),
+        (
+            error_of("mixtral-h64-g2", &without("layers.1.block_sparse_moe.experts.2.w1.weight")),
+            "expert 2 of 5",
+        ),
+        (error_of("llama-h64-g8", &renamed), "is unknown in the family LlamaForCausalLM"),
+        (error_of("llama-h64-g8", &cut), "takes 4096 bytes, but has 4095"),
+        (error_of("llama-h64-g8", &fp8), "holds F8_E4M3; weights are read in F32, F16 and BF16"),
     ] {
         assert!(got.contains(want), "{got}");
     }
@@ -621,8 +627,8 @@ fn damage(name: &str) {
                 n_read += 1;
             }
             Err(error) => {
-                let told = error.to_string();
-                assert!(!told.contains('\n') && told.len() < 1000, "{told}");
+                let message = error.to_string();
+                assert!(!message.contains('\n') && message.len() < 1000, "{message}");
             }
         }
         fs::write(&config, &config_bytes).unwrap();

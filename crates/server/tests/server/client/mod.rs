@@ -11,7 +11,7 @@ use kvant_server::{Options, serve};
 use serde_json::Value;
 
 /// Timeout that suffices on any machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Clone)]
 pub struct Client {
@@ -44,7 +44,7 @@ pub fn serve_model(model: Model, options: Options) -> SocketAddr {
     std::thread::spawn(move || {
         serve(model, options, |address| ready.send(address).unwrap()).unwrap();
     });
-    address.recv_timeout(PATIENCE).unwrap()
+    address.recv_timeout(TIMEOUT).unwrap()
 }
 
 impl Client {
@@ -154,7 +154,7 @@ impl Client {
     /// Opens a connection.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
@@ -174,11 +174,11 @@ impl Client {
     pub fn wait_for(&self, path: &str, holds: impl Fn(&Value) -> bool) {
         let started = Instant::now();
         loop {
-            let (_, told) = self.get(path);
-            if holds(&told) {
+            let (_, body) = self.get(path);
+            if holds(&body) {
                 return;
             }
-            assert!(started.elapsed() < PATIENCE, "{told}");
+            assert!(started.elapsed() < TIMEOUT, "{body}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -91,8 +91,8 @@ fn added_token_properties_of_a_file_override_those_of_its_name() {
     assert_eq!(n(read(&[256], Some(&[256])).unwrap()), 1);
     assert_eq!(n(read(&[], Some(&[])).unwrap()), 3);
     let error = read(&[9, 257], Some(&[])).unwrap_err();
-    let told = "'kvant.tokenizer.lstrip': expected tokens below 257, got 257";
-    assert_eq!(error.to_string(), told);
+    let expected = "'kvant.tokenizer.lstrip': expected tokens below 257, got 257";
+    assert_eq!(error.to_string(), expected);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 // Attention for heads whose queries and outputs exceed the registers of a warp, and over shared-KV
-// tensors (MLA). wide.rs describes the method.
+// tensors (MLA). large_head.rs describes the method.
 //
 // Macros: K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap on the scores),
 // JOINT (whether values are the first V_DIM of their keys), QUERY_TILES (16-query tiles of a
@@ -47,24 +47,24 @@ __device__ void scores(const u16* queries, const u16* keys, bool by_token, float
 }
 
 // Masks tokens of a tile; leaves the largest score of each query for the other warps.
-__device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_token, bool is_main, const Sight sights[QUERY_TILES][2],
-                     float* maxima, u32 lane) {
+__device__ void mask_tokens(const Common& c, float s[QUERY_TILES][2][4], u32 first_token, bool is_main, const VisibleRange visible_ranges[QUERY_TILES][2],
+                            float* maxima, u32 lane) {
     u32 col = first_token + 2 * (lane % 4);
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
         for (u32 half = 0; half < 2; half++) {
-            float most = HIDDEN;
-            u32 from = sights[g][half].first(c, is_main), to = sights[g][half].last(is_main);
+            float max_score = HIDDEN;
+            u32 from = visible_ranges[g][half].first(c, is_main), to = visible_ranges[g][half].last(is_main);
             for (u32 n = 0; n < 2; n++) {
                 for (u32 e = 0; e < 2; e++) {
                     float& x = s[g][n][2 * half + e];
                     x = capped(c, x);
                     if (col + 8 * n + e < from || col + 8 * n + e >= to) x = HIDDEN;
-                    most = fmaxf(most, x);
+                    max_score = fmaxf(max_score, x);
                 }
             }
-            most = max_of_four(most);
-            if (lane % 4 == 0) maxima[QUERIES * g + lane / 4 + 8 * half] = most;
+            max_score = max_of_four(max_score);
+            if (lane % 4 == 0) maxima[QUERIES * g + lane / 4 + 8 * half] = max_score;
         }
     }
 }
@@ -87,16 +87,16 @@ __device__ void online_softmax(Work& w, const float s[QUERY_TILES][2][4], Shared
                     weights[e] = x == HIDDEN ? 0.0f : power_of_two(x - max + LIFT);
                     sum += weights[e];
                 }
-                u32 at = in_tokens(STEP, query, TILE * warp + 8 * n + 2 * (lane % 4));
+                u32 at = token_major(STEP, query, TILE * warp + 8 * n + 2 * (lane % 4));
                 *(u32*)(shared.weights + at) = pack_halves(weights[0], weights[1]);
             }
             if (max != before) {
-                float keep = power_of_two(before - max);
+                float rescale = power_of_two(before - max);
                 w.max[g][half] = max;
-                w.sum[g][half] *= keep;
+                w.sum[g][half] *= rescale;
 #pragma unroll
                 for (u32 u = 0; u < UNITS; u++) {
-                    for (u32 n = 0; n < 2; n++) w.out[g][u][n][2 * half] *= keep, w.out[g][u][n][2 * half + 1] *= keep;
+                    for (u32 n = 0; n < 2; n++) w.out[g][u][n][2 * half] *= rescale, w.out[g][u][n][2 * half + 1] *= rescale;
                 }
             }
             w.sum[g][half] += sum;
@@ -105,7 +105,7 @@ __device__ void online_softmax(Work& w, const float s[QUERY_TILES][2][4], Shared
 }
 
 // Adds the weighted values of tile `i` of a step, for the warp's dims.
-__device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lane, u32 warp) {
+__device__ void accumulate_values(Work& w, const Shared& shared, u32 i, bool by_token, u32 lane, u32 warp) {
     constexpr u32 DIM = JOINT ? K_DIM : V_DIM;
     u32 a[QUERY_TILES][4];
     const u16* values = shared.tiles[i];
@@ -126,14 +126,14 @@ __device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lan
 
 // Sums over the tokens, of which each lane of four and each warp holds a part, and writes sums and
 // outputs to memory. Called by the whole block.
-__device__ void write_share(const Common& c, size_t base, Work& w, Shared& shared, u32 lane, u32 warp) {
+__device__ void write_partial(const Common& c, size_t base, Work& w, Shared& shared, u32 lane, u32 warp) {
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
         for (u32 half = 0; half < 2; half++) {
             u32 query = QUERIES * g + lane / 4 + 8 * half;
             float sum = sum_of_four(w.sum[g][half]);
             if (lane % 4 == 0) shared.of_warps[warp][query] = sum;
-            float* out = c.share + (base + query) * V_DIM + 2 * (lane % 4);
+            float* out = c.partial_out + (base + query) * V_DIM + 2 * (lane % 4);
 #pragma unroll
             for (u32 u = 0; u < UNITS; u++) {
                 u32 dim = 16 * (WARPS * u + warp);
@@ -159,42 +159,42 @@ __device__ void write_share(const Common& c, size_t base, Work& w, Shared& share
 
 // Each warp of a block scores one tile for all its queries, and sums its share of the dims. Grid:
 // splits, blocks of queries, KV heads of all sequences.
-extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_constant__ AttendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared& shared = *(Shared*)bytes;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * BLOCK_QUERIES;
     Slot slot(p.c, blockIdx.z);
-    if (split >= slot.part.splits || first_query >= slot.n_queries(p.c)) return;
+    if (split >= slot.sequence.splits || first_query >= slot.n_queries(p.c)) return;
     copy_queries(p.c, slot, first_query, BLOCK_QUERIES, THREADS, shared.queries);
     __syncthreads();
 
     View keys = keys_of(p.c, slot), values = JOINT ? keys_of(p.c, slot) : values_of(p.c, slot);
-    Sight sights[QUERY_TILES][2];
+    VisibleRange visible_ranges[QUERY_TILES][2];
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
         for (u32 half = 0; half < 2; half++) {
-            sights[g][half] = Sight(p.c, slot, first_query + QUERIES * g + lane / 4 + 8 * half);
+            visible_ranges[g][half] = VisibleRange(p.c, slot, first_query + QUERIES * g + lane / 4 + 8 * half);
         }
     }
     u32 last_query = min(first_query + BLOCK_QUERIES, slot.n_queries(p.c)) - 1;
-    Walk walk = walk_of(p.c, slot.part, first_query / p.c.group, last_query / p.c.group);
-    u32 end = min(walk.n, (split + 1) * slot.part.split_tiles);
+    VisibleTiles visible = visible_tiles(p.c, slot.sequence, first_query / p.c.group, last_query / p.c.group);
+    u32 end = min(visible.n, (split + 1) * slot.sequence.split_tiles);
     u16* tile = shared.tiles[warp];
     Work w = {};
     for (u32 g = 0; g < QUERY_TILES; g++) w.max[g][0] = w.max[g][1] = HIDDEN;
-    for (u32 step = split * slot.part.split_tiles; step < end; step += WARPS) {
+    for (u32 step = split * slot.sequence.split_tiles; step < end; step += WARPS) {
         u32 mine = step + warp, next = mine + WARPS;
         if (next < end) {
-            fetch_tile(keys.tile(walk.tile(next), walk.is_main(next)), lane);
-            if (!JOINT) fetch_tile(values.tile(walk.tile(next), walk.is_main(next)), lane);
+            prefetch_tile(keys.tile(visible.tile(next), visible.is_main(next)), lane);
+            if (!JOINT) prefetch_tile(values.tile(visible.tile(next), visible.is_main(next)), lane);
         }
         float s[QUERY_TILES][2][4] = {};
         // A warp beyond the last tile has no visible token.
         u32 first_token = ~0u - TILE;
-        bool is_main = mine < end && walk.is_main(mine);
+        bool is_main = mine < end && visible.is_main(mine);
         if (mine < end) {
-            u32 index = walk.tile(mine);
+            u32 index = visible.tile(mine);
             first_token = index * TILE;
             Tile key = keys.tile(index, is_main);
             load_tile<!JOINT, K_DIM>(p, key, keys.centre(index, key), tile, lane);
@@ -206,16 +206,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_c
                 load_tile<false, V_DIM>(p, values.tile(index, is_main), nullptr, tile, lane);
             }
         }
-        hide(p.c, s, first_token, is_main, sights, shared.of_warps[warp], lane);
+        mask_tokens(p.c, s, first_token, is_main, visible_ranges, shared.of_warps[warp], lane);
         finish_copies();
         __syncthreads();
         online_softmax(w, s, shared, lane, warp);
         __syncthreads();
         for (u32 i = 0; i < WARPS && step + i < end; i++) {
-            Tile value = values.tile(walk.tile(step + i), walk.is_main(step + i));
-            mix(w, shared, i, !is_coded(value.type), lane, warp);
+            Tile value = values.tile(visible.tile(step + i), visible.is_main(step + i));
+            accumulate_values(w, shared, i, !is_coded(value.type), lane, warp);
         }
         __syncthreads();
     }
-    write_share(p.c, slot.share(split, first_query), w, shared, lane, warp);
+    write_partial(p.c, slot.partial(split, first_query), w, shared, lane, warp);
 }

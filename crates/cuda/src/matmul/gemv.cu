@@ -87,9 +87,9 @@ __device__ __forceinline__ float sums_of(float scale, int first, int second) {
 
 // Rotates a group, of which 8 neighbouring lanes have 4 values each.
 __device__ __forceinline__ void rotate(u32 signs, float (&v)[4]) {
-    u32 part = threadIdx.x % 8;
+    u32 group_lane = threadIdx.x % 8;
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= rotation_sign(signs, 4 * part + i);
+    for (int i = 0; i < 4; i++) v[i] *= rotation_sign(signs, 4 * group_lane + i);
     float sums[4] = {v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3]};
     v[0] = sums[0] + sums[2], v[1] = sums[1] + sums[3], v[2] = sums[0] - sums[2], v[3] = sums[1] - sums[3];
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ __forceinline__ void rotate(u32 signs, float (&v)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float other = __shfl_xor_sync(~0u, v[i], step);
-            v[i] = part & step ? other - v[i] : v[i] + other;
+            v[i] = group_lane & step ? other - v[i] : v[i] + other;
         }
     }
 }
@@ -111,14 +111,14 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 // Quantizes 4 values of each thread to bytes; 8 neighbouring lanes have a group.
 __device__ __forceinline__ void round_to_bytes(const Row& to, u32 group, bool is_there, const float (&v)[4]) {
-    u32 part = threadIdx.x % 8;
+    u32 group_lane = threadIdx.x % 8;
     // As integers, absolute values keep their order, and NaN is the largest.
-    u32 most = 0;
+    u32 max_bits = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
+    for (int i = 0; i < 4; i++) max_bits = max(max_bits, __float_as_uint(v[i]) & 0x7fffffff);
 #pragma unroll
-    for (int step = 1; step < 8; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
-    float largest = __uint_as_float(most);
+    for (int step = 1; step < 8; step *= 2) max_bits = max(max_bits, __shfl_xor_sync(~0u, max_bits, step));
+    float largest = __uint_as_float(max_bits);
     // Smaller ones have no finite inverse; they count as 0. Divisions would take branches. 0 times
     // infinity is NaN.
     bool is_zero = largest < 1e-36f;
@@ -133,8 +133,8 @@ __device__ __forceinline__ void round_to_bytes(const Row& to, u32 group, bool is
     int sum = add_over(__dp4a((int)codes, 0x01010101, 0), 4), other = __shfl_xor_sync(~0u, sum, 4);
     if (!is_there) return;
     u32 slot = slot_of(group);
-    ((u32*)&(part < 4 ? to.first : to.second)[slot])[part % 4] = codes;
-    if (part == 0) to.scales[slot] = make_float2(scale, sums_of(scale, sum, other));
+    ((u32*)&(group_lane < 4 ? to.first : to.second)[slot])[group_lane % 4] = codes;
+    if (group_lane == 0) to.scales[slot] = make_float2(scale, sums_of(scale, sum, other));
 }
 
 // 4 inputs, and the norm's factor of each.
@@ -142,7 +142,7 @@ struct Four {
     float4 x, by;
 };
 
-__device__ __forceinline__ Four four_at(const ProductParams& p, const float* x, u32 at) {
+__device__ __forceinline__ Four four_at(const MatmulParams& p, const float* x, u32 at) {
     Four four = {make_float4(0, 0, 0, 0), make_float4(1, 1, 1, 1)};
     if (at < p.n_in) {
         four.x = *(const float4*)(x + at);
@@ -152,7 +152,7 @@ __device__ __forceinline__ Four four_at(const ProductParams& p, const float* x, 
 }
 
 // Copies the row to shared memory. Returns the sum of this thread's squares.
-__device__ __forceinline__ float bring(const ProductParams& p, const float* x, const Row& to) {
+__device__ __forceinline__ float load_row(const MatmulParams& p, const float* x, const Row& to) {
     float squares = 0.0f;
     Four next = four_at(p, x, 4 * threadIdx.x);
     for (u32 from = 0; from < p.n_in; from += 4 * blockDim.x) {
@@ -169,31 +169,31 @@ __device__ __forceinline__ float bring(const ProductParams& p, const float* x, c
 }
 
 // A feature among those of all matrices.
-struct Place {
-    const ProductPart& part;
+struct MatrixFeature {
+    const MatrixParams& matrix;
     u32 out;
 };
 
-__device__ __forceinline__ Place place_of(const ProductParams& p, u32 feature) {
+__device__ __forceinline__ MatrixFeature matrix_feature(const MatmulParams& p, u32 feature) {
     u32 number = 0;
-    while (number + 1 < p.n_parts && feature >= p.parts[number].n_out) feature -= p.parts[number++].n_out;
-    return {p.parts[number], feature};
+    while (number + 1 < p.n_matrices && feature >= p.matrices[number].n_out) feature -= p.matrices[number++].n_out;
+    return {p.matrices[number], feature};
 }
 
 // The next load of a warp: a step of a row of weights, first its codes and then the bytes moved
 // behind them.
-struct Ahead {
+struct LoadCursor {
     u32 feature;
     bool is_up;
     int left;         // bytes of codes left in the row; none after the last row
     const u8* codes;  // the first ones of this lane
     const u8* tail;
 
-    __device__ __forceinline__ void enter_row(const ProductParams& p, u32 last, size_t skipped) {
+    __device__ __forceinline__ void enter_row(const MatmulParams& p, u32 last, size_t w_offset) {
         left = 0;
         if (feature >= last) return;
-        Place place = place_of(p, feature);
-        const u8* row = (is_up ? p.up : place.part.w) + skipped + p.row_bytes * place.out;
+        MatrixFeature target = matrix_feature(p, feature);
+        const u8* row = (is_up ? p.up : target.matrix.w) + w_offset + p.row_bytes * target.out;
         left = CODE_BYTES * (p.n_in / 32) / GROUPS;
         codes = row + 16 * (threadIdx.x % 32);
         tail = row + left + 4 * (threadIdx.x % 32);
@@ -202,24 +202,24 @@ struct Ahead {
 
 // Issues the loads of a step, if one is left. Rows are a multiple of 16 bytes long: the last copies
 // may exceed a step, but not the row.
-__device__ __forceinline__ void ask(const ProductParams& p, Ahead& ahead, u32 last, size_t skipped, u8* to) {
-    if (ahead.left > 0) {
+__device__ __forceinline__ void load_async(const MatmulParams& p, LoadCursor& cursor, u32 last, size_t w_offset, u8* to) {
+    if (cursor.left > 0) {
         int lane = threadIdx.x % 32;
 #pragma unroll
         for (int first = 0; first < CODE_BYTES; first += 32 * 16) {
             int at = first + 16 * lane;
-            if (at < CODE_BYTES && at < ahead.left) copy_16(to + at, ahead.codes + first);
+            if (at < CODE_BYTES && at < cursor.left) copy_16(to + at, cursor.codes + first);
         }
 #if TAIL_BYTES > 0
-        if (4 * lane < TAIL_BYTES && 4 * lane * CODE_BYTES / TAIL_BYTES < ahead.left) {
-            copy_4(to + CODE_BYTES + 4 * lane, ahead.tail);
+        if (4 * lane < TAIL_BYTES && 4 * lane * CODE_BYTES / TAIL_BYTES < cursor.left) {
+            copy_4(to + CODE_BYTES + 4 * lane, cursor.tail);
         }
 #endif
-        ahead.codes += CODE_BYTES, ahead.tail += TAIL_BYTES, ahead.left -= CODE_BYTES;
-        if (ahead.left <= 0) {
-            ahead.is_up = p.up && !ahead.is_up;
-            if (!ahead.is_up) ahead.feature += blockDim.x / 32;
-            ahead.enter_row(p, last, skipped);
+        cursor.codes += CODE_BYTES, cursor.tail += TAIL_BYTES, cursor.left -= CODE_BYTES;
+        if (cursor.left <= 0) {
+            cursor.is_up = p.up && !cursor.is_up;
+            if (!cursor.is_up) cursor.feature += blockDim.x / 32;
+            cursor.enter_row(p, last, w_offset);
         }
     }
     commit_copies();
@@ -258,7 +258,7 @@ __device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot
 // Returns the products of a lane's groups of a step, of which the first `n` exist. Without
 // branches, so that the groups share work: a lane without groups left repeats others, with weight
 // 0.
-__device__ __forceinline__ float multiply_step(const ProductParams& p, const u8* stage, const Row& x, u32 step, u32 n) {
+__device__ __forceinline__ float multiply_step(const MatmulParams& p, const u8* stage, const Row& x, u32 step, u32 n) {
     u32 lane = threadIdx.x % 32;
     float sum = 0.0f;
 #pragma unroll
@@ -272,32 +272,32 @@ __device__ __forceinline__ float multiply_step(const ProductParams& p, const u8*
 }
 
 // Returns the norm's factor of the row, from the sum of each warp's squares.
-__device__ __forceinline__ float norm_factor(const ProductParams& p, const float* of_warps) {
+__device__ __forceinline__ float norm_factor(const MatmulParams& p, const float* of_warps) {
     u32 lane = threadIdx.x % 32;
     float sum = add_over_warp(lane < blockDim.x / 32 ? of_warps[lane] : 0.0f);
     return 1.0f / sqrtf(sum / (float)p.n_in + p.eps);
 }
 
-extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) product_one(const __grid_constant__ ProductParams p) {
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) gemv(const __grid_constant__ MatmulParams p) {
     __shared__ float of_warps[MAX_WARPS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
-    if (p.spans) wait_for_kernel_before();
-    BlockRows rows = block_rows(p, p.parts[0], 1);
+    if (p.expert_tiles) wait_for_kernel_before();
+    BlockRows rows = block_rows(p, p.matrices[0], 1);
     if (rows.n == 0) return;
     Row row = row_in_shared(p.n_in);
     u32 total = 0;
-    for (u32 i = 0; i < p.n_parts; i++) total += p.parts[i].n_out;
+    for (u32 i = 0; i < p.n_matrices; i++) total += p.matrices[i].n_out;
     u32 first = (u64)total * blockIdx.x / gridDim.x + warp, last = (u64)total * (blockIdx.x + 1) / gridDim.x;
     u8* ring = row.rings + warp * (STAGES * STAGE_BYTES);
-    Ahead ahead = {first, false, 0, nullptr, nullptr};
-    ahead.enter_row(p, last, rows.skipped);
-    for (u32 i = 0; i + 1 < STAGES; i++) ask(p, ahead, last, rows.skipped, ring + i * STAGE_BYTES);
+    LoadCursor cursor = {first, false, 0, nullptr, nullptr};
+    cursor.enter_row(p, last, rows.w_offset);
+    for (u32 i = 0; i + 1 < STAGES; i++) load_async(p, cursor, last, rows.w_offset, ring + i * STAGE_BYTES);
 
     // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
     const float* x = p.x + x_row(p, rows.first) * p.n_in;
-    float squares = add_over_warp(bring(p, x, row));
+    float squares = add_over_warp(load_row(p, x, row));
     if (lane == 0) of_warps[warp] = squares;
     __syncthreads();
     float factor = p.norm ? norm_factor(p, of_warps) : 1.0f;
@@ -305,20 +305,20 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) product_one(cons
     size_t y = y_row(p, rows.first);
     u32 groups = p.n_in / 32, read = 0, fill = (STAGES - 1) * STAGE_BYTES;
     for (u32 feature = first; feature < last; feature += warps) {
-        Place place = place_of(p, feature);
-        const ProductPart& part = place.part;
-        float* to = part.y + y * part.n_out + place.out;
+        MatrixFeature target = matrix_feature(p, feature);
+        const MatrixParams& matrix = target.matrix;
+        float* to = matrix.y + y * matrix.n_out + target.out;
         // Loaded here, and used only at the end.
-        const float* bias = p.up ? p.up_bias : part.bias;
-        float gate_bias = p.up && part.bias ? part.bias[rows.bias + place.out] : 0.0f;
-        float own_bias = bias ? bias[rows.bias + place.out] : 0.0f, before = part.accumulate ? *to : 0.0f;
+        const float* bias = p.up ? p.up_bias : matrix.bias;
+        float gate_bias = p.up && matrix.bias ? matrix.bias[rows.bias_offset + target.out] : 0.0f;
+        float own_bias = bias ? bias[rows.bias_offset + target.out] : 0.0f, before = matrix.accumulate ? *to : 0.0f;
         float other = 0.0f, own = 0.0f;  // of the gate, and of the gated product
-        for (u32 matrix = 0; matrix < (p.up ? 2 : 1); matrix++) {
+        for (u32 pass = 0; pass < (p.up ? 2 : 1); pass++) {
             float sum = 0.0f;
             for (u32 step = 0; step < groups; step += GROUPS) {
                 wait_copies<STAGES - 2>();
                 __syncwarp();
-                ask(p, ahead, last, rows.skipped, ring + fill);
+                load_async(p, cursor, last, rows.w_offset, ring + fill);
                 sum += multiply_step(p, ring + read, row, step, groups - step);
                 fill = read;
                 read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;

@@ -31,45 +31,45 @@ struct Stage {
 };
 
 // The share of a thread in each step, at the same positions of a stage.
-struct Share {
+struct ThreadSlice {
     const u16* from[COPIES];
     u32 bytes[COPIES];  // 16, or none: zeros
     const u8* row;      // of weights
 };
 
-__device__ inline Share share_of(const ProductParams& p, const BlockPart& mine, const BlockRows& rows) {
-    Share share;
+__device__ inline ThreadSlice thread_slice(const MatmulParams& p, const BlockMatrix& mine, const BlockRows& rows) {
+    ThreadSlice slice;
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP;
 #pragma unroll
     for (u32 i = 0; i < COPIES; i++) {
         u32 row = (threadIdx.x + i * THREADS) / EIGHTS, eight = threadIdx.x % EIGHTS;
-        share.bytes[i] = row < rows.n ? 16 : 0;
-        share.from[i] = (const u16*)p.codes + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
+        slice.bytes[i] = row < rows.n ? 16 : 0;
+        slice.from[i] = (const u16*)p.codes + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
     }
     // A feature beyond the last repeats it; the result is not stored.
-    u32 feature = min(mine.block * SIDE + threadIdx.x / 2, mine.part.n_out - 1);
-    share.row = mine.part.w + rows.skipped + p.row_bytes * feature;
-    return share;
+    u32 feature = min(mine.block * SIDE + threadIdx.x / 2, mine.matrix.n_out - 1);
+    slice.row = mine.matrix.w + rows.w_offset + p.row_bytes * feature;
+    return slice;
 }
 
 // Issues the copies of the inputs from k on; `finish_copies` waits for them.
-__device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
+__device__ inline void copy_inputs(const ThreadSlice& slice, u32 k, Stage& to) {
 #pragma unroll
     for (u32 i = 0; i < COPIES; i++) {
         u32 row = (threadIdx.x + i * THREADS) / EIGHTS, eight = threadIdx.x % EIGHTS;
-        copy_eight(to.inputs + row * PITCH + 8 * eight, share.from[i] + k, share.bytes[i]);
+        copy_eight(to.inputs + row * PITCH + 8 * eight, slice.from[i] + k, slice.bytes[i]);
     }
 }
 
 // Loads the group of weights of a thread, of the step from k on. Beyond the last group it is
 // repeated, and multiplied by zeros.
-__device__ inline Group fetch_weights(const ProductParams& p, const Share& share, u32 k) {
-    return read_group(share.row, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
+__device__ inline Group fetch_weights(const MatmulParams& p, const ThreadSlice& slice, u32 k) {
+    return read_group(slice.row, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
 }
 
-__device__ inline void put_weights(const ProductParams& p, const ProductPart& part, const Group& group, Stage& to) {
+__device__ inline void store_weights(const MatmulParams& p, const MatrixParams& matrix, const Group& group, Stage& to) {
     u32 pairs[16];
-    decode_pairs(group, p.book, part.unit, pairs);
+    decode_pairs(group, p.book, matrix.unit, pairs);
     uint4* at = (uint4*)(to.weights + threadIdx.x / 2 * PITCH + threadIdx.x % 2 * 32);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) at[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
@@ -82,12 +82,12 @@ __device__ inline void multiply_step(float sums[FEATURE_TILES][ROW_TILES][4], co
     const u16* weights = stage.weights + (feature + lane % 16) * PITCH + lane / 16 * 8;
     const u16* inputs = stage.inputs + (row + lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
 #pragma unroll
-    for (u32 part = 0; part < STEP / 16; part++) {
+    for (u32 k_block = 0; k_block < STEP / 16; k_block++) {
         u32 a[FEATURE_TILES][4], b[ROW_TILES / 2][4];
 #pragma unroll
-        for (u32 f = 0; f < FEATURE_TILES; f++) load_matrices(a[f], weights + 16 * f * PITCH + 16 * part, false);
+        for (u32 f = 0; f < FEATURE_TILES; f++) load_matrices(a[f], weights + 16 * f * PITCH + 16 * k_block, false);
 #pragma unroll
-        for (u32 r = 0; r < ROW_TILES / 2; r++) load_matrices(b[r], inputs + 16 * r * PITCH + 16 * part, false);
+        for (u32 r = 0; r < ROW_TILES / 2; r++) load_matrices(b[r], inputs + 16 * r * PITCH + 16 * k_block, false);
 #pragma unroll
         for (u32 f = 0; f < FEATURE_TILES; f++) {
 #pragma unroll
@@ -96,57 +96,57 @@ __device__ inline void multiply_step(float sums[FEATURE_TILES][ROW_TILES][4], co
     }
 }
 
-__device__ inline void write_sums(const ProductParams& p, const BlockPart& mine, const BlockRows& rows,
+__device__ inline void write_sums(const MatmulParams& p, const BlockMatrix& mine, const BlockRows& rows,
                                   const float sums[FEATURE_TILES][ROW_TILES][4], u32 feature, u32 first_row, u32 lane) {
-    const ProductPart& part = mine.part;
+    const MatrixParams& matrix = mine.matrix;
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
             u32 row = first_row + 8 * r + lane % 4 * 2 + e;
             if (row >= rows.n) continue;
-            float scale = p.scales[x_row(p, rows.first + row)] * part.unit;
-            float* y = part.y + y_row(p, rows.first + row) * part.n_out;
+            float scale = p.scales[x_row(p, rows.first + row)] * matrix.unit;
+            float* y = matrix.y + y_row(p, rows.first + row) * matrix.n_out;
 #pragma unroll
             for (u32 f = 0; f < FEATURE_TILES; f++) {
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
                     u32 out = mine.block * SIDE + feature + 16 * f + lane / 4 + 8 * half;
-                    if (out >= part.n_out) continue;
+                    if (out >= matrix.n_out) continue;
                     float sum = sums[f][r][2 * half + e] * scale;
-                    if (part.bias) sum += part.bias[rows.bias + out];
-                    y[out] = part.accumulate ? y[out] + sum : sum;
+                    if (matrix.bias) sum += matrix.bias[rows.bias_offset + out];
+                    y[out] = matrix.accumulate ? y[out] + sum : sum;
                 }
             }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_many(const __grid_constant__ ProductParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const __grid_constant__ MatmulParams p) {
     extern __shared__ __align__(16) u8 shared[];
     Stage* stages = (Stage*)shared;
-    BlockPart mine = block_part(p);
-    BlockRows rows = block_rows(p, mine.part, SIDE);
+    BlockMatrix mine = block_matrix(p);
+    BlockRows rows = block_rows(p, mine.matrix, SIDE);
     if (rows.n == 0) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 feature = warp % 2 * WARP_FEATURES, row = warp / 2 * WARP_ROWS;
-    Share share = share_of(p, mine, rows);
+    ThreadSlice slice = thread_slice(p, mine, rows);
     float sums[FEATURE_TILES][ROW_TILES][4] = {};
 
-    copy_inputs(share, 0, stages[0]);
-    put_weights(p, mine.part, fetch_weights(p, share, 0), stages[0]);
+    copy_inputs(slice, 0, stages[0]);
+    store_weights(p, mine.matrix, fetch_weights(p, slice, 0), stages[0]);
     u32 last = (p.n_in - 1) / STEP * STEP;
-    for (u32 k = 0, turn = 0; k <= last; k += STEP, turn ^= 1) {
+    for (u32 k = 0, buffer = 0; k <= last; k += STEP, buffer ^= 1) {
         finish_copies();
-        // The step has arrived, and all threads have read the previous one.
+        // The step has been copied, and all threads have read the previous one.
         __syncthreads();
         // The last step loads itself once more: without branches the compiler moves the waits for
         // memory behind the MMAs.
         u32 next = min(k + STEP, last);
-        copy_inputs(share, next, stages[turn ^ 1]);
-        Group group = fetch_weights(p, share, next);
-        multiply_step(sums, stages[turn], feature, row, lane);
-        put_weights(p, mine.part, group, stages[turn ^ 1]);
+        copy_inputs(slice, next, stages[buffer ^ 1]);
+        Group group = fetch_weights(p, slice, next);
+        multiply_step(sums, stages[buffer], feature, row, lane);
+        store_weights(p, mine.matrix, group, stages[buffer ^ 1]);
     }
     finish_copies();
     write_sums(p, mine, rows, sums, feature, row, lane);

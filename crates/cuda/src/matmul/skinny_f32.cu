@@ -11,14 +11,14 @@
 #define STEP 1024
 #define PITCH 33
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_constant__ ProductParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny_f32(const __grid_constant__ MatmulParams p) {
     __shared__ float inputs[ROWS][STEP / 32 * PITCH];
     wait_for_kernel_before();
-    BlockPart mine = block_part(p);
-    const ProductPart& part = mine.part;
+    BlockMatrix mine = block_matrix(p);
+    const MatrixParams& matrix = mine.matrix;
     u32 first_out = (mine.block * WARPS + threadIdx.x / 32) * FEATURES, lane = threadIdx.x % 32;
-    BlockRows rows = block_rows(p, part, ROWS);
-    const u8* w_of_rows = part.w + rows.skipped;
+    BlockRows rows = block_rows(p, matrix, ROWS);
+    const u8* w_of_rows = matrix.w + rows.w_offset;
 
     float sums[FEATURES][ROWS];
 #pragma unroll
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) {
             // A feature beyond the last repeats it; the result is not stored.
-            u32 out = min(first_out + f, part.n_out - 1);
+            u32 out = min(first_out + f, matrix.n_out - 1);
             group[f] = read_group(w_of_rows + p.row_bytes * out, g, p.n_in, p.book);
         }
         for (u32 r = 0; r < ROWS && r < rows.n; r++) {
@@ -63,13 +63,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
         u32 out = first_out + f;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (r >= rows.n || out >= part.n_out) break;
+            if (r >= rows.n || out >= matrix.n_out) break;
             float sum = sums[f][r];
             for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
             if (lane == 0) {
-                float* y = part.y + y_row(p, rows.first + r) * part.n_out + out;
-                if (part.bias) sum += part.bias[rows.bias + out];
-                *y = part.accumulate ? *y + sum : sum;
+                float* y = matrix.y + y_row(p, rows.first + r) * matrix.n_out + out;
+                if (matrix.bias) sum += matrix.bias[rows.bias_offset + out];
+                *y = matrix.accumulate ? *y + sum : sum;
             }
         }
     }

@@ -5,14 +5,14 @@
 
 #pragma once
 
-#include "ends.cuh"
+#include "prologue_epilogue.cuh"
 
 // Prepares the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all
 // sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
-    if (i >= slot.part.padded) return;
+    if (i >= slot.sequence.padded) return;
     u16* to = p.c.queries + slot.query(i) * K_DIM;
     for (u32 span = 0; span < K_DIM; span += SPAN) {
         uint2 four = prepared(p, slot, i, span, lane);

@@ -11,7 +11,7 @@
 // (mma.m16n8k32), and the integer results by the scales of weights and inputs. Where the halves of
 // a group have separate scales they are multiplied separately (m16n8k16).
 //
-// quantise.cu quantizes the rows; one.cu is the kernel for a single row. The kernel is batch
+// quantize.cu quantizes the rows; gemv.cu is the kernel for a single row. The kernel is batch
 // invariant: the result of a row does not depend on the others.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp, 32 features and 64
@@ -62,14 +62,14 @@ struct Rows {
     u32 last;        // the last feature there is
 };
 
-__device__ __forceinline__ const u8* row_of(const ProductParams& p, const Rows& rows, u32 feature) {
+__device__ __forceinline__ const u8* row_of(const MatmulParams& p, const Rows& rows, u32 feature) {
     // A feature beyond the last repeats it; the result is not stored.
     bool second = feature >= 16;
     return (second ? rows.w[1] : rows.w[0]) + p.row_bytes * min((second ? rows.first[1] : rows.first[0]) + feature % 16, rows.last);
 }
 
 // Issues the loads of a slice, if it exists.
-__device__ __forceinline__ void ask(const ProductParams& p, const Rows& rows, u32 slice, u8* to) {
+__device__ __forceinline__ void load_async(const MatmulParams& p, const Rows& rows, u32 slice, u8* to) {
     u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
     if (slice * SLICE_GROUPS < groups) {
         u32 bytes = CODE_BYTES * min(groups - slice * SLICE_GROUPS, SLICE_GROUPS) / SLICE_GROUPS;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void ask(const ProductParams& p, const Rows& rows, u3
 }
 
 // Returns group `g` of a slice of a feature.
-__device__ __forceinline__ Group read_slice(const ProductParams& p, const u8* row, u32 slice, u32 g) {
+__device__ __forceinline__ Group read_slice(const MatmulParams& p, const u8* row, u32 slice, u32 g) {
 #if TAIL_BYTES == 2
     // The bytes behind the row of two slices share one word, which is copied whole. An odd slice is
     // read as the second of two blocks, whose bytes are in the upper half of that word.
@@ -110,7 +110,7 @@ __device__ __forceinline__ Group read_slice(const ProductParams& p, const u8* ro
 }
 
 // Decodes groups g and g + 1 of a slice of a lane's feature to shared memory.
-__device__ __forceinline__ void decode_pair(const ProductParams& p, Warp& warp, const u8* stage, u32 slice, u32 g, u32 n) {
+__device__ __forceinline__ void decode_pair(const MatmulParams& p, Warp& warp, const u8* stage, u32 slice, u32 g, u32 n) {
     u32 lane = threadIdx.x % 32, tile = lane / 16, row = lane % 16;
     // Beyond the last group it is repeated, with inputs of zero.
     Group groups[2] = {
@@ -142,7 +142,7 @@ struct Origin {
     u32 scales[ROW_TILES][2];
 };
 
-__device__ __forceinline__ Origin origin_of(const ProductParams& p, const BlockRows& rows) {
+__device__ __forceinline__ Origin origin_of(const MatmulParams& p, const BlockRows& rows) {
     u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
     // Rows beyond the last repeat it; their products are not stored.
     auto begin = [&](u32 row) { return (u32)x_row(p, rows.first + min(row, rows.n - 1)) * groups; };
@@ -164,7 +164,7 @@ struct Inputs {
 };
 
 // Loads groups `g` and `g + 1`; zeros beyond the last group.
-__device__ __forceinline__ void inputs_at(const ProductParams& p, const Origin& origin, u32 g, Inputs (&x)[2]) {
+__device__ __forceinline__ void inputs_at(const MatmulParams& p, const Origin& origin, u32 g, Inputs (&x)[2]) {
     bool has_second = g + 1 < p.n_in / 32;
 #pragma unroll
     for (u32 tile = 0; tile < ROW_TILES; tile++) {
@@ -267,27 +267,27 @@ __device__ __forceinline__ float add_warps(const float* sums, u32 feature, u32 r
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const __grid_constant__ ProductParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) skinny_q8(const __grid_constant__ MatmulParams p) {
     u32 number = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    BlockPart mine = block_part(p);
-    const ProductPart& part = mine.part;
+    BlockMatrix mine = block_matrix(p);
+    const MatrixParams& matrix = mine.matrix;
     // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
-    if (p.spans) wait_for_kernel_before();
-    BlockRows rows = block_rows(p, part, ROWS);
+    if (p.expert_tiles) wait_for_kernel_before();
+    BlockRows rows = block_rows(p, matrix, ROWS);
     if (rows.n == 0) return;
     u32 outs = p.up ? FEATURES / 2 : FEATURES, first_out = mine.block * outs;
-    const u8* w = part.w + rows.skipped;
-    Rows of = {{w, p.up ? p.up + rows.skipped : w}, {first_out, p.up ? first_out : first_out + 16}, part.n_out - 1};
+    const u8* w = matrix.w + rows.w_offset;
+    Rows of = {{w, p.up ? p.up + rows.w_offset : w}, {first_out, p.up ? first_out : first_out + 16}, matrix.n_out - 1};
 
     Warp& warp = ((Warp*)shared)[number];
     float sums[2][ROW_TILES][4] = {};
     u32 groups = p.n_in / 32, stage = 0;
     Origin origin = origin_of(p, rows);
-    ask(p, of, number, warp.stages[0]);
+    load_async(p, of, number, warp.stages[0]);
     // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
     for (u32 slice = number; slice * SLICE_GROUPS < groups; slice += warps, stage ^= 1) {
-        ask(p, of, slice + warps, warp.stages[stage ^ 1]);
+        load_async(p, of, slice + warps, warp.stages[stage ^ 1]);
         wait_copies<1>();
         __syncwarp();
         u32 n = min(groups - slice * SLICE_GROUPS, SLICE_GROUPS);
@@ -320,16 +320,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const 
     __syncthreads();
     for (u32 i = threadIdx.x; i < outs * rows.n; i += blockDim.x) {
         u32 feature = i % outs, row = i / outs, out = first_out + feature;
-        if (out >= part.n_out) continue;
+        if (out >= matrix.n_out) continue;
         float y = add_warps(all, feature, row);
-        float* to = part.y + y_row(p, rows.first + row) * part.n_out + out;
-        if (part.bias) y += part.bias[rows.bias + out];
+        float* to = matrix.y + y_row(p, rows.first + row) * matrix.n_out + out;
+        if (matrix.bias) y += matrix.bias[rows.bias_offset + out];
         if (p.up) {
             float u = add_warps(all, 16 + feature, row);
-            if (part.bias) u += p.up_bias[rows.bias + out];
+            if (matrix.bias) u += p.up_bias[rows.bias_offset + out];
             *to = gated(p.activation, y, u);
         } else {
-            *to = part.accumulate ? *to + y : y;
+            *to = matrix.accumulate ? *to + y : y;
         }
     }
 }

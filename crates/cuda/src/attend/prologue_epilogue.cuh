@@ -30,13 +30,13 @@ struct AttendParams {
 
 // Returns the row of query i of a KV head: query head i % group of its group, of row i / group.
 __device__ inline size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
-    u32 row = slot.part.first_row + i / p.c.group, head = slot.head.kv_head * p.c.group + i % p.c.group;
+    u32 row = slot.sequence.first_row + i / p.c.group, head = slot.head.kv_head * p.c.group + i % p.c.group;
     return (size_t)row * p.n_query_heads + head;
 }
 
 // Returns the channel scales of a KV head of a sequence, of `dim` values; null without them.
 __device__ inline const float* balance_of(const Slot& slot, u32 at, u32 dim) {
-    return balance_head(slot.part.balance, at, slot.head.kv_head * dim);
+    return balance_head(slot.sequence.balance, at, slot.head.kv_head * dim);
 }
 
 // Returns values span + 4 lane and the next three of query i, with channel scales, padded, rotated
@@ -91,8 +91,8 @@ __device__ inline void write_output(const AttendParams& p, const Slot& slot, u32
 // whole warp, each lane of which weighs every 32nd split. Reads bypass the L1 cache, which does not
 // see the writes of other blocks of the launch.
 __device__ inline void combine_query(const AttendParams& p, const Slot& slot, u32 i, u32 lane) {
-    u32 splits = slot.part.splits;
-    auto state_of = [&](u32 split) { return __ldcg((const float2*)(p.c.state + 2 * slot.share(split, i))); };
+    u32 splits = slot.sequence.splits;
+    auto state_of = [&](u32 split) { return __ldcg((const float2*)(p.c.state + 2 * slot.partial(split, i))); };
     Total total = {HIDDEN, 0.0f};
     for (u32 split = lane; split < splits; split += 32) total.max = fmaxf(total.max, state_of(split).x);
     for (u32 step = 1; step < 32; step *= 2) total.max = fmaxf(total.max, __shfl_xor_sync(~0u, total.max, step));
@@ -111,7 +111,7 @@ __device__ inline void combine_query(const AttendParams& p, const Slot& slot, u3
 #pragma unroll 4
             for (u32 k = 0; k < n; k++) {
                 float w = __shfl_sync(~0u, weight, k);
-                float4 v = __ldcg((const float4*)(p.c.share + slot.share(from + k, i) * V_DIM + first));
+                float4 v = __ldcg((const float4*)(p.c.partial_out + slot.partial(from + k, i) * V_DIM + first));
                 x[0] += w * v.x, x[1] += w * v.y, x[2] += w * v.z, x[3] += w * v.w;
             }
         }

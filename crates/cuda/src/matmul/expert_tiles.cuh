@@ -4,7 +4,7 @@
 
 typedef unsigned int u32;
 
-struct Span {
+struct ExpertTile {
     u32 expert;
     u32 first;  // position in the order of slots
     u32 n;      // 0: empty

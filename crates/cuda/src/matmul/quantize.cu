@@ -12,7 +12,7 @@
 // In f16: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so
 // that inputs neither overflow nor underflow; products are multiplied by its inverse.
 
-struct QuantiseParams {
+struct QuantizeParams {
     const float* x;       // [rows, n_in]
     const float* weight;  // [n_in], or null for no norm
     signed char* codes;   // [rows, n_in]
@@ -33,7 +33,7 @@ __device__ float norm_factor(const float* x, const float* weight, unsigned n_in,
     return 1.0f / sqrtf(add_over_block<THREADS>(squares, warps) / (float)n_in + eps);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_constant__ QuantiseParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) quantize(const __grid_constant__ QuantizeParams p) {
     __shared__ float warps[THREADS / 32];
     wait_for_kernel_before();
     const float* x = p.x + (size_t)blockIdx.x * p.n_in;
@@ -73,7 +73,7 @@ struct HalvesParams {
     const float* x;          // [rows, n_in]
     const float* weight;     // [n_in], or null for no norm
     unsigned short* halves;  // [rows, pitch], zeros beyond n_in
-    float* factors;          // |[rows]: factors of the products
+    float* factors;          // [rows]: factors of the products
     unsigned n_in;
     unsigned pitch;
     float eps;
@@ -124,9 +124,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_con
     if (threadIdx.x % 32 == 0) atomicMax(&largest, mine);
     __syncthreads();
     // Zero and NaN stay unchanged; nearly zero rows need not be raised all the way.
-    unsigned most = __float_as_uint(__uint_as_float(largest) * factor) & 0x7fffffff;
-    int exponent = (int)(most >> 23) - 127, down = 0;
-    if (most > 0 && exponent < 128) down = max(exponent - 14, -100);
+    unsigned max_bits = __float_as_uint(__uint_as_float(largest) * factor) & 0x7fffffff;
+    int exponent = (int)(max_bits >> 23) - 127, down = 0;
+    if (max_bits > 0 && exponent < 128) down = max(exponent - 14, -100);
     float by = factor * power_of_two(-down);
 #pragma unroll 4
     for (unsigned i = 4 * threadIdx.x; i < p.pitch; i += 4 * THREADS) {
