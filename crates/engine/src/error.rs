@@ -2,12 +2,12 @@
 
 use kvant_backend::BackendError;
 use kvant_codec::CodecError;
+use kvant_generate::sampler::SampleError;
 use kvant_gguf::GgufError;
 use kvant_hf::HfError;
 use kvant_kv::KvError;
 use kvant_model::ModelError;
 use kvant_text::chat::TemplateError;
-use kvant_text::sampler::SampleError;
 use kvant_text::tokenizer::TokenizerError;
 use kvant_vision::VisionError;
 

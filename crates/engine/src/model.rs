@@ -7,13 +7,13 @@ use std::thread;
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_cpu::PrefillPrecision;
+use kvant_generate::sampler::{Sampler, SamplerParams, SequenceBreakers};
+use kvant_generate::sampling_defaults::SamplingDefaults;
+use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::{Config, LayerRange, Lora};
 use kvant_text::chat::{ChatTemplate, TemplateError};
-use kvant_text::sampler::{Sampler, SamplerParams, SequenceBreakers};
-use kvant_text::sampling_defaults::SamplingDefaults;
-use kvant_text::speculative::MAX_DRAFT_TOKENS;
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 

@@ -3,6 +3,7 @@
 mod batch;
 mod drafter;
 mod images;
+mod logits;
 mod options;
 mod speculative;
 
@@ -12,10 +13,10 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
+use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
-use kvant_text::sampler::{SampleError, Sampler};
 
-use crate::generate::{CancelFlag, GenerateOptions, Generation, GenerationState};
+use crate::generation::{CancelFlag, GenerateOptions, Generation, GenerationState};
 use crate::runtime::{ContextSize, Logits, Sequence};
 use crate::{Error, Model};
 

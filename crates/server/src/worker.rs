@@ -11,18 +11,22 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, HiddenStatePool, MAX_DRAFT_TOKENS, Model, Session, SessionOptions};
+use kvant::{
+    EncodedImage, Error, HiddenStatePool, MAX_DRAFT_TOKENS, Model, SampleError, Session, SessionOptions,
+};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::constraint::Constraints;
-use crate::decoding::{AnswerOptions, FinalOutput, Finish, SampleResult, TokenLogprobs, TokenOutput};
 use crate::events::Blocks;
 use crate::idle_sessions::{CacheKey, IdleSession, IdleSessions};
 use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::store::Store;
 use crate::trace::{self, Trace};
+use kvant::generate::constraint::Constraints;
+use kvant::generate::decoding::{
+    AnswerOptions, FinalOutput, Finish, SampleResult, SamplingError, TokenLogprobs, TokenOutput,
+};
 use sequence::Sequence;
 pub(crate) use status::Status;
 
@@ -48,6 +52,9 @@ pub(crate) struct Job {
     /// Answers of all jobs that share the event channel.
     pub n_answers: usize,
     pub answer: Arc<AnswerOptions>,
+    /// Images of the prompt.
+    #[expect(dead_code, reason = "their embeddings must live as long as the prompt may be read again")]
+    pub images: Vec<EncodedImage>,
     /// Constraints of the answers.
     pub guides: Constraints,
     /// Whether to report prefill progress.
@@ -116,6 +123,14 @@ struct BatchResult {
     /// Tokens that went through the model, draft tokens included.
     n_rows: usize,
     result: Result<(), Error>,
+}
+
+/// Reports whether the request is the cause of an error.
+fn is_of_request(error: &SamplingError<Error>) -> bool {
+    matches!(
+        error,
+        SamplingError::Constraint(_) | SamplingError::Source(Error::Sample(SampleError::NoCandidate))
+    )
 }
 
 /// Worker thread of a model.
@@ -506,7 +521,10 @@ impl Worker {
             };
             if let Some(session) = reader {
                 let n_ctx = session.n_ctx();
-                drawn = Some((course.voice.sample(session), n_ctx));
+                let model = session.model().clone();
+                let tokenizer = model.tokenizer().map_err(SamplingError::Source);
+                let sampled = tokenizer.and_then(|tokenizer| course.voice.sample(session, tokenizer));
+                drawn = Some((sampled, n_ctx));
             }
         }
         let mut ended = None;
@@ -521,7 +539,7 @@ impl Worker {
             Some((Ok(SampleResult::End), _)) => ended = Some(Finish::Stop),
             Some((Err(error), _)) => {
                 self.courses.insert(id, course);
-                return self.fail_for(id, &error, error.is_of_request());
+                return self.fail_for(id, &error, is_of_request(&error));
             }
             None => {}
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvant::{KvOptions, SamplerParams, Tokenizer};
+use kvant::{EncodedImage, KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,10 +15,10 @@ use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::{sampling, unsupported};
 use crate::ServerSampling;
-use crate::constraint::OutputFormat;
-use crate::decoding::AnswerOptions;
-use crate::gbnf;
-use crate::output_parser::constraint::{FormatSet, ToolConstraint};
+use kvant::generate::constraint::OutputFormat;
+use kvant::generate::decoding::AnswerOptions;
+use kvant::generate::gbnf;
+use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
@@ -40,6 +40,8 @@ pub(crate) struct GenerationRequest {
     pub max_tokens: Option<usize>,
     /// Options of each answer except `max_tokens`, which depends on the prompt.
     pub answer: AnswerOptions,
+    /// Images of the prompt.
+    pub images: Vec<EncodedImage>,
     /// Whether the request sets the seed.
     pub has_seed: bool,
     /// Output constraint.
@@ -89,6 +91,7 @@ impl GenerationRequest {
             n,
             max_tokens,
             answer: answer(fields, defaults, hosted)?,
+            images: Vec::new(),
             has_seed: sampling::seed(fields)?.is_some(),
             form: form(fields, hosted.tokenizer())?,
             tools: None,
@@ -174,7 +177,6 @@ fn answer(
         frequency_penalty: penalty("frequency_penalty")?,
         ignore_eos: fields.flag("ignore_eos")?,
         reasoning_budget: None,
-        images: Vec::new(),
         call_marks: Vec::new(),
     })
 }

@@ -8,8 +8,8 @@ use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{AnswerStats, Event, Job, Progress};
-use crate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
 use crate::events::{BlockHolder, Blocks, Medium};
+use kvant::generate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
 
 /// Maximum prompt tokens per step when all are scored: their logits are held in memory.
 const MAX_SCORED_TOKENS: usize = 64;

@@ -1,8 +1,6 @@
 //! Deepest constraints that are accepted: each must compile without a stack overflow, which would
 //! end the process.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value, json};
 
 use super::depth::{MAX_LEVELS, MAX_PROPERTIES};
@@ -52,22 +50,22 @@ fn forms(levels: usize) -> Vec<(&'static str, OutputFormat)> {
 
 #[test]
 fn the_deepest_constraints_compile_and_deeper_ones_are_refused() {
-    let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-    let grammars = Arc::new(ConstraintCompiler::new().unwrap());
+    let tokenizer = &crate::bundled_tokenizer();
+    let grammars = ConstraintCompiler::new().unwrap();
     for (name, form) in forms(MAX_LEVELS) {
         let mut guide =
-            grammars.constraint_blocking(&model, &form).unwrap_or_else(|error| panic!("{name}: {error}"));
-        guide.mask(&mut vec![0.0; model.n_vocab()]).unwrap_or_else(|error| panic!("{name}: {error}"));
+            grammars.constraint(tokenizer, &form).unwrap_or_else(|error| panic!("{name}: {error}"));
+        guide.mask(&mut vec![0.0; tokenizer.n_vocab()]).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     for (name, form) in forms(MAX_LEVELS + 250) {
-        let error = grammars.constraint_blocking(&model, &form).err();
+        let error = grammars.constraint(tokenizer, &form).err();
         assert!(matches!(error, Some(ConstraintError::TooLarge(_))), "{name}: {error:?}");
     }
     for is_required in [true, false] {
         // The compiler has its own limit, below the safe one.
-        let error = grammars.constraint_blocking(&model, &properties(MAX_PROPERTIES, is_required)).err();
+        let error = grammars.constraint(tokenizer, &properties(MAX_PROPERTIES, is_required)).err();
         assert!(!matches!(error, Some(ConstraintError::TooLarge(_))), "{error:?}");
-        let error = grammars.constraint_blocking(&model, &properties(MAX_PROPERTIES + 1, is_required)).err();
+        let error = grammars.constraint(tokenizer, &properties(MAX_PROPERTIES + 1, is_required)).err();
         assert!(matches!(error, Some(ConstraintError::TooLarge(_))), "{error:?}");
     }
 }

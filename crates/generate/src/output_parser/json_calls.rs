@@ -20,7 +20,7 @@ const MAX_LANGUAGE: usize = 16;
 
 /// Finds the start of a call in streamed text.
 #[derive(Debug, Clone)]
-pub(crate) struct CallScanner {
+pub struct CallScanner {
     /// Offered tools.
     names: Arc<[String]>,
     /// Text that may still turn out to open a call; starts at the beginning of a line.
@@ -30,15 +30,16 @@ pub(crate) struct CallScanner {
 
 /// Result of scanning a chunk of text.
 #[derive(Debug, PartialEq, Default)]
-pub(crate) struct Scanned {
+pub struct Scanned {
     /// Text outside of calls.
     pub text: String,
+    /// Call that the chunk opened.
     pub call: Option<OpenCall>,
 }
 
 /// Call whose tool is known.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct OpenCall {
+pub struct OpenCall {
     /// Object so far, from its brace on.
     pub object: String,
     /// Closing mark of the enclosing fence or tags; empty for a bare object.
@@ -112,7 +113,7 @@ json_key: "," WS? ("\"arguments\"" | "\"parameters\"") WS? ":" WS?"#;
 
 /// Returns the Lark grammar of plain JSON calls in any template format: an object from its brace
 /// on, further objects, and what may close them.
-pub(crate) fn grammar(tools: &[Tool], parallel: bool) -> String {
+pub fn grammar(tools: &[Tool], parallel: bool) -> String {
     let again = if parallel { "(WS? (/[,;]/ WS?)? (REOPENS WS?)? json_call)*" } else { "" };
     let mut lark = format!("start: json_call {again} WS? (\"]\" WS?)? CLOSES?\n{JSON_CALLS}\njson_call: ");
     let either = |i: usize| format!("json_call_{i} | \"{{\" json_call_{i} \"}}\"");
@@ -267,7 +268,7 @@ impl Cursor<'_> {
 
 #[cfg(test)]
 mod tests {
-    use kvant::Special;
+    use kvant_text::tokenizer::Special;
 
     use super::*;
     use crate::constraint::{ConstraintCompiler, OutputFormat};
@@ -353,13 +354,12 @@ mod tests {
         let parameters = json!({ "type": "object", "properties": { "a": number }, "required": ["a"] });
         let tools =
             ["add", "add_all"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
-        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let (tokenizer, grammars) =
-            (model.tokenizer().unwrap(), Arc::new(ConstraintCompiler::new().unwrap()));
+        let tokenizer = &crate::bundled_tokenizer();
+        let grammars = ConstraintCompiler::new().unwrap();
         let takes = |text: &str, parallel: bool| {
             let form = OutputFormat::Lark(grammar(&tools, parallel));
             let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-            grammars.constraint_blocking(&model, &form).unwrap().accepts(&tokens)
+            grammars.constraint(tokenizer, &form).unwrap().accepts(&tokens)
         };
         let one = r#"{"name": "add", "arguments": {"a": 1}}"#;
         let printed = "{\n  \"name\": \"add_all\",\n  \"arguments\": {\n    \"a\": 1\n  }\n}";

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use kvant::Tokenizer;
+use kvant_text::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -13,7 +13,7 @@ use crate::constraint::with_limited_whitespace;
 
 /// Tool call format of a model family, recognized by texts of its chat template.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Format {
+pub struct Format {
     /// Name of the format.
     pub name: &'static str,
     /// Texts of the template, all of which identify the format.
@@ -138,20 +138,21 @@ pub(super) enum AfterCall<'t> {
 
 /// Callable tool.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Tool {
+pub struct Tool {
+    /// Name.
     pub name: String,
     /// JSON schema of its arguments.
     pub parameters: Value,
 }
 
 /// Returns the format of models with this chat template.
-pub(crate) fn format_of(template: &str) -> &'static Format {
+pub fn format_of(template: &str) -> &'static Format {
     let fits = |format: &&Format| format.marks.iter().all(|mark| template.contains(mark));
     FORMATS.iter().find(fits).expect("the last one fits all")
 }
 
 /// Returns tool instructions for a system message, for models whose template has no tool support.
-pub(crate) fn tool_instructions(tools: &[Value]) -> String {
+pub fn tool_instructions(tools: &[Value]) -> String {
     let mut text = "You may call functions to help with the question. The functions are described in <tools></tools>:\n<tools>"
         .to_owned();
     for tool in tools {
@@ -363,11 +364,11 @@ pub(super) fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use std::path::Path;
 
-    use kvant::{ChatTemplate, RenderOptions, Special};
+    use kvant_text::chat::{ChatTemplate, RenderOptions};
+    use kvant_text::tokenizer::Special;
 
     use super::*;
     use crate::constraint::{ConstraintCompiler, OutputFormat};
@@ -512,9 +513,8 @@ mod tests {
             "required": ["unit", "kind", "fixed", "level", "days"],
         });
         let tools = [Tool { name: "f".to_owned(), parameters }];
-        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let (tokenizer, grammars) =
-            (model.tokenizer().unwrap(), Arc::new(ConstraintCompiler::new().unwrap()));
+        let tokenizer = &crate::bundled_tokenizer();
+        let grammars = ConstraintCompiler::new().unwrap();
         for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
             let form = OutputFormat::Lark(format.grammar(&tools, true, false, tokenizer));
             let call = |[unit, kind, level]: [&str; 3]| {
@@ -541,7 +541,7 @@ mod tests {
             };
             let takes = |text: &str| {
                 let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-                grammars.constraint_blocking(&model, &form).unwrap().accepts(&tokens)
+                grammars.constraint(tokenizer, &form).unwrap().accepts(&tokens)
             };
             let text = call(["F", "7", "\"2\""]);
             assert!(takes(&text) && takes(&call(["C", "", "1"])), "{}: {text}", format.name);

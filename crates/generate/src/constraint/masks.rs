@@ -13,12 +13,10 @@ use std::time::{Duration, Instant};
 use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, Matcher};
 
-use super::{ConstraintError, in_a_line};
-use crate::owner_limits::Owner;
-use crate::priority::lower_priority;
+use super::compiler::in_a_line;
+use super::priority::lower_priority;
+use super::{ConstraintError, MASK_TIME, Owner};
 
-/// Maximum time of a mask.
-pub(super) const MASK_TIME: Duration = Duration::from_secs(2);
 /// After a mask slower than this, the next one is computed at low priority.
 const QUICK: Duration = Duration::from_millis(20);
 /// Threads of each priority; each serves a different owner.
@@ -138,7 +136,7 @@ impl Drop for MaskThreads {
 }
 
 /// Constraint state of an answer.
-pub(crate) struct Constraint {
+pub struct Constraint {
     mask: Mask,
     /// Duration of the last mask.
     took: Duration,
@@ -253,14 +251,14 @@ impl Constraint {
     }
 
     /// Reports whether these tokens are a complete answer.
-    #[cfg(test)]
     pub fn accepts(mut self, tokens: &[u32]) -> bool {
         while !self.is_ready(MASK_TIME) {}
-        let Mask::There(matcher, _) = &mut self.mask else { panic!("a mask is being computed") };
-        tokens.iter().all(|&token| {
+        let Mask::There(matcher, _) = &mut self.mask else { return false };
+        let mut is_allowed = |token| {
             matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))
                 && matcher.consume_token(token).is_ok()
-        }) && matcher.is_accepting().is_ok_and(|accepts| accepts)
+        };
+        tokens.iter().all(|&token| is_allowed(token)) && matcher.is_accepting().is_ok_and(|accepts| accepts)
     }
 }
 

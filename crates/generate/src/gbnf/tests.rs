@@ -1,9 +1,8 @@
 //! Converted grammars accept what GBNF means.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use kvant::{Model, OpenOptions, Special};
+use kvant_text::tokenizer::Special;
 
 use super::*;
 use crate::constraint::{ConstraintCompiler, OutputFormat};
@@ -106,8 +105,8 @@ list ::= "- " [a-z]* "\n" list?"#,
 
 #[test]
 fn converted_grammars_accept_the_same_texts() {
-    let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(ConstraintCompiler::new().unwrap()));
+    let tokenizer = &crate::bundled_tokenizer();
+    let grammars = ConstraintCompiler::new().unwrap();
     let none = |_: &str| None;
     for (grammar, texts) in CASES {
         let rules = Reader::new(grammar, &none).rules().unwrap();
@@ -122,7 +121,7 @@ fn converted_grammars_accept_the_same_texts() {
                     any_end(&rules, &rules[0], &characters, &HashSet::from([0])).contains(&characters.len())
                 }
             };
-            let guide = grammars.constraint_blocking(&model, &OutputFormat::Lark(lark.clone()));
+            let guide = grammars.constraint(tokenizer, &OutputFormat::Lark(lark.clone()));
             let guide = guide.unwrap_or_else(|error| panic!("{grammar}: {error}\n{lark}"));
             let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
             assert_eq!(guide.accepts(&tokens), expected, "{text:?} of {grammar}\n{lark}");

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use kvant::chat::{ReasoningParser, THINK_CLOSE};
-use kvant::tokenizer::TokenizerError;
-use kvant::{Special, Tokenizer};
+use kvant_text::chat::{ReasoningParser, THINK_CLOSE};
+use kvant_text::tokenizer::TokenizerError;
+use kvant_text::tokenizer::{Special, Tokenizer};
 
 /// State of the reasoning and its remaining budget.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ReasoningBudget {
+pub struct ReasoningBudget {
     thoughts: ReasoningParser,
     /// Remaining tokens, if the budget is limited.
     left: Option<usize>,
@@ -70,8 +70,7 @@ mod tests {
 
     #[test]
     fn reasoning_is_counted_from_its_opening_mark() {
-        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let tokenizer = model.tokenizer().unwrap();
+        let tokenizer = &crate::bundled_tokenizer();
         let mark = tokenizer.encode(THINK_CLOSE, Special::Parse, false).unwrap();
         let of = |budget| {
             ReasoningBudget::new(ReasoningParser::of(THINK_CLOSE, ""), Some(budget), tokenizer).unwrap()

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvant::Tokenizer;
+use kvant_text::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use super::json_calls::{self, CallScanner};
@@ -11,18 +11,21 @@ use crate::constraint::{OutputFormat, Trigger};
 
 /// Tools that may or must be called, and the value of `response_format` as an alternative.
 #[derive(Debug, Clone)]
-pub(crate) struct ToolConstraint {
+pub struct ToolConstraint {
+    /// Call format of the model.
     pub format: &'static Format,
+    /// Tools.
     pub tools: Vec<Tool>,
     /// Whether an answer may contain several calls.
     pub parallel: bool,
+    /// Whether the answer must be a call.
     pub is_required: bool,
     /// Schema of a value that is also an answer.
     pub value: Option<Arc<Value>>,
 }
 
 /// Output formats of a constraint.
-pub(crate) struct FormatSet {
+pub struct FormatSet {
     /// Applies from the beginning of the answer.
     pub now: Option<OutputFormat>,
     /// The first whose trigger occurs applies from there on.

@@ -1,7 +1,7 @@
 //! Marks that open, separate and close tool calls, as text and as special tokens of a vocabulary.
 
-use kvant::tokenizer::TokenKind;
-use kvant::{Special, Tokenizer};
+use kvant_text::tokenizer::TokenKind;
+use kvant_text::tokenizer::{Special, Tokenizer};
 
 use super::tool_calls::quoted;
 
@@ -69,7 +69,7 @@ fn token(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use kvant::tokenizer::{TokenizerModel, VocabData};
+    use kvant_text::tokenizer::{TokenizerModel, VocabData};
 
     use super::*;
 

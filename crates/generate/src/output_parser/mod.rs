@@ -1,21 +1,23 @@
 //! Streaming output parser: splits generated text into reasoning, content and tool calls.
 
 mod call_reader;
-pub(crate) mod constraint;
-pub(crate) mod json_calls;
+pub mod constraint;
+pub mod json_calls;
 mod marks;
-pub(crate) mod tool_calls;
+pub mod tool_calls;
 
 use call_reader::CallReader;
 use json_calls::{CallScanner, OpenCall, Scanned};
-use kvant::chat::{ReasoningParser, TextPart, take_until};
+use kvant_text::chat::{ReasoningParser, TextPart, take_until};
 use serde_json::{Value, json};
 use tool_calls::{AfterCall, Format, Tool};
 
 /// Part of the output.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Part {
+pub enum Part {
+    /// Content.
     Text(String),
+    /// Reasoning.
     Reasoning(String),
     /// Start of a call of this tool.
     Call(String),
@@ -25,7 +27,8 @@ pub(crate) enum Part {
 
 /// Tool call, as far as it has been parsed.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Call {
+pub struct Call {
+    /// Name of the tool.
     pub name: String,
     /// JSON object, possibly truncated at the end of an answer.
     pub arguments: String,
@@ -70,7 +73,7 @@ struct Offer {
 /// Parses streamed text into reasoning, content and tool calls. Withholds text that may be the
 /// beginning of a mark.
 #[derive(Debug, Clone)]
-pub(crate) struct OutputParser {
+pub struct OutputParser {
     thoughts: ReasoningParser,
     state: State,
     /// `None` if no tools are offered.

@@ -1,16 +1,10 @@
 //! Schemas with unsupported parts.
 
-use std::sync::Arc;
-
-use kvant::{Model, OpenOptions, Special};
+use kvant_text::tokenizer::Special;
 use serde_json::json;
 
 use super::*;
 use crate::constraint::{ConstraintCompiler, ConstraintError, OutputFormat};
-
-fn model() -> Model {
-    Model::bundled(OpenOptions::default()).unwrap()
-}
 
 #[test]
 fn unsupported_parts_are_dropped_and_reported() {
@@ -70,8 +64,7 @@ fn unknown_formats_are_annotations() {
 /// from them are accepted.
 #[test]
 fn bounds_beyond_the_range_of_f64_are_respected() {
-    let (model, grammars) = (model(), Arc::new(ConstraintCompiler::new().unwrap()));
-    let tokenizer = model.tokenizer().unwrap();
+    let (tokenizer, grammars) = (&crate::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
     let mut state = 7_u64;
     let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -93,7 +86,7 @@ fn bounds_beyond_the_range_of_f64_are_respected() {
         let form = OutputFormat::schema(schema.clone());
         let takes = |number: i128| {
             let tokens = tokenizer.encode(&number.to_string(), Special::AsText, false).unwrap();
-            grammars.constraint_blocking(&model, &form).unwrap().accepts(&tokens)
+            grammars.constraint(tokenizer, &form).unwrap().accepts(&tokens)
         };
         let (low, high) = (i128::from(low), i128::from(high));
         // Beyond 2^53 up to 1,024 integers lie between two adjacent `f64`.
@@ -113,7 +106,7 @@ fn bounds_beyond_the_range_of_f64_are_respected() {
 
 #[test]
 fn errors_state_their_location_in_plain_words() {
-    let (model, grammars) = (model(), Arc::new(ConstraintCompiler::new().unwrap()));
+    let (tokenizer, grammars) = (&crate::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
     let within = |part: Value| {
         json!({ "type": "object", "properties": {
             "good": { "type": "string" },
@@ -140,12 +133,12 @@ fn errors_state_their_location_in_plain_words() {
             "$ref: expected a place in the same schema (#/..), got 'https://a.b/c'",
         ),
     ] {
-        let error = grammars.constraint_blocking(&model, &OutputFormat::schema(within(part.clone()))).err();
+        let error = grammars.constraint(tokenizer, &OutputFormat::schema(within(part.clone()))).err();
         let place = "/properties/x/anyOf/1/items".to_owned();
         assert_eq!(error, Some(ConstraintError::WrongAt { why: why.to_owned(), place }), "{part}");
         let shared = json!({ "$defs": { "d": part }, "properties": { "a": { "$ref": "#/$defs/d" } } });
         let error = grammars
-            .constraint_blocking(&model, &OutputFormat::schema(shared))
+            .constraint(tokenizer, &OutputFormat::schema(shared))
             .err()
             .map(|error| error.to_string());
         assert_eq!(error, Some(format!("{why} at /$defs/d")), "{part}");
@@ -154,8 +147,7 @@ fn errors_state_their_location_in_plain_words() {
 
 #[test]
 fn the_supported_part_of_a_schema_is_enforced() {
-    let (model, grammars) = (model(), Arc::new(ConstraintCompiler::new().unwrap()));
-    let tokenizer = model.tokenizer().unwrap();
+    let (tokenizer, grammars) = (&crate::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
     let either = |key: &str| json!({ "type": "object", "properties": { key: { "type": "string" } }, "required": [key] });
     let schema = json!({
         "type": "object",
@@ -168,11 +160,10 @@ fn the_supported_part_of_a_schema_is_enforced() {
         "required": ["a", "b", "c", "d"],
         "additionalProperties": false,
     });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let part = runtime.block_on(grammars.supported_subset(&model, &schema, None));
+    let part = grammars.supported_subset(tokenizer, &schema);
     let takes = |text: &str| {
         let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-        grammars.constraint_blocking(&model, &OutputFormat::schema(part.clone())).unwrap().accepts(&tokens)
+        grammars.constraint(tokenizer, &OutputFormat::schema(part.clone())).unwrap().accepts(&tokens)
     };
     assert!(takes(r#"{"a": "a", "b": 1, "c": {"y": "z"}, "d": [1, 1]}"#));
     assert!(!takes(r#"{"a": "a", "b": "1", "c": {"y": "z"}, "d": [1, 1]}"#));
@@ -180,7 +171,7 @@ fn the_supported_part_of_a_schema_is_enforced() {
     assert!(!takes(r#"{"a": "a", "b": 1, "c": {"y": 1}, "d": ["1"]}"#));
     // An invalid schema accepts any object.
     assert_eq!(
-        runtime.block_on(grammars.supported_subset(&model, &json!({ "type": "objec" }), None)),
+        grammars.supported_subset(tokenizer, &json!({ "type": "objec" })),
         json!({ "type": "object" })
     );
 }

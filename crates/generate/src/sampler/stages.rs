@@ -2,7 +2,7 @@
 
 use super::tests::{OFF, assert_distribution, logits};
 use super::*;
-use crate::tokenizer::{Tokenizer, TokenizerModel, VocabData};
+use kvant_text::tokenizer::{Tokenizer, TokenizerModel, VocabData};
 
 /// Returns the likeliest token after `tokens`.
 fn likeliest(params: SamplerParams, logits: &[f32], tokens: &[u32]) -> u32 {

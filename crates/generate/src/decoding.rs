@@ -5,17 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvant::{
-    DecodeStream, EncodedImage, Error, SampleError, Sampler, SamplerParams, SequenceBreakers, Session,
-    Tokenizer,
-};
+use kvant_text::tokenizer::{DecodeStream, Tokenizer};
 
+use crate::LogitSource;
 use crate::constraint::{ConstraintError, Constraints};
 use crate::reasoning_budget::ReasoningBudget;
+use crate::sampler::{Sampler, SamplerParams, SequenceBreakers};
 
 /// Options of an answer.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct AnswerOptions {
+pub struct AnswerOptions {
     /// Sampling parameters.
     pub sampler: SamplerParams,
     /// DRY sequence breakers.
@@ -46,8 +45,6 @@ pub(crate) struct AnswerOptions {
     pub ignore_eos: bool,
     /// Detects reasoning and enforces its budget, if the model may reason.
     pub reasoning_budget: Option<ReasoningBudget>,
-    /// Images of the prompt: their embeddings must live as long as the prompt may be read again.
-    pub images: Vec<EncodedImage>,
     /// Control tokens whose text is part of the answer.
     pub call_marks: Vec<u32>,
 }
@@ -61,30 +58,28 @@ impl AnswerOptions {
 
 /// Reason why no token could be sampled.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SamplingError {
+pub enum SamplingError<E> {
+    /// The source of logits failed.
     #[error(transparent)]
-    Model(#[from] Error),
+    Source(E),
+    /// The constraint cannot be applied.
     #[error("the constraint cannot be applied: {0}")]
-    Form(#[from] ConstraintError),
-}
-
-impl SamplingError {
-    /// Reports whether the request is the cause.
-    pub fn is_of_request(&self) -> bool {
-        matches!(self, Self::Form(_) | Self::Model(Error::Sample(SampleError::NoCandidate)))
-    }
+    Constraint(#[from] ConstraintError),
 }
 
 /// Token and its log probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Logprob {
+pub struct Logprob {
+    /// Token id.
     pub token: u32,
+    /// Natural logarithm of its probability.
     pub logprob: f32,
 }
 
 /// Logprobs at one position.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TokenLogprobs {
+pub struct TokenLogprobs {
+    /// The token at this position.
     pub token: Logprob,
     /// Most probable tokens there, in descending order.
     pub top: Vec<Logprob>,
@@ -92,7 +87,7 @@ pub(crate) struct TokenLogprobs {
 
 /// Reason why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
+pub enum Finish {
     /// The model ended its turn.
     Stop,
     /// A stop string was generated: the one of [`AnswerOptions::stop`] at this index.
@@ -102,6 +97,7 @@ pub(crate) enum Finish {
 }
 
 impl Finish {
+    /// Returns `stop` or `length`, as in OpenAI's API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop | Self::Word(_) => "stop",
@@ -112,7 +108,8 @@ impl Finish {
 
 /// Token of an answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct TokenOutput {
+pub struct TokenOutput {
+    /// Token id.
     pub token: u32,
     /// Text that became final; it may belong to earlier tokens.
     pub text: String,
@@ -122,13 +119,15 @@ pub(crate) struct TokenOutput {
 
 /// Withheld text of an answer, once no more tokens follow.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct FinalOutput {
+pub struct FinalOutput {
+    /// Text.
     pub text: String,
+    /// Logprobs of its tokens, if requested.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// Result of a sampling step.
-pub(crate) enum SampleResult {
+pub enum SampleResult {
     /// Token and, if it is the last one, the reason.
     Token(TokenOutput, Option<Finish>),
     /// The model ended its turn.
@@ -136,7 +135,7 @@ pub(crate) enum SampleResult {
 }
 
 /// Decoder of a sequence: everything but the model.
-pub(crate) struct SequenceDecoder {
+pub struct SequenceDecoder {
     options: Arc<AnswerOptions>,
     sampler: Sampler,
     decode: DecodeStream,
@@ -180,13 +179,20 @@ impl SequenceDecoder {
         self.guides.active().is_none_or(|guide| guide.is_ready(patience))
     }
 
-    /// Samples the successor of the last token that `session` has read.
-    pub fn sample(&mut self, session: &mut Session) -> Result<SampleResult, SamplingError> {
+    /// Samples the token that follows the context of `source`.
+    ///
+    /// # Errors
+    /// An error of `source`; a constraint that leaves no token, or whose mask takes too long.
+    pub fn sample<S: LogitSource>(
+        &mut self,
+        source: &mut S,
+        tokenizer: &Tokenizer,
+    ) -> Result<SampleResult, SamplingError<S::Error>> {
         let options = Arc::clone(&self.options);
         let told = options.logprobs.filter(|_| !options.post_sampling_probs);
-        let before = told.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
-        let token = self.choose(session, &options)?;
-        let tokenizer = session.model().tokenizer()?;
+        let before = told.map(|_| source.logits().map(<[f32]>::to_vec)).transpose();
+        let before = before.map_err(SamplingError::Source)?;
+        let token = self.choose(source, tokenizer, &options)?;
         if tokenizer.is_eog(token) && !options.ignore_eos || options.stop_tokens.contains(&token) {
             return Ok(SampleResult::End);
         }
@@ -212,22 +218,25 @@ impl SequenceDecoder {
         Ok(SampleResult::Token(TokenOutput { token, text, logprobs }, finish))
     }
 
-    fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, SamplingError> {
+    fn choose<S: LogitSource>(
+        &mut self,
+        source: &mut S,
+        tokenizer: &Tokenizer,
+        options: &AnswerOptions,
+    ) -> Result<u32, SamplingError<S::Error>> {
         // The output of a constraint contains no reasoning.
         let is_free = self.guides.active().is_none();
         let must = self.thinking.as_ref().and_then(ReasoningBudget::forced_token).filter(|_| is_free);
         if is_free && !options.changes_logits() && must.is_none() {
-            return Ok(session.sample(&mut self.sampler)?);
+            return source.sample(&mut self.sampler).map_err(SamplingError::Source);
         }
         let ends: Vec<u32> = match self.n_said < options.min_tokens && is_free {
-            true => {
-                session.model().tokenizer()?.eog_ids().iter().chain(&options.stop_tokens).copied().collect()
-            }
+            true => tokenizer.eog_ids().iter().chain(&options.stop_tokens).copied().collect(),
             false => Vec::new(),
         };
         let (said, recent, mut guide) = (&self.said, &self.recent, self.guides.active());
         let mut guided = Ok(());
-        let token = session.sample_with(&mut self.sampler, &mut |logits| {
+        let token = source.sample_with(&mut self.sampler, &mut |logits| {
             apply_penalties(logits, options, said);
             exclude(logits, &ends, &options.bad_words, recent);
             if let Some(guide) = &mut guide {
@@ -239,7 +248,7 @@ impl SequenceDecoder {
             }
         });
         guided?;
-        let token = token?;
+        let token = token.map_err(SamplingError::Source)?;
         *self.said.entry(token).or_default() += 1;
         self.recent.push_back(token);
         if self.recent.len() > options.bad_words.iter().map(Vec::len).max().unwrap_or(0) {
@@ -324,7 +333,7 @@ fn apply_penalties(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u
 
 /// Returns the logprobs of `token` and of the `n` most probable tokens, at temperature 1 and before
 /// any change.
-pub(crate) fn token_logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
+pub fn token_logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
     let logprob = |token: u32| {
@@ -395,7 +404,7 @@ impl Stops {
 
 /// Returns the text of a token as a key that distinguishes bytes that are not UTF-8, in OpenAI's
 /// format.
-pub(crate) fn token_key(tokenizer: &Tokenizer, token: u32) -> String {
+pub fn token_key(tokenizer: &Tokenizer, token: u32) -> String {
     let bytes = tokenizer.token_bytes(token);
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -404,7 +413,7 @@ pub(crate) fn token_key(tokenizer: &Tokenizer, token: u32) -> String {
 }
 
 /// Returns the text of a token, and its bytes.
-pub(crate) fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
+pub fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
     let bytes = tokenizer.token_bytes(token).to_vec();
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
 }
@@ -478,7 +487,8 @@ mod tests {
     #[test]
     fn tokens_that_are_not_utf8_have_distinct_keys() {
         let tokens = ["a", "Ã", "©"].map(str::to_owned).to_vec();
-        let mut data = kvant::tokenizer::VocabData::new(kvant::tokenizer::TokenizerModel::Gpt2, tokens);
+        let mut data =
+            kvant_text::tokenizer::VocabData::new(kvant_text::tokenizer::TokenizerModel::Gpt2, tokens);
         data.merges = Some(vec![]);
         let tokenizer = Tokenizer::new(data).unwrap();
         let keys = [0, 1, 2].map(|token| token_key(&tokenizer, token));

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvant_generate::sampler::{Sampler, SamplerParams};
+use kvant_generate::speculative::Drafter;
 use kvant_model::ModelError;
-use kvant_text::sampler::{Sampler, SamplerParams};
-use kvant_text::speculative::Drafter;
 use kvant_text::tokenizer::DecodeStream;
 
 use crate::clock::Stopwatch;

@@ -12,6 +12,8 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
+use super::TooLarge;
+
 /// Maximum levels of a constraint. Each takes about 5 KiB of stack during compilation.
 pub(super) const MAX_LEVELS: usize = 10_000;
 /// Maximum nesting of brackets in a grammar: conditions retain theirs until the last token is
@@ -21,15 +23,6 @@ pub(super) const MAX_BRACKETS: usize = 100;
 pub(super) const MAX_PROPERTIES: usize = 2_000;
 /// Maximum size of a grammar or schema in bytes.
 pub(super) const MAX_BYTES: usize = 4 << 20;
-
-/// Measure of a constraint that is too large.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the constraint has too many {what}: expected at most {expected}, got {got}")]
-pub(crate) struct TooLarge {
-    pub what: &'static str,
-    pub expected: usize,
-    pub got: usize,
-}
 
 fn within(what: &'static str, expected: usize, got: usize) -> Result<(), TooLarge> {
     if got <= expected { Ok(()) } else { Err(TooLarge { what, expected, got }) }

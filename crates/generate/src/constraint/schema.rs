@@ -40,7 +40,7 @@ const FORMATS: [&str; 11] =
 /// Bounds of numbers.
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
 /// Keywords with the targets of references.
-pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+pub const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// Largest integer up to which each is an `f64`.
 const EXACT: u64 = 1 << 53;
 /// Largest `f64` below 2^63, the limit of the integers of `llguidance`.
@@ -48,9 +48,10 @@ const MAX_INTEGER: i64 = i64::MAX - 1023;
 
 /// Part of a schema that does not constrain answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct UnsupportedPart {
+pub struct UnsupportedPart {
     /// JSON pointer; empty for the whole schema.
     pub place: String,
+    /// Keyword without support.
     pub keyword: String,
     /// Its value, if that shows what is missing.
     pub value: Option<String>,
@@ -75,8 +76,10 @@ pub(super) fn at(place: &str) -> String {
 
 /// Supported part of a schema, and what was dropped.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct SupportedSchema {
+pub struct SupportedSchema {
+    /// The part that is enforced.
     pub schema: Value,
+    /// Parts that are not.
     pub lost: Vec<UnsupportedPart>,
 }
 
@@ -106,7 +109,7 @@ fn listed<'l>(lost: impl Iterator<Item = &'l UnsupportedPart>) -> Option<String>
 
 /// Returns the location of the smallest part of a schema that `fails` by itself. Searches for at
 /// most one second.
-pub(super) fn faulty_place(schema: &Value, fails: impl Fn(&Value) -> bool) -> String {
+pub fn faulty_place(schema: &Value, fails: impl Fn(&Value) -> bool) -> String {
     let ends = Instant::now() + Duration::from_secs(1);
     let shared = [DEFINITIONS[0], DEFINITIONS[1], OPTIONS].map(|name| Some((name, schema.get(name)?)));
     let alone = |part: &Value| {

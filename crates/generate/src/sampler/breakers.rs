@@ -7,7 +7,7 @@ use aho_corasick::Anchored;
 use aho_corasick::automaton::Automaton;
 use aho_corasick::nfa::contiguous::NFA;
 
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use kvant_text::tokenizer::{Tokenizer, TokenizerError};
 
 /// Sequence breakers, searched in the bytes of the tokens regardless of token boundaries. Empty by
 /// default.

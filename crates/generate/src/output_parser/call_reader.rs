@@ -4,7 +4,7 @@
 //! Arguments that are a JSON object are forwarded verbatim, digit by digit. Arguments in separate
 //! marks are assembled to one object.
 
-use kvant::chat::partial_match_len;
+use kvant_text::chat::partial_match_len;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;

@@ -4,10 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kvant::generate::constraint::{Constraint, OutputFormat, Owner};
 use xxhash_rust::xxh3::xxh3_128;
-
-use super::{Constraint, OutputFormat};
-use crate::owner_limits::Owner;
 
 /// Maximum cached constraints of all owners together.
 const MAX_FORMS: usize = 16;

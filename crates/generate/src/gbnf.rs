@@ -42,7 +42,7 @@ enum Item {
 ///
 /// # Errors
 /// The line of an error and its reason, in one line.
-pub(crate) fn lark(gbnf: &str, token: &dyn Fn(&str) -> Option<u32>) -> Result<String, String> {
+pub fn lark(gbnf: &str, token: &dyn Fn(&str) -> Option<u32>) -> Result<String, String> {
     if gbnf.len() > LARGEST {
         return Err(format!("expected at most {LARGEST} bytes, got {}", gbnf.len()));
     }
