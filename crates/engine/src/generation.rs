@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvant_generate::sampler::{Sampler, SamplerParams};
-use kvant_generate::speculative::Drafter;
+use kvant_generate::Sequence;
+use kvant_generate::constraint::{Constraints, OutputFormat};
+use kvant_generate::decoding::{DecodingOptions, Finish, SampleResult, SequenceDecoder};
+use kvant_generate::sampler::SamplerParams;
 use kvant_model::ModelError;
-use kvant_text::tokenizer::DecodeStream;
 
 use crate::clock::Stopwatch;
 use crate::{Error, Session};
@@ -21,6 +22,12 @@ pub struct GenerateOptions {
     pub sampler: SamplerParams,
     /// Continues after an end-of-generation token.
     pub ignore_eos: bool,
+    /// Texts that end the generation; excluded from its text.
+    pub stop: Vec<String>,
+    /// Biases added to the logits of these tokens.
+    pub bias: Vec<(u32, f32)>,
+    /// Constrains the text to a JSON schema, a regular expression or a grammar.
+    pub format: Option<OutputFormat>,
     /// Maximum of draft tokens that are verified together with the next token: 0 disables
     /// speculative decoding, `None` is [`Model::max_draft_tokens`](crate::Model::max_draft_tokens).
     /// They change the time of an answer, not its tokens.
@@ -60,7 +67,8 @@ pub struct Token {
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model sampled an end-of-generation token.
+    /// The model sampled an end-of-generation token, a stop text was generated, or the text is a
+    /// complete one of its format.
     Stop,
     /// `max_tokens` were generated.
     Length,
@@ -163,16 +171,32 @@ impl Iterator for Generation<'_> {
 /// A generation that does not borrow its session, for callers that cannot lend it that long:
 /// bindings of other languages, many sessions at once. See [`Session::begin`].
 pub struct GenerationState {
-    sampler: Sampler,
-    drafter: Drafter,
+    sequence: Sequence,
     /// Maximum of draft tokens.
     draft_max: usize,
-    decode: DecodeStream,
-    options: GenerateOptions,
     cancel: CancelFlag,
-    /// The token sampled last, not fed yet.
-    pending: Option<u32>,
+    /// Reason to end behind the token returned last.
+    ending: Option<FinishReason>,
     stats: GenerationStats,
+}
+
+/// Returns the decoder of a generation.
+fn decoder(session: &Session, options: GenerateOptions) -> Result<SequenceDecoder, Error> {
+    let (model, sampler) = (session.model(), options.sampler);
+    let constraints = match &options.format {
+        Some(format) => Constraints::now(model.constraint(format)?),
+        None => Constraints::default(),
+    };
+    let options = DecodingOptions {
+        breakers: if sampler.dry.is_on() { model.default_breakers()? } else { Default::default() },
+        sampler,
+        max_tokens: options.max_tokens.unwrap_or(usize::MAX),
+        stop: options.stop,
+        bias: options.bias,
+        ignore_eos: options.ignore_eos,
+        ..DecodingOptions::default()
+    };
+    Ok(SequenceDecoder::new(Arc::new(options), constraints, 0))
 }
 
 /// Rejects an invalid prompt before the session drops any cached token.
@@ -199,7 +223,8 @@ impl GenerationState {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         check(session, prompt, &options)?;
-        let sampler = session.model().sampler(options.sampler)?;
+        let draft_max = options.draft_max.unwrap_or_else(|| session.model().max_draft_tokens());
+        let sequence = Sequence::new(prompt.to_vec(), decoder(session, options)?);
         let started = Stopwatch::start();
         let kept = session.reuse_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
@@ -208,35 +233,21 @@ impl GenerationState {
         })?;
         // Another answer to the same prompt branches here.
         session.set_checkpoint();
-        let stats = GenerationStats {
-            n_prompt: prompt.len() - kept,
-            prefill_time: started.elapsed(),
-            ..GenerationStats::default()
-        };
-        let draft_max = options.draft_max.unwrap_or_else(|| session.model().max_draft_tokens());
-        let drafter = Drafter::default();
-        let decode = DecodeStream::default();
-        Ok(Self {
-            sampler,
-            drafter,
-            draft_max,
-            decode,
-            options,
-            cancel: cancel.clone(),
-            pending: None,
-            stats,
-        })
+        let (n_prompt, prefill_time) = (prompt.len() - kept, started.elapsed());
+        let stats = GenerationStats { n_prompt, prefill_time, ..GenerationStats::default() };
+        Ok(Self { sequence, draft_max, cancel: cancel.clone(), ending: None, stats })
     }
 
     /// Returns the counts and times so far.
     pub fn stats(&self) -> GenerationStats {
-        self.stats
+        let (drafts, (n_gen, _)) = (self.sequence.drafts(), self.sequence.n_generated());
+        GenerationStats { n_gen, n_drafted: drafts.n_verified, n_accepted: drafts.n_accepted, ..self.stats }
     }
 
-    /// Returns text withheld because its last character is incomplete; to be printed after the
-    /// generation has ended.
+    /// Returns text withheld because its last character is incomplete or because it may begin a
+    /// stop text; to be printed after the generation has ended.
     pub fn finish_text(&mut self) -> String {
-        self.decode.flush()
+        self.sequence.decoder().finish().text
     }
 
     /// Returns the next token of `session`; `None` when the generation has ended. `session` must be
@@ -265,51 +276,44 @@ impl GenerationState {
         if self.cancel.is_cancelled() {
             return Ok(Err(FinishReason::Cancelled));
         }
-        if self.options.max_tokens.is_some_and(|max| self.stats.n_gen >= max) {
+        if let Some(finish) = self.ending {
+            return Ok(Err(finish));
+        }
+        if self.sequence.decoder().n_left() == 0 {
             return Ok(Err(FinishReason::Length));
         }
-        let id = if let Some(token) = self.pending {
-            if session.tokens().len() == session.n_ctx() {
-                return Ok(Err(FinishReason::ContextFull));
-            }
-            let started = Stopwatch::start();
-            let n_read = self.read(session, token)?;
-            self.pending = None;
-            let id = session.sample(&mut self.sampler)?;
+        let is_decode = session.tokens().len() < self.sequence.tokens().len();
+        if is_decode && session.tokens().len() == session.n_ctx() {
+            return Ok(Err(FinishReason::ContextFull));
+        }
+        let started = Stopwatch::start();
+        let n_rows = match is_decode {
+            true => session.queue_sequence(&mut self.sequence, self.draft_max)?,
+            false => 0,
+        };
+        let model = session.model().clone();
+        let sampled = self.sequence.sample(session, model.tokenizer()?)?;
+        if is_decode {
             let time = started.elapsed();
-            self.drafter.observe(id);
-            self.drafter.observe_step_time(n_read, time);
+            self.sequence.drafting().1.observe_step_time(n_rows, time);
             self.stats.decode_time += time;
             self.stats.n_decode_steps += 1;
-            id
-        } else {
-            session.sample(&mut self.sampler)?
-        };
-        let tokenizer = session.model().tokenizer()?;
-        if tokenizer.is_eog(id) && !self.options.ignore_eos {
-            return Ok(Err(FinishReason::Stop));
         }
-        self.stats.n_gen += 1;
-        self.pending = Some(id);
-        Ok(Ok(Token { id, text: self.decode.push(tokenizer, id) }))
+        Ok(match sampled {
+            SampleResult::Token(output, finish) => {
+                self.ending = finish.map(FinishReason::from);
+                Ok(Token { id: output.token, text: output.text })
+            }
+            SampleResult::End => Err(FinishReason::Stop),
+        })
     }
+}
 
-    /// Feeds `token` and, unless it is an accepted draft token, verifies draft tokens behind it.
-    /// Returns the number of tokens in the forward pass.
-    fn read(&mut self, session: &mut Session, token: u32) -> Result<usize, Error> {
-        if session.is_drafted(token) {
-            self.stats.n_accepted += 1;
-            session.enqueue(&[token], &mut |_| true)?;
-            return Ok(0);
+impl From<Finish> for FinishReason {
+    fn from(finish: Finish) -> Self {
+        match finish {
+            Finish::Stop | Finish::Word(_) => Self::Stop,
+            Finish::Length => Self::Length,
         }
-        // Draft tokens beyond `max_tokens` would never be sampled.
-        let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
-        let draft_tokens = match self.draft_max.min(left) {
-            0 => &[],
-            most => session.draft(&mut self.drafter, token, most),
-        };
-        let trial = session.queue_verify(token, draft_tokens)?;
-        self.stats.n_drafted += trial.n_draft_tokens;
-        Ok(trial.n_rows)
     }
 }

@@ -130,6 +130,7 @@
 #[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]
 mod adapter;
 mod clock;
+mod constraint;
 mod context_file;
 mod device;
 mod draft;
@@ -186,5 +187,5 @@ pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rerank::Reranker;
-pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Session, SessionOptions};
+pub use session::{BatchItem, KvBalance, KvOptions, KvUse, SequenceStep, Session, SessionOptions};
 pub use vision::{EncodedImage, check_mmproj};

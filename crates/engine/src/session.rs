@@ -5,6 +5,7 @@ mod drafter;
 mod images;
 mod logits;
 mod options;
+mod sequence_step;
 mod speculative;
 
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::{Error, Model};
 
 pub use batch::BatchItem;
 pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
+pub use sequence_step::SequenceStep;
 
 /// One sequence of tokens and its KV cache.
 ///

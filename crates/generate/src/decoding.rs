@@ -12,14 +12,14 @@ use crate::constraint::{ConstraintError, Constraints};
 use crate::reasoning_budget::ReasoningBudget;
 use crate::sampler::{Sampler, SamplerParams, SequenceBreakers};
 
-/// Options of an answer.
+/// Options of decoding.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct AnswerOptions {
+pub struct DecodingOptions {
     /// Sampling parameters.
     pub sampler: SamplerParams,
     /// DRY sequence breakers.
     pub breakers: SequenceBreakers,
-    /// Maximum tokens.
+    /// Maximum tokens of the answer.
     pub max_tokens: usize,
     /// Stop strings; excluded from the answer.
     pub stop: Vec<String>,
@@ -49,7 +49,7 @@ pub struct AnswerOptions {
     pub call_marks: Vec<u32>,
 }
 
-impl AnswerOptions {
+impl DecodingOptions {
     fn changes_logits(&self) -> bool {
         let penalises = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
         penalises || !self.bias.is_empty() || !self.bad_words.is_empty() || self.min_tokens > 0
@@ -90,7 +90,7 @@ pub struct TokenLogprobs {
 pub enum Finish {
     /// The model ended its turn.
     Stop,
-    /// A stop string was generated: the one of [`AnswerOptions::stop`] at this index.
+    /// A stop string was generated: the one of [`DecodingOptions::stop`] at this index.
     Word(usize),
     /// The token limit or the context was reached.
     Length,
@@ -136,7 +136,7 @@ pub enum SampleResult {
 
 /// Decoder of a sequence: everything but the model.
 pub struct SequenceDecoder {
-    options: Arc<AnswerOptions>,
+    options: Arc<DecodingOptions>,
     sampler: Sampler,
     decode: DecodeStream,
     stops: Stops,
@@ -152,7 +152,7 @@ pub struct SequenceDecoder {
 
 impl SequenceDecoder {
     /// Creates the decoder of the `index`-th answer to a prompt, with its own seed.
-    pub fn new(options: Arc<AnswerOptions>, guides: Constraints, index: usize) -> Self {
+    pub fn new(options: Arc<DecodingOptions>, guides: Constraints, index: usize) -> Self {
         let seed = options.sampler.seed.wrapping_add(index as u64);
         let sampler =
             Sampler::new(SamplerParams { seed, ..options.sampler }).with_breakers(options.breakers.clone());
@@ -166,6 +166,11 @@ impl SequenceDecoder {
     /// Returns the number of generated tokens.
     pub fn n_generated(&self) -> usize {
         self.n_said
+    }
+
+    /// Returns how many more tokens the answer may have.
+    pub fn n_left(&self) -> usize {
+        self.options.max_tokens.saturating_sub(self.n_said)
     }
 
     /// Returns the number of reasoning tokens.
@@ -211,7 +216,7 @@ impl SequenceDecoder {
         let is_thinking = self.thinking.as_ref().is_some_and(ReasoningBudget::is_open);
         let is_complete = self.guides.said(tokenizer, token, &text, is_thinking)?;
         self.untold.push(logprob, text.len());
-        let (text, stopped) = self.stops.push(&text);
+        let (text, stopped) = self.stops.push(text);
         let logprobs = self.untold.release(text.len(), stopped.is_some());
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
         let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
@@ -222,7 +227,7 @@ impl SequenceDecoder {
         &mut self,
         source: &mut S,
         tokenizer: &Tokenizer,
-        options: &AnswerOptions,
+        options: &DecodingOptions,
     ) -> Result<u32, SamplingError<S::Error>> {
         // The output of a constraint contains no reasoning.
         let is_free = self.guides.active().is_none();
@@ -260,7 +265,7 @@ impl SequenceDecoder {
     /// Returns the withheld text, once no more tokens follow.
     pub fn finish(&mut self) -> FinalOutput {
         let text = self.decode.flush();
-        let (text, stopped) = self.stops.push(&text);
+        let (text, stopped) = self.stops.push(text);
         let text = if stopped.is_some() { text } else { text + &self.stops.rest() };
         FinalOutput { text, logprobs: std::mem::take(&mut self.untold).logprobs() }
     }
@@ -320,7 +325,7 @@ fn exclude(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &Ve
 }
 
 /// Applies biases and penalties.
-fn apply_penalties(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u32, u32>) {
+fn apply_penalties(logits: &mut [f32], options: &DecodingOptions, said: &HashMap<u32, u32>) {
     for &(token, bias) in &options.bias {
         if let Some(logit) = logits.get_mut(token as usize) {
             *logit += bias;
@@ -381,11 +386,11 @@ impl Stops {
     }
 
     /// Returns the text that is final now, and the index of the stop string that follows it.
-    fn push(&mut self, text: &str) -> (String, Option<usize>) {
+    fn push(&mut self, text: String) -> (String, Option<usize>) {
         if self.wanted.is_empty() {
-            return (text.to_owned(), None);
+            return (text, None);
         }
-        self.held.push_str(text);
+        self.held.push_str(&text);
         let found = self.wanted().filter_map(|(index, wanted)| Some((self.held.find(wanted)?, index))).min();
         if let Some((at, index)) = found {
             self.held.truncate(if self.keeps { at + self.wanted[index].len() } else { at });
@@ -430,7 +435,7 @@ mod tests {
             let mut stops = Stops::new(wanted.iter().map(|&text| text.to_owned()).collect(), false);
             let (mut said, mut stopped) = (String::new(), None);
             for piece in chars.chunks(size) {
-                let (text, hit) = stops.push(&piece.iter().collect::<String>());
+                let (text, hit) = stops.push(piece.iter().collect::<String>());
                 said += &text;
                 stopped = hit;
                 if hit.is_some() {
@@ -473,7 +478,7 @@ mod tests {
         // the answer.
         for (token, text) in [(0, "a"), (1, ""), (2, "c"), (3, "b"), (4, "bc"), (5, "d")] {
             untold.push(Some(of(token)), text.len());
-            let (text, stopped) = stops.push(text);
+            let (text, stopped) = stops.push(text.to_owned());
             told.push(tokens(untold.release(text.len(), stopped.is_some())));
         }
         assert_eq!(told, [vec![0], vec![1], vec![], vec![2, 3], vec![], vec![4]]);

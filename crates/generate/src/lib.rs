@@ -13,9 +13,11 @@ pub mod output_parser;
 pub mod reasoning_budget;
 pub mod sampler;
 pub mod sampling_defaults;
+mod sequence;
 mod source;
 pub mod speculative;
 
+pub use sequence::{DraftCounts, Sequence};
 pub use source::LogitSource;
 
 /// Returns the tokenizer of the bundled model.

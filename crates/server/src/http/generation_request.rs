@@ -16,7 +16,7 @@ use super::loras::ModelOptions;
 use super::{sampling, unsupported};
 use crate::ServerSampling;
 use kvant::generate::constraint::OutputFormat;
-use kvant::generate::decoding::AnswerOptions;
+use kvant::generate::decoding::DecodingOptions;
 use kvant::generate::gbnf;
 use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 
@@ -39,7 +39,7 @@ pub(crate) struct GenerationRequest {
     /// Maximum tokens, if given.
     pub max_tokens: Option<usize>,
     /// Options of each answer except `max_tokens`, which depends on the prompt.
-    pub answer: AnswerOptions,
+    pub answer: DecodingOptions,
     /// Images of the prompt.
     pub images: Vec<EncodedImage>,
     /// Whether the request sets the seed.
@@ -132,12 +132,12 @@ impl GenerationRequest {
 
     /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens
     /// in a context of `n_ctx`.
-    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
+    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<DecodingOptions> {
         // The last generated token is never fed.
         let room = n_ctx - n_prompt + 1;
         let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
         let sampler = SamplerParams { seed: self.seed_of(first), ..self.answer.sampler };
-        Arc::new(AnswerOptions { max_tokens, sampler, ..self.answer.clone() })
+        Arc::new(DecodingOptions { max_tokens, sampler, ..self.answer.clone() })
     }
 }
 
@@ -145,7 +145,7 @@ fn answer(
     fields: &Fields,
     defaults: &ServerSampling,
     hosted: &ServedModel,
-) -> Result<AnswerOptions, ApiError> {
+) -> Result<DecodingOptions, ApiError> {
     unsupported::check(fields)?;
     let tokenizer = hosted.tokenizer();
     let sampler = sampling::sampler(fields, defaults)?;
@@ -161,7 +161,7 @@ fn answer(
         penalty if (-100.0..=100.0).contains(&penalty) => Ok(penalty),
         other => Err(ApiError::field(name, "a number from -100 to 100", other)),
     };
-    Ok(AnswerOptions {
+    Ok(DecodingOptions {
         breakers: sampling::breakers(fields, sampler.dry, hosted)?,
         sampler,
         max_tokens: 0,
