@@ -166,7 +166,8 @@ impl DecodeArgs {
     /// Returns the options of a generation that samples with `sampler`.
     pub fn options(&self, sampler: SamplerParams) -> Result<GenerateOptions, Failure> {
         let max_tokens = self.max_tokens()?;
-        Ok(GenerateOptions { max_tokens, sampler, draft_max: self.draft.draft_max, ignore_eos: false })
+        let draft_max = self.draft.draft_max;
+        Ok(GenerateOptions { max_tokens, sampler, draft_max, ..GenerateOptions::default() })
     }
 
     /// Returns the maximum number of tokens to generate; `None` is unlimited. llama.cpp's -2 is the

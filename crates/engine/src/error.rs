@@ -2,12 +2,14 @@
 
 use kvant_backend::BackendError;
 use kvant_codec::CodecError;
+use kvant_generate::constraint::ConstraintError;
+use kvant_generate::decoding::SamplingError;
+use kvant_generate::sampler::SampleError;
 use kvant_gguf::GgufError;
 use kvant_hf::HfError;
 use kvant_kv::KvError;
 use kvant_model::ModelError;
 use kvant_text::chat::TemplateError;
-use kvant_text::sampler::SampleError;
 use kvant_text::tokenizer::TokenizerError;
 use kvant_vision::VisionError;
 
@@ -46,6 +48,9 @@ pub enum Error {
     /// No token can be sampled from the logits.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// A text cannot be constrained to its format.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// The KV cache rejected the operation.
     #[error(transparent)]
     Kv(#[from] KvError),
@@ -162,5 +167,14 @@ impl Error {
             _ => return false,
         };
         matches!(device, BackendError::OutOfMemory { .. })
+    }
+}
+
+impl From<SamplingError<Self>> for Error {
+    fn from(error: SamplingError<Self>) -> Self {
+        match error {
+            SamplingError::Source(error) => error,
+            SamplingError::Constraint(error) => error.into(),
+        }
     }
 }

@@ -130,13 +130,14 @@
 #[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]
 mod adapter;
 mod clock;
+mod constraint;
 mod context_file;
 mod device;
 mod draft;
 mod embed;
 mod error;
 mod fingerprint;
-mod generate;
+mod generation;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
 mod model;
@@ -156,7 +157,7 @@ pub use context_file::{ContextFileError, SavedSession};
 pub use device::{CpuInfo, DeviceChoice, WgpuInfo, memory_bandwidth};
 pub use embed::{EmbedOptions, HiddenStatePool, Pooling};
 pub use error::Error;
-pub use generate::{
+pub use generation::{
     CancelFlag, FinishReason, GenerateOptions, Generation, GenerationState, GenerationStats, Token,
 };
 pub use gpu::CudaInfo;
@@ -166,6 +167,12 @@ pub use kvant_backend::{
 pub use kvant_codec::DType;
 pub use kvant_cpu::PrefillPrecision;
 pub use kvant_files as files;
+pub use kvant_generate as generate;
+pub use kvant_generate::sampler::{
+    Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, SequenceBreakers, Xtc,
+};
+pub use kvant_generate::sampling_defaults::SamplingDefaults;
+pub use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
@@ -174,16 +181,11 @@ pub use kvant_kv::{
 };
 pub use kvant_model::{Config, ExpertSpec, LayerRange, LayerSpec, LogitsFor, ModelError};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
-pub use kvant_text::sampler::{
-    Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, SequenceBreakers, Xtc,
-};
-pub use kvant_text::sampling_defaults::SamplingDefaults;
-pub use kvant_text::speculative::{Drafter, MAX_DRAFT_TOKENS};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rerank::Reranker;
-pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Session, SessionOptions};
+pub use session::{BatchItem, KvBalance, KvOptions, KvUse, SequenceStep, Session, SessionOptions};
 pub use vision::{EncodedImage, check_mmproj};

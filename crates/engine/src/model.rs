@@ -7,16 +7,17 @@ use std::thread;
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_cpu::PrefillPrecision;
+use kvant_generate::sampler::{Sampler, SamplerParams, SequenceBreakers};
+use kvant_generate::sampling_defaults::SamplingDefaults;
+use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::{Config, LayerRange, Lora};
 use kvant_text::chat::{ChatTemplate, TemplateError};
-use kvant_text::sampler::{Sampler, SamplerParams, SequenceBreakers};
-use kvant_text::sampling_defaults::SamplingDefaults;
-use kvant_text::speculative::MAX_DRAFT_TOKENS;
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::constraint::LazyCompiler;
 use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::{LoadedModel, Sequence};
 use crate::vision::VisionModel;
@@ -128,6 +129,8 @@ struct Inner {
     maps_experts: bool,
     prompt_math: PrefillPrecision,
     fingerprint: OnceLock<String>,
+    #[cfg_attr(not(feature = "constraint"), expect(dead_code, reason = "nothing to compile with"))]
+    compiler: LazyCompiler,
 }
 
 /// Opens a model without loading its weights: a GGUF file (any shard of a split one), or a Hugging
@@ -247,6 +250,7 @@ impl Model {
                 maps_experts: options.maps_experts,
                 prompt_math: options.prompt_math,
                 fingerprint: OnceLock::new(),
+                compiler: LazyCompiler::default(),
             }),
         })
     }
@@ -266,6 +270,7 @@ impl Model {
                 maps_experts: false,
                 prompt_math: PrefillPrecision::Exact,
                 fingerprint: OnceLock::new(),
+                compiler: LazyCompiler::default(),
             }),
         }
     }
@@ -476,7 +481,11 @@ impl Model {
         if !params.dry.is_on() {
             return Ok(sampler);
         }
-        Ok(sampler.with_breakers(self.breakers(SequenceBreakers::DEFAULT.map(str::to_owned).to_vec())?))
+        Ok(sampler.with_breakers(self.default_breakers()?))
+    }
+
+    pub(crate) fn default_breakers(&self) -> Result<SequenceBreakers, Error> {
+        self.breakers(SequenceBreakers::DEFAULT.map(str::to_owned).to_vec())
     }
 
     /// Returns the file's chat template.
@@ -493,6 +502,11 @@ impl Model {
 
     pub(crate) fn loaded(&self) -> &Arc<dyn LoadedModel> {
         &self.inner.loaded
+    }
+
+    #[cfg(feature = "constraint")]
+    pub(crate) fn compiler(&self) -> &LazyCompiler {
+        &self.inner.compiler
     }
 }
 

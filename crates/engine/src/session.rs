@@ -3,7 +3,9 @@
 mod batch;
 mod drafter;
 mod images;
+mod logits;
 mod options;
+mod sequence_step;
 mod speculative;
 
 use std::sync::Arc;
@@ -12,15 +14,16 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
+use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
-use kvant_text::sampler::{SampleError, Sampler};
 
-use crate::generate::{CancelFlag, GenerateOptions, Generation, GenerationState};
+use crate::generation::{CancelFlag, GenerateOptions, Generation, GenerationState};
 use crate::runtime::{ContextSize, Logits, Sequence};
 use crate::{Error, Model};
 
 pub use batch::BatchItem;
 pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
+pub use sequence_step::SequenceStep;
 
 /// One sequence of tokens and its KV cache.
 ///

@@ -11,19 +11,15 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod constraint;
-mod decoding;
+mod constraint_compiler;
 mod events;
-mod gbnf;
 mod http;
 mod idle_sessions;
 mod listen;
 mod metrics;
 mod models;
-mod output_parser;
 mod owner_limits;
 mod priority;
-mod reasoning_budget;
 mod scheduler;
 mod store;
 #[cfg(feature = "tls")]

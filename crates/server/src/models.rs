@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
-use crate::constraint::ConstraintCompiler;
+use crate::constraint_compiler::ConstraintCompilers;
 use crate::events::Blocks;
 use crate::http::{ApiError, ServedModel};
 use crate::idle_sessions::CacheSpec;
@@ -289,7 +289,7 @@ impl ModelRegistry {
             sampling_defaults: drawing,
             enable_thinking: options.thinks,
             thinking_budget: options.thinking_budget,
-            grammars: Arc::new(ConstraintCompiler::new()?),
+            grammars: Arc::new(ConstraintCompilers::new()?),
             long_texts: Lanes::new(1, 1),
             max_queued: max_waiting,
             model,

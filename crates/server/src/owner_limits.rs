@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 /// API key on whose behalf work is done, if the server requires keys.
-pub(crate) type Owner = Option<Arc<str>>;
+pub(crate) use kvant::generate::constraint::Owner;
 
 /// Semaphore with limits per owner. See the [module](self).
 pub(crate) struct Lanes {

@@ -11,18 +11,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, HiddenStatePool, MAX_DRAFT_TOKENS, Model, Session, SessionOptions};
+use kvant::{EncodedImage, Error, HiddenStatePool, Model, SampleError, Session, SessionOptions};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::constraint::Constraints;
-use crate::decoding::{AnswerOptions, FinalOutput, Finish, SampleResult, TokenLogprobs, TokenOutput};
 use crate::events::Blocks;
 use crate::idle_sessions::{CacheKey, IdleSession, IdleSessions};
 use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::store::Store;
 use crate::trace::{self, Trace};
+use kvant::generate::constraint::Constraints;
+use kvant::generate::decoding::{
+    DecodingOptions, FinalOutput, Finish, SampleResult, SamplingError, TokenLogprobs, TokenOutput,
+};
 use sequence::Sequence;
 pub(crate) use status::Status;
 
@@ -47,7 +49,10 @@ pub(crate) struct Job {
     pub first: usize,
     /// Answers of all jobs that share the event channel.
     pub n_answers: usize,
-    pub answer: Arc<AnswerOptions>,
+    pub answer: Arc<DecodingOptions>,
+    /// Images of the prompt.
+    #[expect(dead_code, reason = "their embeddings must live as long as the prompt may be read again")]
+    pub images: Vec<EncodedImage>,
     /// Constraints of the answers.
     pub guides: Constraints,
     /// Whether to report prefill progress.
@@ -116,6 +121,14 @@ struct BatchResult {
     /// Tokens that went through the model, draft tokens included.
     n_rows: usize,
     result: Result<(), Error>,
+}
+
+/// Reports whether the request is the cause of an error.
+fn is_of_request(error: &SamplingError<Error>) -> bool {
+    matches!(
+        error,
+        SamplingError::Constraint(_) | SamplingError::Source(Error::Sample(SampleError::NoCandidate))
+    )
 }
 
 /// Worker thread of a model.
@@ -289,12 +302,12 @@ impl Worker {
             session = session.with_lora_scales(strengths)?;
         }
         if course.reuses_prefix() {
-            let attached = session.attach_prefix(&course.tokens);
-            self.scheduler.branch(id, self.idle.common(&course.job.kind, &course.tokens));
-            if let Some(idle) = self.idle.take(&course.job.kind, &course.tokens, attached) {
+            let attached = session.attach_prefix(course.text.tokens());
+            self.scheduler.branch(id, self.idle.common(&course.job.kind, course.text.tokens()));
+            if let Some(idle) = self.idle.take(&course.job.kind, course.text.tokens(), attached) {
                 session = idle;
             }
-            self.store.load(&mut session, &course.job.kind, &course.tokens);
+            self.store.load(&mut session, &course.job.kind, course.text.tokens());
         }
         let n = session.tokens().len();
         if course.progress.done == 0 {
@@ -318,7 +331,7 @@ impl Worker {
         if let [(id, _)] = together[..]
             && let Some(course) = self.courses.get_mut(&id)
         {
-            course.drafter.observe_step_time(n_rows, started.elapsed());
+            course.text.drafting().1.observe_step_time(n_rows, started.elapsed());
         }
         // Of several steps some may have completed.
         let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
@@ -359,39 +372,19 @@ impl Worker {
         }
     }
 
-    /// Feeds the tokens of several sequences in one batch, with draft tokens for decoding sequences
-    /// as long as the batch is small.
+    /// Feeds the tokens of several sequences in one batch.
     fn feed(&mut self, rows: &[(Id, usize)]) -> BatchResult {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
-        let n_fed: usize = n_of.values().sum();
-        let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / rows.len().max(1);
-        let max_draft_tokens = each.min(self.draft_max);
-        let (mut feeds, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+        let (mut ids, mut steps) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (&id, course) in &mut self.courses {
-            let Some(&n) = n_of.get(&id) else { continue };
-            if let Some(feed) = course.feed(n, max_draft_tokens, rows.len() == 1) {
-                let is_drafted = matches!(*feed.tokens, [token] if feed.session.is_drafted(token));
-                ends.push((id, feed.session.tokens().len() + n, if is_drafted { 0 } else { n }));
-                feeds.push(feed);
-            }
+            let step = n_of.get(&id).and_then(|&n| course.step(n));
+            ids.extend(step.is_some().then_some(id));
+            steps.extend(step);
         }
-        let result = Session::step_batch(&mut feeds);
-        let (mut read, mut n_rows) = (Vec::with_capacity(ends.len()), 0);
-        for (id, end, n) in ends {
-            let Some(course) = self.courses.get_mut(&id) else { continue };
-            let Some(session) = course.session.as_ref().filter(|session| session.tokens().len() == end)
-            else {
-                continue;
-            };
-            read.push(id);
-            if n > 0 {
-                course.n_drafted += session.draft_tokens().len();
-                n_rows += n + session.draft_tokens().len();
-            } else {
-                course.n_accepted += 1;
-            }
-        }
-        BatchResult { read, n_rows, result }
+        let result = Session::step_sequences(&mut steps, self.draft_max);
+        let read = ids.into_iter().zip(&steps).filter_map(|(id, step)| Some((id, step.n_rows()?)));
+        let (read, n_rows): (Vec<Id>, Vec<usize>) = read.unzip();
+        BatchResult { read, n_rows: n_rows.iter().sum(), result }
     }
 
     /// Recovers from a failed step: requests an eviction if memory ran out and, if that has been
@@ -449,14 +442,14 @@ impl Worker {
                 course.tell(Event::Prefilled(course.progress));
             }
         }
-        if read < course.tokens.len() {
+        if read < course.text.tokens().len() {
             return;
         }
         if let Some(pooled) = course.pooled.take() {
             course.tell(Event::Pooled(pooled));
             return self.end(id, Finish::Stop);
         }
-        if !course.voice.is_ready(until.saturating_duration_since(Instant::now())) {
+        if !course.text.decoder().is_ready(until.saturating_duration_since(Instant::now())) {
             return self.await_mask(id, true);
         }
         let others = if course.first_token_at.is_none() { 1..course.job.n } else { 0..0 };
@@ -506,22 +499,23 @@ impl Worker {
             };
             if let Some(session) = reader {
                 let n_ctx = session.n_ctx();
-                drawn = Some((course.voice.sample(session), n_ctx));
+                let model = session.model().clone();
+                let tokenizer = model.tokenizer().map_err(SamplingError::Source);
+                let sampled = tokenizer.and_then(|tokenizer| course.text.sample(session, tokenizer));
+                drawn = Some((sampled, n_ctx));
             }
         }
         let mut ended = None;
         match drawn {
             Some((Ok(SampleResult::Token(said, finish)), n_ctx)) => {
                 self.record_latency(&mut course, now);
-                course.tokens.push(said.token);
-                course.drafter.observe(said.token);
                 course.tell(Event::Token(course.index, said));
-                ended = finish.or((course.tokens.len() > n_ctx).then_some(Finish::Length));
+                ended = finish.or((course.text.tokens().len() > n_ctx).then_some(Finish::Length));
             }
             Some((Ok(SampleResult::End), _)) => ended = Some(Finish::Stop),
             Some((Err(error), _)) => {
                 self.courses.insert(id, course);
-                return self.fail_for(id, &error, error.is_of_request());
+                return self.fail_for(id, &error, is_of_request(&error));
             }
             None => {}
         }
@@ -544,7 +538,7 @@ impl Worker {
 
     fn end(&mut self, id: Id, finish: Finish) {
         if let Some(course) = self.courses.get_mut(&id) {
-            let rest = course.voice.finish();
+            let rest = course.text.decoder().finish();
             let (times, first) =
                 (course.times(), course.first_token_at.map(|spoke| spoke - course.submitted));
             trace::ended(&course.span, finish, &times, first.map(|first| first.as_secs_f64()));

@@ -1,4 +1,4 @@
-//! Tokenizer, chat templates, sampler and prompt-lookup drafter.
+//! Tokenizer and chat templates.
 //!
 //! All modules work from the metadata of a file ([`Gguf`](kvant_gguf::Gguf)) and from plain
 //! numbers, independent of weights, caches and devices.
@@ -6,7 +6,4 @@
 
 pub mod chat;
 mod jinja;
-pub mod sampler;
-pub mod sampling_defaults;
-pub mod speculative;
 pub mod tokenizer;

@@ -22,12 +22,14 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-webgpu", &[]),
     ("kvant-kv", &["kvant-backend", "kvant-codec"]),
     ("kvant-text", &["kvant-gguf", "kvant-codec"]),
+    ("kvant-generate", &["kvant-text", "kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     ("kvant-vision", &["kvant-model", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     (
         "kvant",
         &[
             "kvant-text",
+            "kvant-generate",
             "kvant-model",
             "kvant-vision",
             "kvant-kv",

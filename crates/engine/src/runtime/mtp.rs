@@ -11,9 +11,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
+use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_kv::{BlockKey, BlockPool, Cache, KvShape, Layout, Plan};
 use kvant_model::{Activations, BatchSequence, Decoder, Entry, LogitsFor, Outputs, Weights};
-use kvant_text::speculative::MAX_DRAFT_TOKENS;
 
 use super::{BatchEntry, MAX_ROWS, SequenceId};
 use crate::Error;

@@ -1,7 +1,7 @@
 //! A session of the draft model that follows another session and proposes draft tokens.
 
+use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_model::LogitsFor;
-use kvant_text::speculative::MAX_DRAFT_TOKENS;
 
 use super::{Session, SessionOptions};
 use crate::runtime::{MAX_ROWS, OnDraft, top_with_margin};

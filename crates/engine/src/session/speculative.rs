@@ -4,8 +4,8 @@
 //! return to their values before the step, and the accepted tokens become *uncommitted*: the next
 //! step recomputes them before its own. Their logits have been used already.
 
+use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 use kvant_model::{Entry, LogitsFor};
-use kvant_text::speculative::{Drafter, MAX_DRAFT_TOKENS};
 
 use super::Session;
 use crate::Error;

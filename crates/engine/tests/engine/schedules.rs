@@ -523,7 +523,13 @@ fn draft_tokens_change_no_token() {
         for sampler in [SamplerParams::greedy(), drawn, with_state, SamplerParams { mirostat, ..drawn }] {
             let answer = |draft_max| {
                 let mut session = empty(&model, case);
-                let options = GenerateOptions { max_tokens: Some(n), sampler, ignore_eos: true, draft_max };
+                let options = GenerateOptions {
+                    max_tokens: Some(n),
+                    sampler,
+                    ignore_eos: true,
+                    draft_max,
+                    ..Default::default()
+                };
                 let prompt = question(&model, 200);
                 let mut generation = session.generate(&prompt, options).unwrap();
                 let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
@@ -556,7 +562,13 @@ fn a_draft_model_changes_no_token() {
     ] {
         let answer = |model: &Model, draft_max| {
             let mut session = empty(model, CASES[1]);
-            let options = GenerateOptions { max_tokens: Some(n), sampler, ignore_eos: true, draft_max };
+            let options = GenerateOptions {
+                max_tokens: Some(n),
+                sampler,
+                ignore_eos: true,
+                draft_max,
+                ..Default::default()
+            };
             let mut generation = session.generate(&prompt, options).unwrap();
             let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
             (ids, generation.stats().n_accepted)

@@ -16,9 +16,9 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::unknown_blocks;
 use super::unsupported;
 use super::{Caller, Server, new_id};
-use crate::decoding::Finish;
-use crate::output_parser::{Call, OutputParser, Part};
 use crate::worker::Progress;
+use kvant::generate::decoding::Finish;
+use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 /// Prefix of a system text block that a client changes with every request and that means nothing to
 /// the model: it would prevent all prefix caching.

@@ -15,9 +15,9 @@ use super::openai_envelope::{Envelope, timings, usage_fields};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server, new_id};
-use crate::decoding::{Finish, TokenLogprobs};
-use crate::output_parser::{Call, OutputParser, Part};
 use crate::worker::Progress;
+use kvant::generate::decoding::{Finish, TokenLogprobs};
+use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 pub(super) async fn chat(
     State(server): State<Arc<Server>>,

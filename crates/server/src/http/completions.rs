@@ -16,8 +16,8 @@ use super::prompt::{Prompt, prompts};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server};
-use crate::decoding::{Finish, TokenLogprobs, token_key, token_text};
 use crate::worker::Progress;
+use kvant::generate::decoding::{Finish, TokenLogprobs, token_key, token_text};
 
 /// Continues a text.
 pub(super) async fn completions(

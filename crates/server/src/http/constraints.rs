@@ -5,11 +5,11 @@ use serde_json::Value;
 use super::error::{ApiError, shortened};
 use super::generation_request::GenerationRequest;
 use super::{Caller, ServedModel};
-use crate::constraint::schema::SupportedSchema;
-use crate::constraint::{ConstraintError, Constraints, OutputFormat, Trigger};
-use crate::output_parser::constraint::{FormatSet, ToolConstraint};
-use crate::output_parser::tool_calls::Tool;
-use crate::reasoning_budget::ReasoningBudget;
+use kvant::generate::constraint::schema::SupportedSchema;
+use kvant::generate::constraint::{ConstraintError, Constraints, OutputFormat, Trigger};
+use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
+use kvant::generate::output_parser::tool_calls::Tool;
+use kvant::generate::reasoning_budget::ReasoningBudget;
 
 /// Constraints, and warnings for the client.
 pub(super) struct RequestConstraints {

@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
 use super::history;
-use crate::output_parser::OutputParser;
-use crate::output_parser::constraint::ToolConstraint;
-use crate::output_parser::tool_calls::{Format, Tool, format_of, tool_instructions};
-use crate::reasoning_budget::ReasoningBudget;
+use kvant::generate::output_parser::OutputParser;
+use kvant::generate::output_parser::constraint::ToolConstraint;
+use kvant::generate::output_parser::tool_calls::{Format, Tool, format_of, tool_instructions};
+use kvant::generate::reasoning_budget::ReasoningBudget;
 
 /// Conversation of a request.
 pub(crate) struct Conversation {

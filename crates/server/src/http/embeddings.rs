@@ -21,10 +21,10 @@ use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::prompt::{Purpose, texts};
 use super::{Caller, ServedModel, Server};
-use crate::constraint::Constraints;
 use crate::idle_sessions::CacheKey;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
+use kvant::generate::constraint::Constraints;
 
 /// Maximum texts of a request in progress.
 const AT_ONCE: usize = 32;
@@ -110,6 +110,7 @@ impl ServedModel {
             first: 0,
             n_answers: 1,
             answer: Arc::default(),
+            images: Vec::new(),
             guides: Constraints::default(),
             reports_progress: false,
             prompt_logprobs: None,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvant::{KvOptions, SamplerParams, Tokenizer};
+use kvant::{EncodedImage, KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -15,10 +15,10 @@ use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::{sampling, unsupported};
 use crate::ServerSampling;
-use crate::constraint::OutputFormat;
-use crate::decoding::AnswerOptions;
-use crate::gbnf;
-use crate::output_parser::constraint::{FormatSet, ToolConstraint};
+use kvant::generate::constraint::OutputFormat;
+use kvant::generate::decoding::DecodingOptions;
+use kvant::generate::gbnf;
+use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
@@ -39,7 +39,9 @@ pub(crate) struct GenerationRequest {
     /// Maximum tokens, if given.
     pub max_tokens: Option<usize>,
     /// Options of each answer except `max_tokens`, which depends on the prompt.
-    pub answer: AnswerOptions,
+    pub answer: DecodingOptions,
+    /// Images of the prompt.
+    pub images: Vec<EncodedImage>,
     /// Whether the request sets the seed.
     pub has_seed: bool,
     /// Output constraint.
@@ -89,6 +91,7 @@ impl GenerationRequest {
             n,
             max_tokens,
             answer: answer(fields, defaults, hosted)?,
+            images: Vec::new(),
             has_seed: sampling::seed(fields)?.is_some(),
             form: form(fields, hosted.tokenizer())?,
             tools: None,
@@ -129,12 +132,12 @@ impl GenerationRequest {
 
     /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens
     /// in a context of `n_ctx`.
-    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
+    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<DecodingOptions> {
         // The last generated token is never fed.
         let room = n_ctx - n_prompt + 1;
         let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
         let sampler = SamplerParams { seed: self.seed_of(first), ..self.answer.sampler };
-        Arc::new(AnswerOptions { max_tokens, sampler, ..self.answer.clone() })
+        Arc::new(DecodingOptions { max_tokens, sampler, ..self.answer.clone() })
     }
 }
 
@@ -142,7 +145,7 @@ fn answer(
     fields: &Fields,
     defaults: &ServerSampling,
     hosted: &ServedModel,
-) -> Result<AnswerOptions, ApiError> {
+) -> Result<DecodingOptions, ApiError> {
     unsupported::check(fields)?;
     let tokenizer = hosted.tokenizer();
     let sampler = sampling::sampler(fields, defaults)?;
@@ -158,7 +161,7 @@ fn answer(
         penalty if (-100.0..=100.0).contains(&penalty) => Ok(penalty),
         other => Err(ApiError::field(name, "a number from -100 to 100", other)),
     };
-    Ok(AnswerOptions {
+    Ok(DecodingOptions {
         breakers: sampling::breakers(fields, sampler.dry, hosted)?,
         sampler,
         max_tokens: 0,
@@ -174,7 +177,6 @@ fn answer(
         frequency_penalty: penalty("frequency_penalty")?,
         ignore_eos: fields.flag("ignore_eos")?,
         reasoning_budget: None,
-        images: Vec::new(),
         call_marks: Vec::new(),
     })
 }

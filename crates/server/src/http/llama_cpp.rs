@@ -17,8 +17,8 @@ use super::openai_envelope::{Envelope, kv, progress_json, timings};
 use super::prompt::{Prompt, prompts};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, Server, sampling};
-use crate::decoding::{Finish, token_text};
 use crate::worker::{AnswerStats, Progress};
+use kvant::generate::decoding::{Finish, token_text};
 
 /// Continues a text.
 pub(super) async fn completion(

@@ -49,7 +49,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::constraint::ConstraintCompiler;
+use crate::constraint_compiler::ConstraintCompilers;
 use crate::idle_sessions::{CacheKey, CacheSpec};
 use crate::models::ModelRegistry;
 use crate::owner_limits::{Lanes, Owner};
@@ -94,7 +94,7 @@ pub(crate) struct ServedModel {
     pub enable_thinking: Option<bool>,
     /// Maximum reasoning tokens of requests that set none.
     pub thinking_budget: Option<usize>,
-    pub grammars: Arc<ConstraintCompiler>,
+    pub grammars: Arc<ConstraintCompilers>,
     /// Serializes tokenization of long texts.
     pub long_texts: Arc<Lanes>,
     /// Maximum prompts of one API key in the queue.
@@ -249,7 +249,7 @@ impl ServedModel {
         asked.answer.call_marks = conversation.call_marks(self.tokenizer());
         let mut opening = self.opening(conversation, caller).await?;
         asked.answer.reasoning_budget = opening.thinking.take();
-        asked.answer.images = std::mem::take(&mut opening.images);
+        asked.images = std::mem::take(&mut opening.images);
         Ok((asked, opening))
     }
 
@@ -299,6 +299,7 @@ impl ServedModel {
             let first = index * asked.n;
             let job = Job {
                 answer: asked.answer_to(prompt.len(), self.n_ctx, first),
+                images: asked.images.clone(),
                 prompt: prompt.into(),
                 kind: CacheKey { spec: Arc::clone(&stored), owner: caller.owner.clone() },
                 guides: guides.fork(),

@@ -22,9 +22,9 @@ use super::fim::FimTokens;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, ServedModel, Server, sampling, unsupported};
-use crate::decoding::Finish;
-use crate::output_parser::{Call, OutputParser, Part};
 use crate::worker::AnswerStats;
+use kvant::generate::decoding::Finish;
+use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 /// Error in ollama's format.
 pub(super) struct OllamaError(ApiError);

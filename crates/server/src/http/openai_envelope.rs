@@ -11,8 +11,8 @@ use super::ServedModel;
 use super::fields::Fields;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, Chunk};
-use crate::decoding::{Logprob, TokenLogprobs, token_text};
 use crate::worker::{AnswerStats, Progress};
+use kvant::generate::decoding::{Logprob, TokenLogprobs, token_text};
 
 /// Fields common to all choices and chunks of a response.
 pub(super) struct Envelope {

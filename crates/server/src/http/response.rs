@@ -15,8 +15,8 @@ use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 
 use super::error::ApiError;
-use crate::decoding::{FinalOutput, Finish, TokenLogprobs, TokenOutput};
 use crate::worker::{AnswerStats, Event, Progress};
+use kvant::generate::decoding::{FinalOutput, Finish, TokenLogprobs, TokenOutput};
 
 /// Interval of keep-alive comments in an idle stream, so that clients and proxies do not close the
 /// connection.

@@ -17,8 +17,8 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::unknown_blocks;
 use super::unsupported;
 use super::{Caller, Server, new_id};
-use crate::decoding::Finish;
-use crate::output_parser::{Call, OutputParser, Part};
+use kvant::generate::decoding::Finish;
+use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 pub(super) async fn responses(
     State(server): State<Arc<Server>>,

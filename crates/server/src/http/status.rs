@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::{FINGERPRINT, ServedModel, Server, sampling};
-use crate::decoding::token_text;
 use crate::metrics::to_prometheus_text;
+use kvant::generate::decoding::token_text;
 
 /// Chat page in one file that loads nothing else. Its parts are shared with the serverless page in
 /// crates/web.

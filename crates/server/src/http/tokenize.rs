@@ -11,7 +11,7 @@ use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::{Caller, Server};
-use crate::decoding::token_text;
+use kvant::generate::decoding::token_text;
 
 pub(super) async fn tokenize(
     State(server): State<Arc<Server>>,

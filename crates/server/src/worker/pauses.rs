@@ -37,7 +37,7 @@ impl Worker {
         let mut awaits = false;
         let mut ready = Vec::new();
         for (&id, course) in self.courses.iter_mut().filter(|(_, course)| course.awaits_mask) {
-            if course.voice.is_ready(Duration::ZERO) {
+            if course.text.decoder().is_ready(Duration::ZERO) {
                 ready.push(id);
             } else {
                 awaits = true;

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvant::{BatchItem, Drafter, Error, HiddenStatePool, PREFIX_ALIGNMENT, Session, TOKENS_PER_BLOCK};
+use kvant::generate;
+use kvant::{Error, HiddenStatePool, PREFIX_ALIGNMENT, SequenceStep, Session, TOKENS_PER_BLOCK};
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{AnswerStats, Event, Job, Progress};
-use crate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
 use crate::events::{BlockHolder, Blocks, Medium};
+use kvant::generate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
 
 /// Maximum prompt tokens per step when all are scored: their logits are held in memory.
 const MAX_SCORED_TOKENS: usize = 64;
@@ -22,13 +23,8 @@ pub(super) struct Sequence {
     pub session: Option<Session>,
     /// Published KV blocks that other sequences can reuse.
     held: BlockHolder,
-    /// Prompt and generated tokens. Once the prompt is read, the last token has not been fed yet.
-    pub tokens: Vec<u32>,
-    pub voice: SequenceDecoder,
-    pub drafter: Drafter,
-    /// Draft tokens that were verified, and those that were accepted.
-    pub n_drafted: usize,
-    pub n_accepted: usize,
+    /// Prompt and answer. Once the prompt is read, the last token has not been fed yet.
+    pub text: generate::Sequence,
     /// Logprobs of the prompt tokens from the second on, as far as computed, if requested.
     pub scored: Vec<TokenLogprobs>,
     /// Pooling of the prompt so far, until it has been sent.
@@ -50,8 +46,8 @@ impl Sequence {
         let now = Instant::now();
         let guides = job.guides.fork();
         let voice = SequenceDecoder::new(Arc::clone(&job.answer), guides, index);
-        let tokens = job.prompt.to_vec();
-        let progress = Progress { total: tokens.len(), ..Progress::default() };
+        let text = generate::Sequence::new(job.prompt.to_vec(), voice);
+        let progress = Progress { total: job.prompt.len(), ..Progress::default() };
         Self {
             index: job.first + index,
             span: job.trace.answer(),
@@ -59,11 +55,7 @@ impl Sequence {
             job,
             session: None,
             held: BlockHolder::default(),
-            tokens,
-            voice,
-            drafter: Drafter::default(),
-            n_drafted: 0,
-            n_accepted: 0,
+            text,
             scored: Vec::new(),
             submitted: now,
             progress,
@@ -97,7 +89,7 @@ impl Sequence {
         let at = session.tokens().len();
         let n = n.min(MAX_SCORED_TOKENS).min(session.max_tokens());
         let (prompt, scored) = (&self.job.prompt, &mut self.scored);
-        session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
+        session.feed_scored(&self.text.tokens()[at..at + n], 0, &mut |row, logits| {
             // Logprobs computed before a preemption are not recorded again.
             if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
                 scored.push(token_logprobs(logits, next, top));
@@ -106,33 +98,21 @@ impl Sequence {
         Ok(n)
     }
 
-    /// Returns its next `n` tokens for its session and, in decode, at most `max_draft_tokens` draft
-    /// tokens. Model-based drafting costs time per sequence, while the batch shares the time of a
-    /// step: it is used only when the sequence is alone. `None` without a session.
-    pub fn feed(&mut self, n: usize, max_draft_tokens: usize, is_alone: bool) -> Option<BatchItem<'_>> {
+    /// Returns the step that feeds its next `n` tokens. `None` without a session.
+    pub fn step(&mut self, n: usize) -> Option<SequenceStep<'_>> {
         let session = self.session.as_mut()?;
-        let at = session.tokens().len();
-        let tokens = &self.tokens[at..at + n];
-        let is_last = at + n == self.tokens.len();
-        let may_draft = is_last && self.first_token_at.is_some() && max_draft_tokens > 0;
-        let draft_tokens = match *tokens {
-            [token] if may_draft && !session.is_drafted(token) => match is_alone {
-                true => session.draft(&mut self.drafter, token, max_draft_tokens),
-                false => self.drafter.draft(session.tokens(), token, max_draft_tokens),
-            },
-            _ => &[],
-        };
-        Some(BatchItem { draft_tokens, pooled: self.pooled.as_mut(), ..BatchItem::new(session, tokens) })
+        Some(SequenceStep::new(session, &mut self.text, n).with_pooling(self.pooled.as_mut()))
     }
 
     pub fn times(&self) -> AnswerStats {
         let kv = self.session.as_ref().map(Session::kv);
+        let ((n_generated, n_reasoning), drafts) = (self.text.n_generated(), self.text.drafts());
         AnswerStats {
             prompt: self.progress,
-            n_generated: self.voice.n_generated(),
-            n_reasoning: self.voice.n_reasoning(),
-            n_drafted: self.n_drafted,
-            n_accepted: self.n_accepted,
+            n_generated,
+            n_reasoning,
+            n_drafted: drafts.n_verified,
+            n_accepted: drafts.n_accepted,
             decode_time: self.first_token_at.map_or(Duration::ZERO, |spoke| self.last_token_at - spoke),
             kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
             kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),

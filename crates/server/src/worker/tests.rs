@@ -18,7 +18,7 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
     let pool = Arc::new(ModelRegistry::new(model, options, channel(1).0).unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let hosted = runtime.block_on(pool.get(None)).unwrap();
-    let answer = Arc::new(AnswerOptions { max_tokens, ignore_eos: true, ..AnswerOptions::default() });
+    let answer = Arc::new(DecodingOptions { max_tokens, ignore_eos: true, ..DecodingOptions::default() });
     let (events, mut received) = channel(AHEAD + EVENTS_OF_ANSWER * n_jobs);
     for first in 0..n_jobs {
         let job = Job {
@@ -28,6 +28,7 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
             first,
             n_answers: n_jobs,
             answer: Arc::clone(&answer),
+            images: Vec::new(),
             guides: Constraints::default(),
             reports_progress: true,
             prompt_logprobs: None,

@@ -1,0 +1,113 @@
+//! Steps of sequences: each feeds its next tokens and, in decode, verifies draft tokens.
+
+use kvant_generate::Sequence;
+use kvant_generate::speculative::MAX_DRAFT_TOKENS;
+
+use super::{BatchItem, Session};
+use crate::{Error, HiddenStatePool};
+
+/// A sequence of a batch, its session, and the tokens to feed.
+pub struct SequenceStep<'a> {
+    session: &'a mut Session,
+    sequence: &'a mut Sequence,
+    n: usize,
+    pooled: Option<&'a mut HiddenStatePool>,
+    n_rows: Option<usize>,
+}
+
+impl<'a> SequenceStep<'a> {
+    /// Creates the step that feeds `session` the next `n` tokens of its sequence.
+    pub fn new(session: &'a mut Session, sequence: &'a mut Sequence, n: usize) -> Self {
+        Self { session, sequence, n, pooled: None, n_rows: None }
+    }
+
+    /// Passes the hidden states of the tokens to `pooled`; the step then has no logits.
+    pub fn with_pooling(self, pooled: Option<&'a mut HiddenStatePool>) -> Self {
+        Self { pooled, ..self }
+    }
+
+    /// Returns the rows of the step, draft tokens included, once its tokens have been fed: none for
+    /// an accepted draft token.
+    pub fn n_rows(&self) -> Option<usize> {
+        self.n_rows
+    }
+
+    /// Returns the input of the step with at most `most` draft tokens.
+    fn item(&mut self, most: usize, is_alone: bool) -> BatchItem<'_> {
+        let Self { session, sequence, n, pooled, .. } = self;
+        let at = session.tokens().len();
+        let is_last = at + *n == sequence.tokens().len();
+        let most = if is_last { sequence.max_draft_tokens(most) } else { 0 };
+        let (tokens, drafter) = sequence.drafting();
+        let tokens = &tokens[at..at + *n];
+        let draft_tokens = match *tokens {
+            [token] if most > 0 && !session.is_drafted(token) => match is_alone {
+                true => session.draft(drafter, token, most),
+                // Predictions cost time per sequence, while the batch shares the time of a step.
+                false => drafter.draft(session.tokens(), token, most),
+            },
+            _ => &[],
+        };
+        BatchItem { draft_tokens, pooled: pooled.as_deref_mut(), ..BatchItem::new(session, tokens) }
+    }
+
+    /// Records the result of a step that was to end at `end` tokens.
+    fn record(&mut self, end: usize, is_accepted: bool) {
+        if self.session.tokens().len() != end {
+            return;
+        }
+        if is_accepted {
+            self.sequence.record_accepted();
+            self.n_rows = Some(0);
+        } else {
+            let n_drafted = self.session.draft_tokens().len();
+            self.sequence.record_verified(n_drafted);
+            self.n_rows = Some(self.n + n_drafted);
+        }
+    }
+}
+
+impl Session {
+    /// Feeds the next tokens of several sequences in one pass over the weights, with at most
+    /// `draft_max` draft tokens for each that decodes, as long as the batch is small.
+    ///
+    /// # Errors
+    /// As [`Session::step_batch`]; steps with [`SequenceStep::n_rows`] have completed.
+    pub fn step_sequences(steps: &mut [SequenceStep<'_>], draft_max: usize) -> Result<(), Error> {
+        let n_fed: usize = steps.iter().map(|step| step.n).sum();
+        let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / steps.len().max(1);
+        let is_alone = steps.len() == 1;
+        let (mut items, mut ends) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()));
+        for step in &mut *steps {
+            let item = step.item(each.min(draft_max), is_alone);
+            let is_accepted = matches!(*item.tokens, [token] if item.session.is_drafted(token));
+            ends.push((item.session.tokens().len() + item.tokens.len(), is_accepted));
+            items.push(item);
+        }
+        let result = Self::step_batch(&mut items);
+        for (step, (end, is_accepted)) in steps.iter_mut().zip(ends) {
+            step.record(end, is_accepted);
+        }
+        result
+    }
+
+    /// Feeds the next token of a sequence without waiting for the device, and verifies at most
+    /// `draft_max` draft tokens behind it. Returns the rows of the step.
+    pub(crate) fn queue_sequence(
+        &mut self,
+        sequence: &mut Sequence,
+        draft_max: usize,
+    ) -> Result<usize, Error> {
+        let token = sequence.tokens()[self.tokens.len()];
+        if self.is_drafted(token) {
+            self.queue_verify(token, &[])?;
+            sequence.record_accepted();
+            return Ok(0);
+        }
+        let most = sequence.max_draft_tokens(draft_max);
+        let draft_tokens = if most == 0 { &[] } else { self.draft(sequence.drafting().1, token, most) };
+        let step = self.queue_verify(token, draft_tokens)?;
+        sequence.record_verified(step.n_draft_tokens);
+        Ok(step.n_rows)
+    }
+}

@@ -1,0 +1,49 @@
+//! Constraints of a build without the feature `constraint`.
+
+use std::time::Duration;
+
+use super::ConstraintError;
+
+/// State of a constraint, which cannot be created without the feature `constraint`.
+#[derive(Debug)]
+pub struct Constraint(());
+
+fn missing<T>() -> Result<T, ConstraintError> {
+    Err(ConstraintError::Wrong("this build has no constraints (feature `constraint`)".to_owned()))
+}
+
+impl Constraint {
+    /// Returns a constraint in the same state, if its mask is available.
+    pub fn fork(&self) -> Option<Self> {
+        None
+    }
+
+    /// Reports whether the mask is available.
+    pub fn is_ready(&mut self, _: Duration) -> bool {
+        true
+    }
+
+    /// Excludes the tokens that the constraint forbids.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn mask(&mut self, _: &mut [f32]) -> Result<(), ConstraintError> {
+        missing()
+    }
+
+    /// Records a token.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn consume(&mut self, _: u32) -> Result<bool, ConstraintError> {
+        missing()
+    }
+
+    /// Consumes tokens that were generated before the constraint became active.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn catch_up(&mut self, _: &[u32]) -> Result<(), ConstraintError> {
+        missing()
+    }
+}

@@ -1,0 +1,28 @@
+//! Generation without a model: what happens between logits and an answer.
+//!
+//! A sequence takes [logits](LogitSource) from a model, a device or a test. [`sampler`] chooses a
+//! token, [`constraint`] excludes those that would break a format, [`decoding`] converts tokens to
+//! text and applies stop strings and budgets, [`output_parser`] splits the text into reasoning,
+//! content and tool calls, [`speculative`] proposes draft tokens.
+#![forbid(unsafe_code)]
+
+pub mod constraint;
+pub mod decoding;
+pub mod gbnf;
+pub mod output_parser;
+pub mod reasoning_budget;
+pub mod sampler;
+pub mod sampling_defaults;
+mod sequence;
+mod source;
+pub mod speculative;
+
+pub use sequence::{DraftCounts, Sequence};
+pub use source::LogitSource;
+
+/// Returns the tokenizer of the bundled model.
+#[cfg(test)]
+fn bundled_tokenizer() -> kvant_text::tokenizer::Tokenizer {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
+    kvant_text::tokenizer::Tokenizer::from_gguf(&kvant_gguf::Gguf::open(file).unwrap()).unwrap()
+}
