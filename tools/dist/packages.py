@@ -1,6 +1,7 @@
 """Packages a staged folder: archive, deb, rpm and npm, with the same bytes for the same commit."""
 
 import datetime
+import email.utils
 import hashlib
 import io
 import json
@@ -86,8 +87,10 @@ def write_deb(target, stage, out):
         (documents / name).unlink()
     (documents / "copyright").write_text(fill("copyright"))
     (documents / "copyright").chmod(0o644)
-    run("gzip", "-9n", documents / "CHANGELOG.md")
-    (documents / "CHANGELOG.md.gz").rename(documents / "changelog.gz")
+    (documents / "changelog").write_text(fill("changelog", date=email.utils.formatdate(int(commit_time()))))
+    for name in ["changelog", "CHANGELOG.md"]:
+        run("gzip", "-9n", documents / name)
+        (documents / f"{name}.gz").chmod(0o644)
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
     (root / "DEBIAN").mkdir(mode=0o755)
     (root / "DEBIAN/control").write_text(fill("control", arch=target.deb, size=size))
