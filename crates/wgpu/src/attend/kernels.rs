@@ -39,7 +39,7 @@ pub(crate) static ENDS: Source = Source {
         TILES,
         LIST,
         Part { name: "rotation.wgsl", text: include_str!("../kv/rotation.wgsl") },
-        Part { name: "ends.wgsl", text: include_str!("ends.wgsl") },
+        Part { name: "prologue_epilogue.wgsl", text: include_str!("prologue_epilogue.wgsl") },
     ],
     constants: constants_of_ends,
 };

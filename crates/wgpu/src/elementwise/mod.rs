@@ -7,13 +7,13 @@ use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
 /// Functions shared by many sources.
-pub(crate) const NUMBERS: Part = Part { name: "numbers.wgsl", text: include_str!("../numbers.wgsl") };
+pub(crate) const NUMBERS: Part = Part { name: "math.wgsl", text: include_str!("../math.wgsl") };
 
 /// The activations of feed-forward layers; they require [`NUMBERS`] and [`gate_constants`].
 pub(crate) const GATE: Part = Part { name: "gate.wgsl", text: include_str!("gate.wgsl") };
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, GATE, Part { name: "each.wgsl", text: include_str!("each.wgsl") }],
+    parts: &[NUMBERS, GATE, Part { name: "elementwise.wgsl", text: include_str!("elementwise.wgsl") }],
     constants: || {
         gate_constants(Constants::default())
             .whole("THREADS", THREADS)

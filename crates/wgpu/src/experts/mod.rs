@@ -25,7 +25,7 @@ pub(crate) static CHOOSE: Source = Source {
 };
 
 pub(crate) static JOIN: Source = Source {
-    parts: &[Part { name: "join.wgsl", text: include_str!("join.wgsl") }],
+    parts: &[Part { name: "combine.wgsl", text: include_str!("combine.wgsl") }],
     constants: || Constants::default().whole("THREADS", JOINING),
 };
 

@@ -1,10 +1,10 @@
 //! Matrix products of activations with weights of any file type: `y = W norm(x) + bias`.
 //!
 //! Quantized weights are multiplied with activations in 8 bits, as on the CPU (`operand.wgsl`,
-//! `coded.wgsl`): int8 dot products of four, and a scale for each 32 columns. Rotated types have
-//! their levels in bytes, and use rotated activations. Float weights use the activations unchanged
-//! (`floats.wgsl`). Weights are stored in panels (`layout.rs`); a thread has rows of them for
-//! itself, and reads them once for several rows of activations.
+//! `quantized.wgsl`): int8 dot products of four, and a scale for each 32 columns. Rotated types
+//! have their levels in bytes, and use rotated activations. Float weights use the activations
+//! unchanged (`floats.wgsl`). Weights are stored in panels (`layout.rs`); a thread has rows of them
+//! for itself, and reads them once for several rows of activations.
 
 use std::sync::Arc;
 
@@ -37,10 +37,10 @@ pub(crate) use order::Order;
 #[cfg(test)]
 pub(crate) use order::SOURCE as ORDER;
 
-const PRODUCT: Part = Part { name: "product.wgsl", text: include_str!("product.wgsl") };
+const PRODUCT: Part = Part { name: "matmul.wgsl", text: include_str!("matmul.wgsl") };
 
 pub(crate) static CODED: Source = Source {
-    parts: &[NUMBERS, GATE, PRODUCT, Part { name: "coded.wgsl", text: include_str!("coded.wgsl") }],
+    parts: &[NUMBERS, GATE, PRODUCT, Part { name: "quantized.wgsl", text: include_str!("quantized.wgsl") }],
     constants,
 };
 
