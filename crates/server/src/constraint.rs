@@ -70,7 +70,7 @@ impl OutputFormat {
             Self::Schema(schema) => {
                 depth::check_schema(schema)?;
                 let missing = SupportedSchema::of(schema).missing();
-                return missing.map_or(Ok(()), |missing| Err(ConstraintError::Unheld(missing)));
+                return missing.map_or(Ok(()), |missing| Err(ConstraintError::Unenforceable(missing)));
             }
             Self::Lark(lark) => depth::check_lark(lark)?,
             Self::Regex(regex) => depth::check_bytes(regex.len())?,
@@ -127,13 +127,13 @@ pub(crate) enum ConstraintError {
     SlowMask,
     /// Unsupported parts of a schema, with their locations.
     #[error("the schema cannot be enforced: {0}")]
-    Unheld(String),
+    Unenforceable(String),
     /// Invalid or unsupported part of a schema, with its JSON pointer.
     #[error("{why}{}", schema::at(place))]
-    WrongAt { why: String, place: String },
+    InvalidAt { why: String, place: String },
     /// Invalid or unsupported constraint.
     #[error("{0}")]
-    Wrong(String),
+    Invalid(String),
 }
 
 /// Converts an error of `llguidance` to one line, and rewords its internal errors.
@@ -143,7 +143,7 @@ fn in_a_line(error: &str) -> String {
     if let Some(reason) = reason {
         return format!("the pattern cannot be enforced: {reason}");
     }
-    let ours = match line {
+    let reworded = match line {
         "NoExtensionBias" => "no text matches the constraint",
         _ if line.contains("Current row has") => {
             "the constraint is too ambiguous: expected at most 2000 parser items, got more"
@@ -161,7 +161,7 @@ fn in_a_line(error: &str) -> String {
         }
         _ => line.strip_prefix("Unsatisfiable schema: ").unwrap_or(line),
     };
-    ours.to_owned()
+    reworded.to_owned()
 }
 
 /// Compiles constraints for one vocabulary, which is prepared on first use.
@@ -209,7 +209,7 @@ impl ConstraintCompiler {
         let lane = self.compilers.enter(&owner).await;
         let (compiled, first) = self.start(model, form, lane)?;
         let ended =
-            |_| ConstraintError::Wrong("an internal error while the constraint was compiled".to_owned());
+            |_| ConstraintError::Invalid("an internal error while the constraint was compiled".to_owned());
         let handle = timeout(COMPILE_TIME, compiled).await.map_err(|_| ConstraintError::SlowToCompile)?;
         let mut ends = EndsWithClient(Some(handle.map_err(ended)??));
         let first = timeout(MASK_TIME, first).await.map_err(|_| ConstraintError::SlowMask)?;
@@ -229,7 +229,7 @@ impl ConstraintCompiler {
             let place =
                 match self.constraint(model, OutputFormat::schema(schema.clone()), owner.clone()).await {
                     Ok(_) => return schema,
-                    Err(ConstraintError::WrongAt { place, .. }) => place,
+                    Err(ConstraintError::InvalidAt { place, .. }) => place,
                     Err(_) => break,
                 };
             match schema.pointer_mut(&place).filter(|_| !place.is_empty()) {
@@ -242,7 +242,7 @@ impl ConstraintCompiler {
 
     fn factory(&self, model: &Model) -> Result<&ParserFactory, ConstraintError> {
         let make = || factory(model.tokenizer().map_err(|error| error.to_string())?);
-        self.factory.get_or_init(make).as_ref().map_err(|why| ConstraintError::Wrong(why.clone()))
+        self.factory.get_or_init(make).as_ref().map_err(|why| ConstraintError::Invalid(why.clone()))
     }
 
     /// Starts a thread that compiles a constraint, which stops if the receiver is dropped.
@@ -269,7 +269,7 @@ impl ConstraintCompiler {
             }
         };
         let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(STACK).spawn(compile);
-        thread.map_err(|error| ConstraintError::Wrong(error.to_string()))?;
+        thread.map_err(|error| ConstraintError::Invalid(error.to_string()))?;
         Ok((compiled, first))
     }
 
@@ -279,14 +279,14 @@ impl ConstraintCompiler {
         let matcher = Matcher::new(factory.create_parser(form.grammar())).into_cancellable();
         let Some(why) = matcher.get_error() else { return Ok(matcher) };
         let why = in_a_line(&why);
-        let OutputFormat::Schema(schema) = form else { return Err(ConstraintError::Wrong(why)) };
+        let OutputFormat::Schema(schema) = form else { return Err(ConstraintError::Invalid(why)) };
         let place = schema::faulty_place(schema, |part| {
             let part = OutputFormat::schema(part.clone()).grammar();
             Matcher::new(factory.create_parser(part))
                 .get_error()
                 .is_some_and(|other| in_a_line(&other) == why)
         });
-        Err(ConstraintError::WrongAt { why, place })
+        Err(ConstraintError::InvalidAt { why, place })
     }
 
     /// Blocking variant of [`Self::guide`].
@@ -340,14 +340,14 @@ pub(crate) enum Trigger {
 /// Text to wait for, and the latest generated text.
 #[derive(Debug, Clone)]
 pub(crate) struct Recent {
-    wanted: &'static str,
-    said: String,
+    mark: &'static str,
+    generated: String,
 }
 
 impl Trigger {
     /// Creates a trigger for this text.
-    pub fn said(wanted: &'static str) -> Self {
-        Self::Text(Recent { wanted, said: String::new() })
+    pub fn text(mark: &'static str) -> Self {
+        Self::Text(Recent { mark, generated: String::new() })
     }
 
     /// Reads more text. If it completes the trigger, returns the text that the guide must catch up
@@ -355,12 +355,12 @@ impl Trigger {
     fn matches(&mut self, text: &str) -> Option<String> {
         match self {
             Self::ReasoningEnd => Some(String::new()),
-            Self::Text(Recent { wanted, said }) => {
-                *said += text;
-                let surplus = said.len().saturating_sub(2 * wanted.len());
-                let cut = (surplus..said.len()).find(|&at| said.is_char_boundary(at)).unwrap_or(0);
-                said.drain(..cut);
-                said.ends_with(*wanted).then(String::new)
+            Self::Text(Recent { mark, generated }) => {
+                *generated += text;
+                let surplus = generated.len().saturating_sub(2 * mark.len());
+                let cut = (surplus..generated.len()).find(|&at| generated.is_char_boundary(at)).unwrap_or(0);
+                generated.drain(..cut);
+                generated.ends_with(*mark).then(String::new)
             }
             Self::JsonCall(scanner) => scanner.push(text).call.map(|call| call.object),
         }
@@ -400,7 +400,7 @@ impl Constraints {
 
     /// Records a token and the text that became final with it; `is_thinking` is whether that
     /// text ends within reasoning. Returns whether the answer is complete.
-    pub fn said(
+    pub fn record(
         &mut self,
         tokenizer: &Tokenizer,
         token: u32,
@@ -461,9 +461,9 @@ mod tests {
         let form = OutputFormat::object();
         let guide =
             || Arc::new(ConstraintCompiler::new().unwrap()).constraint_blocking(&model, &form).unwrap();
-        let mut call = Constraints::later(vec![(Trigger::said("<tool_call>"), guide())]);
+        let mut call = Constraints::later(vec![(Trigger::text("<tool_call>"), guide())]);
         let mut holds_after = |text: &str, is_thinking| {
-            assert_eq!(call.said(tokenizer, 0, text, is_thinking), Ok(false));
+            assert_eq!(call.record(tokenizer, 0, text, is_thinking), Ok(false));
             call.active().is_some()
         };
         for text in ["I may write ", "<tool_", "call>", "<tool_call>"] {
@@ -480,16 +480,16 @@ mod tests {
         let cue = Trigger::JsonCall(CallScanner::new(["f".to_owned()]));
         let mut call = Constraints::later(vec![(cue, plain)]);
         for text in ["Now:\n```json", "\n{\n", "  \"name\": \""] {
-            assert_eq!(call.said(tokenizer, 0, text, false), Ok(false));
+            assert_eq!(call.record(tokenizer, 0, text, false), Ok(false));
             assert!(call.active().is_none(), "{text}");
         }
-        assert_eq!(call.said(tokenizer, 0, "f\", \"arg", false), Ok(false));
+        assert_eq!(call.record(tokenizer, 0, "f\", \"arg", false), Ok(false));
         let rest = tokenizer.encode("uments\": {}}", Special::AsText, false).unwrap();
         assert!(call.now.take().is_some_and(|guide| guide.accepts(&rest)));
-        let mut spoken = Constraints::later(vec![(Trigger::ReasoningEnd, guide())]);
+        let mut after_reasoning = Constraints::later(vec![(Trigger::ReasoningEnd, guide())]);
         for (is_thinking, holds) in [(true, false), (false, true)] {
-            assert_eq!(spoken.said(tokenizer, 0, "a", is_thinking), Ok(false));
-            assert_eq!(spoken.fork().active().is_some(), holds);
+            assert_eq!(after_reasoning.record(tokenizer, 0, "a", is_thinking), Ok(false));
+            assert_eq!(after_reasoning.fork().active().is_some(), holds);
         }
     }
 }

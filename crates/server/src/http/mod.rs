@@ -153,7 +153,7 @@ impl Server {
     /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
     /// the seed is fixed.
     fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
-        let ServerSampling { usual, greedy: likeliest } = hosted.sampling_defaults;
+        let ServerSampling { usual, greedy } = hosted.sampling_defaults;
         if self.options.has_one_seed {
             return hosted.sampling_defaults;
         }
@@ -164,7 +164,7 @@ impl Server {
             let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed) >> 33;
             SamplerParams { seed, ..params }
         };
-        ServerSampling { usual: own(usual), greedy: own(likeliest) }
+        ServerSampling { usual: own(usual), greedy: own(greedy) }
     }
 
     /// Returns the model that a request names.

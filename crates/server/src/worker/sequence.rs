@@ -24,7 +24,7 @@ pub(super) struct Sequence {
     held: BlockHolder,
     /// Prompt and generated tokens. Once the prompt is read, the last token has not been fed yet.
     pub tokens: Vec<u32>,
-    pub voice: SequenceDecoder,
+    pub decoder: SequenceDecoder,
     pub drafter: Drafter,
     /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
@@ -49,7 +49,7 @@ impl Sequence {
     pub fn new(job: Arc<Job>, index: usize) -> Self {
         let now = Instant::now();
         let guides = job.guides.fork();
-        let voice = SequenceDecoder::new(Arc::clone(&job.answer), guides, index);
+        let decoder = SequenceDecoder::new(Arc::clone(&job.answer), guides, index);
         let tokens = job.prompt.to_vec();
         let progress = Progress { total: tokens.len(), ..Progress::default() };
         Self {
@@ -60,7 +60,7 @@ impl Sequence {
             session: None,
             held: BlockHolder::default(),
             tokens,
-            voice,
+            decoder,
             drafter: Drafter::default(),
             n_drafted: 0,
             n_accepted: 0,
@@ -129,18 +129,18 @@ impl Sequence {
         let kv = self.session.as_ref().map(Session::kv);
         AnswerStats {
             prompt: self.progress,
-            n_generated: self.voice.n_generated(),
-            n_reasoning: self.voice.n_reasoning(),
+            n_generated: self.decoder.n_generated(),
+            n_reasoning: self.decoder.n_reasoning(),
             n_drafted: self.n_drafted,
             n_accepted: self.n_accepted,
-            decode_time: self.first_token_at.map_or(Duration::ZERO, |spoke| self.last_token_at - spoke),
+            decode_time: self.first_token_at.map_or(Duration::ZERO, |first| self.last_token_at - first),
             kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
             kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
         }
     }
 
     /// Sends an event. A disconnected client is detected elsewhere.
-    pub fn tell(&self, event: Event) {
+    pub fn send(&self, event: Event) {
         _ = self.job.events.try_send(event);
     }
 
@@ -171,8 +171,8 @@ impl Sequence {
 /// hidden states are requested.
 pub(super) fn shared(job: &Job) -> &[u32] {
     let is_read_whole = job.prompt_logprobs.is_some() || job.pooled.is_some();
-    let most = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
-    &job.prompt[..most]
+    let max_shared = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
+    &job.prompt[..max_shared]
 }
 
 /// Hashes each block of [`shared`] with all blocks before it and with the cache key.
