@@ -285,8 +285,8 @@ impl Worker {
         let CacheKey { spec: stored, owner } = sequence.job.kind.clone();
         let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
         let mut session = self.model.session(options)?.with_cache_salt(owner);
-        if let Some(strengths) = &stored.lora_scales {
-            session = session.with_lora_scales(strengths)?;
+        if let Some(lora_scales) = &stored.lora_scales {
+            session = session.with_lora_scales(lora_scales)?;
         }
         if sequence.reuses_prefix() {
             let attached = session.attach_prefix(&sequence.tokens);

@@ -146,7 +146,7 @@ mod tests {
     struct RouterModel(BTreeMap<(Medium, u64), (Option<u64>, Vec<u32>)>);
 
     impl RouterModel {
-        fn hear(&mut self, event: KvEvent) {
+        fn apply(&mut self, event: KvEvent) {
             match event {
                 KvEvent::Stored { blocks, mut parent, tokens, medium, .. } => {
                     assert_eq!(tokens.len(), blocks.len() * TOKENS_PER_BLOCK);
@@ -229,7 +229,7 @@ mod tests {
                         ledger.release(medium, &held);
                     }
                     _ => {
-                        ledger.changes().into_iter().for_each(|event| router.hear(event));
+                        ledger.changes().into_iter().for_each(|event| router.apply(event));
                         let held = holders
                             .iter()
                             .flat_map(|(medium, text, _)| whole(text).map(|text| (*medium, text.to_vec())));
@@ -241,7 +241,7 @@ mod tests {
             for (medium, _, held) in holders {
                 ledger.release(medium, &held);
             }
-            ledger.changes().into_iter().for_each(|event| router.hear(event));
+            ledger.changes().into_iter().for_each(|event| router.apply(event));
             assert!(router.0.is_empty() && ledger.blocks.is_empty(), "seed {seed}");
         }
     }

@@ -72,9 +72,9 @@ type Sink = dyn Fn(Vec<KvEvent>) + Send + Sync;
 pub struct KvEventSink(Arc<Sink>);
 
 impl KvEventSink {
-    /// Creates a sink that calls `hear` with each batch of events.
-    pub fn new(hear: impl Fn(Vec<KvEvent>) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(hear))
+    /// Creates a sink that calls `send` with each batch of events.
+    pub fn new(send: impl Fn(Vec<KvEvent>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(send))
     }
 }
 
