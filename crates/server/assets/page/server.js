@@ -22,8 +22,8 @@ async function get(path) {
 }
 
 /** Yields the chunks of an answer. */
-async function* ask(messages, { system, ...asked }, signal) {
-  const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...asked };
+async function* ask(messages, { system, ...options }, signal) {
+  const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...options };
   const response = await fetch('v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(body), signal });
   if (!response.ok) throw await refusal(response);
   let rest = '';
