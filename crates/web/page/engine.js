@@ -2,7 +2,7 @@
    Has the interface of crates/server/assets/page/server.js: `server`, `why`, `get` and `ask`. */
 
 /** The engine's properties, once it is ready, and its labels on the page. */
-const server = { types: [], room: 0, about: '', waits: 'Waits for the engine', unsaid: 'by default' };
+const server = { types: [], room: 0, about: '', waitingLabel: 'Waits for the engine', defaultLabel: 'by default' };
 const why = error => error.message;
 
 // The one script that may become a worker.

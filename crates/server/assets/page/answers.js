@@ -225,7 +225,7 @@ function running(node, { progress, n, since }) {
     return el('p', { class: 'cost' }, `${plural(n, 'token')}${seconds > .5 ? ` · ${rate(n / seconds)}` : ''}`);
   }
   const { total = 0, cache = 0, processed = 0 } = progress ?? {};
-  const status = total ? `Reads ${count(processed)} of ${plural(total, 'token')}${cache ? `, ${count(cache)} were cached` : ''}` : server.waits;
+  const status = total ? `Reads ${count(processed)} of ${plural(total, 'token')}${cache ? `, ${count(cache)} were cached` : ''}` : server.waitingLabel;
   return el('div', { class: 'reading' }, el('progress', total ? { max: total, value: processed, 'aria-label': 'Reading the prompt' } : { 'aria-label': 'Waiting' }), status);
 }
 

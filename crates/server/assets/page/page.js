@@ -149,7 +149,7 @@ function buildTypes() {
   const item = type => button(type, () => { $('types').hidePopover(); chosen(type); });
   $('types').lastElementChild.append(...TYPES.map(item));
   const option = type => el('option', { value: type }, type);
-  $('kv').append(el('option', { value: '' }, server.unsaid), ...TYPES.map(option));
+  $('kv').append(el('option', { value: '' }, server.defaultLabel), ...TYPES.map(option));
   $('kv').addEventListener('change', () => { settings.kv = $('kv').value; save('kvant.settings', settings); });
 }
 
@@ -199,7 +199,7 @@ async function loadModelInfo() {
   const { id, meta } = (await get('v1/models')).data[0];
   server.room = meta.n_ctx;
   $('model').textContent = $('model').title = id;
-  $('kv').firstElementChild.textContent = `${typeName({})}, ${server.unsaid}`;
+  $('kv').firstElementChild.textContent = `${typeName({})}, ${server.defaultLabel}`;
   const { params } = (await get('props')).default_generation_settings;
   for (const name of ['temperature', 'top_p']) $('settings').querySelector(`[name=${name}]`).placeholder = +params[name].toFixed(3);
   if (!current.path().length) show();

@@ -3,7 +3,7 @@
    one with the same `server`, `why`, `get` and `ask`. */
 
 /** Properties of the server, once known, and its texts. */
-const server = { types: [], room: 0, about: '', waits: 'Waits for the server', unsaid: 'as served' };
+const server = { types: [], room: 0, about: '', waitingLabel: 'Waits for the server', defaultLabel: 'as served' };
 const headers = () => ({ 'Content-Type': 'application/json', ...(settings.key && { Authorization: `Bearer ${settings.key}` }) });
 
 async function refusal(response) {

@@ -55,9 +55,9 @@ fn codes_of_lanes(dtype: u32, planes: u32, g: u32, lane: u32, high: vec2<u32>) -
     return low | (((four * 0x00204081u) & vec4<u32>(0x01010101u)) << vec4<u32>(2u));
 }
 
-// Returns the codes `lag` positions before the four codes of lane `lane` in the code sequence
-// of a slice, which runs down columns of every 16th dim: those of 16 dims before; the predecessor of
-// the first of a column is the last of the column to its left.
+// Returns the codes `lag` positions before the four codes of lane `lane` in the code sequence of a
+// slice, which runs down columns of every 16th dim: those of 16 dims before; the predecessor of the
+// first of a column is the last of the column to its left.
 fn preceding_codes(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, lag: u32) -> u32 {
     if g >= 4u * lag { return codes_of_lane(dtype, planes, n, g - 4u * lag, lane); }
     let at = n / 4u + g - 4u * lag;

@@ -74,8 +74,8 @@ const THREADS_PER_COLUMN: u32 = THREADS / COLUMNS;
 var<workgroup> parts: array<vec3<f32>, THREADS>;
 var<workgroup> sums: array<f32, THREADS>;
 
-// A workgroup has COLUMNS columns of a value head, a thread every THREADS_PER_COLUMN-th value of one
-// of them.
+// A workgroup has COLUMNS columns of a value head, a thread every THREADS_PER_COLUMN-th value of
+// one of them.
 @compute @workgroup_size(THREADS)
 fn linear_attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let groups_per_head = p.v_dim / COLUMNS;
