@@ -46,8 +46,14 @@ pub struct ModelArgs {
     pub experts: ExpertPlace,
     /// Arithmetic of prefill: exact (bit-identical to decode) or bf16 (needs a CPU with a bf16
     /// matrix unit; see kvant doctor)
-    #[arg(long, value_name = "MATH", env = "KVANT_PROMPT_MATH", default_value = "exact")]
-    pub prompt_math: PromptMathArg,
+    #[arg(
+        long,
+        alias = "prompt-math",
+        value_name = "PRECISION",
+        env = "KVANT_PROMPT_MATH",
+        default_value = "exact"
+    )]
+    pub prefill_precision: PrefillPrecisionArg,
     /// Offload the last N layers to the GPU and run the rest on the CPU (-ngl); a number or all
     /// [default: all]. Without a usable GPU the CPU runs all layers and a note is printed
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
@@ -78,7 +84,7 @@ pub enum ExpertPlace {
 
 /// Selects the arithmetic of prefill GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PromptMathArg {
+pub enum PrefillPrecisionArg {
     /// Same as decode
     Exact,
     /// Operands rounded to bf16
@@ -188,8 +194,8 @@ impl ModelArgs {
     }
 
     /// Returns the same arguments with exact prefill arithmetic, for reference measurements.
-    pub fn with_exact_prompts(&self) -> Self {
-        Self { prompt_math: PromptMathArg::Exact, ..self.clone() }
+    pub fn with_exact_prefill(&self) -> Self {
+        Self { prefill_precision: PrefillPrecisionArg::Exact, ..self.clone() }
     }
 
     /// Loads another model to the same device, with the weight types of its file.
@@ -276,9 +282,9 @@ impl ModelArgs {
             n_threads: self.threads,
             weights: self.weights,
             maps_experts: self.experts == ExpertPlace::Mmap,
-            prompt_math: match self.prompt_math {
-                PromptMathArg::Exact => PrefillPrecision::Exact,
-                PromptMathArg::Bf16 => PrefillPrecision::Bf16,
+            prompt_math: match self.prefill_precision {
+                PrefillPrecisionArg::Exact => PrefillPrecision::Exact,
+                PrefillPrecisionArg::Bf16 => PrefillPrecision::Bf16,
             },
             loras,
             progress,

@@ -83,7 +83,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     let base = match (&args.base, &args.against) {
         (Some(path), _) => Base::open(path, &model)?,
         (None, Some(other)) => {
-            let exact = args.model.with_exact_prompts();
+            let exact = args.model.with_exact_prefill();
             Base::model(exact.load_other(other, args.results.quiet)?, &model)?
         }
         (None, None) => Base::F16,

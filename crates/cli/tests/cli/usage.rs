@@ -242,14 +242,14 @@ fn unreadable_inputs_are_rejected_in_one_line() {
         1,
         &["KVANT_ISA", "sse9", "scalar"],
     );
-    assert_refused(
-        &kvant_with(
-            &["run", "-p", "x", "--device", "cpu", "--prompt-math", "bf16"],
-            &[("KVANT_ISA", "scalar")],
-        ),
-        1,
-        &["--prompt-math", "scalar has no matrix unit", "bf16"],
-    );
+    // The second name is the earlier one.
+    for flag in ["--prefill-precision", "--prompt-math"] {
+        assert_refused(
+            &kvant_with(&["run", "-p", "x", "--device", "cpu", flag, "bf16"], &[("KVANT_ISA", "scalar")]),
+            1,
+            &["--prefill-precision", "scalar has no matrix unit", "bf16"],
+        );
+    }
     let table = dir.join("types.txt");
     fs::write(&table, "0 0 K f16\n0 0 X f16\n").unwrap();
     assert_refused(
