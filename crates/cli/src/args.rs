@@ -70,7 +70,7 @@ pub struct ModelRequirements<'a> {
     /// Options of speculative decoding, for a command that generates.
     pub draft: Option<&'a DraftArgs>,
     /// Options of the vision encoder.
-    pub sight: Option<VisionOptions<'a>>,
+    pub vision: Option<VisionOptions<'a>>,
 }
 
 /// Selects where expert weights reside.
@@ -207,8 +207,8 @@ impl ModelArgs {
 
     /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
     /// before the weights are loaded.
-    pub fn open_with(&self, quiet: bool, wanted: ModelRequirements<'_>) -> Result<Model, Failure> {
-        let ModelRequirements { needs, chat_template, draft, sight } = wanted;
+    pub fn open_with(&self, quiet: bool, requirements: ModelRequirements<'_>) -> Result<Model, Failure> {
+        let ModelRequirements { needs, chat_template, draft, vision } = requirements;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let draft_tokens = draft.filter(|draft| draft.draft_max != Some(0));
@@ -216,21 +216,27 @@ impl ModelArgs {
         let draft = draft_tokens.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
         let loras = self.lora.open(self, &gguf, quiet)?;
-        let mmproj = sight.map(|sight| sight.open(self, &gguf, quiet)).transpose()?.flatten();
+        let mmproj = vision.map(|vision| vision.open(self, &gguf, quiet)).transpose()?.flatten();
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
-        let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
+        let mut on_progress = |share: f32| bar.set_position((share * 100.0) as u64);
         let template = chat_template.clone();
-        let options = self.options(loras.clone(), Some(&mut tell));
-        let (drafts, sees) = (draft.clone(), mmproj.clone());
-        let options =
-            OpenOptions { needs, chat_template: template, mtp, draft: drafts, mmproj: sees, ..options };
+        let options = self.options(loras.clone(), Some(&mut on_progress));
+        let (draft_file, mmproj_file) = (draft.clone(), mmproj.clone());
+        let options = OpenOptions {
+            needs,
+            chat_template: template,
+            mtp,
+            draft: draft_file,
+            mmproj: mmproj_file,
+            ..options
+        };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // GPU layers were requested, but no GPU may be present.
             Err(Error::Device(error)) if self.gpu_is_optional() && CudaInfo::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
-                let options = self.options(loras, Some(&mut tell));
+                let options = self.options(loras, Some(&mut on_progress));
                 let options = OpenOptions { needs, chat_template, mtp, draft, mmproj, ..options };
                 let options = OpenOptions { device, n_gpu_layers, ..options };
                 Model::from_gguf(gguf, options)
@@ -371,10 +377,10 @@ impl CacheArgs {
                 }
                 None => {
                     auto = Some("auto, no plan".to_owned());
-                    let unnamed = KvOptions::default_for(&model.config().kv_shape());
-                    let asked = self.kv_policy != Policies::default();
-                    let policies = if asked { options.kv.policies } else { unnamed.policies };
-                    KvOptions { policies, ..unnamed }
+                    let defaults = KvOptions::default_for(&model.config().kv_shape());
+                    let has_policies = self.kv_policy != Policies::default();
+                    let policies = if has_policies { options.kv.policies } else { defaults.policies };
+                    KvOptions { policies, ..defaults }
                 }
             },
         };
@@ -510,8 +516,8 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     };
     let bytes = bytes.map_err(|error| Failure::work(printable_path(path), error))?;
     if bytes.len() as u64 > MAX_TEXT {
-        let most = format!("expected at most {} of text, got more", output::bytes(MAX_TEXT as usize));
-        return Err(Failure::work(printable_path(path), most));
+        let message = format!("expected at most {} of text, got more", output::bytes(MAX_TEXT as usize));
+        return Err(Failure::work(printable_path(path), message));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -577,10 +583,10 @@ fn kv_type_or_auto(text: &str) -> Result<KvTypeArg, String> {
 
 /// Parses a KV type.
 pub fn kv_type(text: &str) -> Result<DType, String> {
-    let known = || DType::KV.map(DType::name).join(" ");
+    let names = || DType::KV.map(DType::name).join(" ");
     match text.parse::<DType>() {
         Ok(dtype) if dtype.is_kv() => Ok(dtype),
-        _ => Err(format!("not a KV type; known: {}", known())),
+        _ => Err(format!("not a KV type; known: {}", names())),
     }
 }
 
