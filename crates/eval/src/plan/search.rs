@@ -307,11 +307,11 @@ mod tests {
     fn costs_of_zero_or_nan_end_the_search() {
         let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
         // The cost is zero from the fewest bits on.
-        let (found, measured) = meeting(&frontier, 0.25, |_| 0.0);
+        let (found, measured) = search(&frontier, 0.25, |_| 0.0);
         assert!(found < measured[0] && measured.len() > 1, "{found} of {measured:?}");
-        let (_, measured) = meeting(&frontier, 0.25, |_| f64::NAN);
+        let (_, measured) = search(&frontier, 0.25, |_| f64::NAN);
         assert!(measured.contains(&(frontier.len() - 1)), "{measured:?}");
-        let error = frontier.meeting(0.25, |_| Err::<(f64, ()), _>("broken"));
+        let error = frontier.search(0.25, |_| Err::<(f64, ()), _>("broken"));
         assert_eq!(error, Err("broken"));
     }
 
