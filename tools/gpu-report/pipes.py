@@ -38,35 +38,35 @@ INSTRUCTION = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)([^;]*);
 
 
 def tool(*command):
-    ran = subprocess.run(command, capture_output=True, text=True)
-    if ran.returncode != 0:
-        raise SystemExit(f"{command[0]}: {ran.stderr.strip()}")
-    return ran.stdout + ran.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise SystemExit(f"{command[0]}: {result.stderr.strip()}")
+    return result.stdout + result.stderr
 
 
 def kernels(listing):
     """Returns name and code of each kernel: labels, and operations with their operands."""
-    found = {}
+    code_of = {}
     code = None
     for line in listing.splitlines():
         if section := re.match(r"\.text\.(\w+):", line):
-            code = found.setdefault(section[1], [])
+            code = code_of.setdefault(section[1], [])
         elif code is not None and (label := LABEL.match(line.strip())):
             code.append((label[1], None))
         elif code is not None and (instruction := INSTRUCTION.search(line)):
             code.append((instruction[1], instruction[2]))
-    return found
+    return code_of
 
 
 def loops(code):
     """Returns first and last index of each range that ends with a backward branch."""
-    places = {name: at for at, (name, operands) in enumerate(code) if operands is None}
+    labels = {name: at for at, (name, operands) in enumerate(code) if operands is None}
     for at, (op, operands) in enumerate(code):
-        if op == "BRA" and (to := re.search(r"\((\.L\w+)\)", operands or "")) and places.get(to[1], at) < at:
-            yield places[to[1]], at
+        if op == "BRA" and (target := re.search(r"\((\.L\w+)\)", operands or "")) and labels.get(target[1], at) < at:
+            yield labels[target[1]], at
 
 
-def census(code):
+def count_pipes(code):
     pipes = collections.Counter(PIPE_OF.get(op, "other") for op, operands in code if operands is not None)
     return f"{sum(pipes.values()):5}  " + "  ".join(f"{pipe} {n}" for pipe, n in pipes.most_common())
 
@@ -75,14 +75,14 @@ def report(ptx, arch, args):
     with tempfile.TemporaryDirectory() as folder:
         cubin = f"{folder}/kernel.cubin"
         log = tool(args.ptxas, "-v", f"-arch=sm_{arch}", str(ptx), "-o", cubin)
-        found = kernels(tool(args.nvdisasm, "-c", cubin))
+        code_of = kernels(tool(args.nvdisasm, "-c", cubin))
     for part in log.split("Compiling entry function ")[1:]:
         name = part.split("'")[1]
         registers, spilled = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes spill stores", part)
-        code = found[name]
-        print(f"  {name}: {registers[1]} registers, {spilled[1]} bytes spilled, instructions {census(code)}")
+        code = code_of[name]
+        print(f"  {name}: {registers[1]} registers, {spilled[1]} bytes spilled, instructions {count_pipes(code)}")
         for start, end in sorted(loop for loop in set(loops(code)) if loop[1] - loop[0] > 1):
-            print(f"    {start:5} to {end:5}: {census(code[start:end])}")
+            print(f"    {start:5} to {end:5}: {count_pipes(code[start:end])}")
 
 
 def main():

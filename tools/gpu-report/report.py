@@ -33,10 +33,10 @@ QUESTION = ["run", "What is the capital of France?", "--temp", "0", "-n", "24"]
 # Exit code of a command that was stopped.
 STOPPED = 124
 # Lines of a step's output in the report; the log has all of them.
-SHOWN = 80
+MAX_LINES = 80
 # Tests under compute-sanitizer: one kernel of each kind. It slows kernels by up to a factor of
 # one hundred.
-WATCHED = ["card::kv_append", "card::attend_types", "card::attend_steps", "card::project"]
+SANITIZED_TESTS = ["card::kv_append", "card::attend_types", "card::attend_steps", "card::project"]
 # Attention of Llama-3-8B in PyTorch, and copies, timed as in `kvant-cuda`'s example `bench`.
 TORCH = """
 import sys, torch
@@ -56,12 +56,12 @@ print(f"copies at {2 * a.numel() / best(lambda: b.copy_(a)) / 1e6:.0f} GB/s, rea
 def kv(n): return torch.randn(1, 8, n, 128, dtype=torch.float16, device="cuda")
 def q(n): return torch.randn(1, 32, n, 128, dtype=torch.float16, device="cuda")
 layers = [(kv(tokens), kv(tokens)) for _ in range(4)]
-def walk(q, causal, end):
+def attend(q, causal, end):
     for k, v in layers:
         F.scaled_dot_product_attention(q, k[:, :, :end], v[:, :, :end], is_causal=causal, enable_gqa=True)
 for name, rows, causal, end in [("one row", 1, False, tokens), ("512 rows", 512, False, tokens), ("first 8192", 8192, True, 8192)]:
     rows_q = q(rows)
-    print(f"{name:>12}: {best(lambda: walk(rows_q, causal, min(end, tokens))) / 4:.4f} ms a layer")
+    print(f"{name:>12}: {best(lambda: attend(rows_q, causal, min(end, tokens))) / 4:.4f} ms a layer")
 """
 
 
@@ -79,31 +79,31 @@ class Step:
     why: str = ""
 
 
-def succeeded(results):
+def judge_exit_codes(results):
     codes = [code for code, _ in results if code != 0]
     return f"ended with {codes[0]}" if codes else ""
 
 
-def held(results):
+def judge_suites(results):
     """Checks conformance suites. A suite without a GPU passes and reports itself as skipped, which
     counts as not run. Each suite has its own process, since one that corrupts the CUDA context
     breaks all later ones."""
     failed = sorted({name for _, text in results for name in re.findall(r"^test (\S+) \.\.\. FAILED", text, re.M)})
-    broken = sum(1 for code, _ in results if code not in (0, 101))
-    passed = sum(int(n) for _, text in results for n in re.findall(r"(\d+) passed", text))
-    left_out = sum(len(re.findall(r"^skipped: (?!.* combinations of edge sizes)", text, re.M)) for _, text in results)
-    if failed or broken:
-        return ", ".join(["failed: " + " ".join(failed)] * bool(failed) + [f"{broken} ended otherwise"] * bool(broken))
-    return succeeded(results) or ("" if passed > left_out else "nothing ran")
+    n_crashed = sum(1 for code, _ in results if code not in (0, 101))
+    n_passed = sum(int(n) for _, text in results for n in re.findall(r"(\d+) passed", text))
+    n_skipped = sum(len(re.findall(r"^skipped: (?!.* combinations of edge sizes)", text, re.M)) for _, text in results)
+    if failed or n_crashed:
+        return ", ".join(["failed: " + " ".join(failed)] * bool(failed) + [f"{n_crashed} ended otherwise"] * bool(n_crashed))
+    return judge_exit_codes(results) or ("" if n_passed > n_skipped else "nothing ran")
 
 
-def all_alike(results):
-    wrong = succeeded(results)
-    texts = {text for _, text in results}
-    return wrong or ("" if len(texts) == 1 else f"{len(texts)} different answers")
+def judge_equal_outputs(results):
+    fault = judge_exit_codes(results)
+    outputs = {text for _, text in results}
+    return fault or ("" if len(outputs) == 1 else f"{len(outputs)} different answers")
 
 
-def refused(results):
+def judge_rejection(results):
     """Checks that a command was rejected in one line, without a crash."""
     code, text = results[0]
     lines = [line for line in text.splitlines() if line.strip()]
@@ -116,22 +116,22 @@ class Report:
     """Runs steps within the time limit, and writes each result immediately."""
 
     def __init__(self, folder, minutes):
-        self.folder, self.ends = folder, time.monotonic() + 60 * minutes
+        self.folder, self.deadline = folder, time.monotonic() + 60 * minutes
         self.rows, self.sections, self.failed = [], [], False
         folder.mkdir(parents=True, exist_ok=True)
         self.log = open(folder / "log.txt", "w", buffering=1)
 
     def run(self, step):
-        left = self.ends - time.monotonic()
-        if step.why or left < 5:
-            return self.note(step, f"left out: {step.why or 'no time'}", 0, "")
+        remaining = self.deadline - time.monotonic()
+        if step.why or remaining < 5:
+            return self.add_row(step, f"left out: {step.why or 'no time'}", 0, "")
         started = time.monotonic()
-        results = run_all(step, min(step.seconds, left))
+        results = run_all(step, min(step.seconds, remaining))
         seconds = time.monotonic() - started
-        wrong = (step.judge or succeeded)(results)
+        fault = (step.judge or judge_exit_codes)(results)
         if any(code == STOPPED for code, _ in results):
-            wrong = f"{wrong}; " * bool(wrong) + f"stopped after {seconds:.0f} s"
-        self.failed |= bool(wrong)
+            fault = f"{fault}; " * bool(fault) + f"stopped after {seconds:.0f} s"
+        self.failed |= bool(fault)
         outputs = [
             (code, f"$ {' '.join(map(str, command))}\n{text}" + f"ended with {code}\n" * (code != 0))
             for command, (code, text) in zip(step.commands, results)
@@ -141,11 +141,11 @@ class Report:
         is_many = len(outputs) > 3
         outputs.sort(key=lambda output: is_many and output[0] == 0)
         lines = [line for _, text in outputs for line in text.splitlines()]
-        if len(lines) > SHOWN:
-            lines = [*lines[:SHOWN], "..."] if is_many else [lines[0], "...", *lines[-SHOWN:]]
-        self.note(step, f"**{wrong}**" if wrong else "ok", seconds, "\n".join(lines))
+        if len(lines) > MAX_LINES:
+            lines = [*lines[:MAX_LINES], "..."] if is_many else [lines[0], "...", *lines[-MAX_LINES:]]
+        self.add_row(step, f"**{fault}**" if fault else "ok", seconds, "\n".join(lines))
 
-    def note(self, step, result, seconds, text):
+    def add_row(self, step, result, seconds, text):
         print(f"{step.name}: {result} ({seconds:.0f} s)", flush=True)
         self.rows.append(f"| {step.name} | {result} | {seconds:.0f} |")
         if text:
@@ -157,7 +157,7 @@ class Report:
 def run_all(step, seconds):
     """Returns code and output of each command; they run concurrently."""
     env = {**os.environ, **step.env}
-    ends = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     running = []
     for command in step.commands:
         try:
@@ -172,7 +172,7 @@ def run_all(step, seconds):
             results.append((127, str(process)))
             continue
         try:
-            output, _ = process.communicate(timeout=max(0.1, ends - time.monotonic()))
+            output, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
             results.append((process.returncode, output))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -189,17 +189,17 @@ def suites_of(args, suites):
     return [[*suites, "--exact", name, "--show-output"] for name in names] or [[*suites, "card::", "--show-output"]]
 
 
-def first(args, kvant, suites, kernels):
+def first_steps(args, kvant, suites, kernels):
     """Yields the most informative steps."""
     on = ["--device", args.device]
     bench = [*kvant, "bench", *on]
     yield Step("doctor", [[*kvant, "doctor"]], 60)
-    yield Step("suites, each size once", suites, 120, env={"KVANT_CUDA_COVERAGE": "each"}, judge=held)
+    yield Step("suites, each size once", suites, 120, env={"KVANT_CUDA_COVERAGE": "each"}, judge=judge_suites)
     yield Step("answer on the CPU", [[*kvant, *QUESTION, "--device", "cpu"]], 60)
     for name in FIRST_TYPES:
         yield Step(f"answer, {name}", [[*kvant, *QUESTION, *on, "-ctk", name, "-ctv", name]], 30)
     for model in ["bundled", *args.models]:
-        yield from logits(args, kvant, model)
+        yield from logit_steps(args, kvant, model)
     if args.is_cuda:
         yield Step("kernels", [[*kernels, str(args.tokens)]], 100)
     if args.is_cuda and importlib.util.find_spec("torch"):
@@ -212,7 +212,7 @@ def first(args, kvant, suites, kernels):
     yield Step(f"speed of {args.shape}", [[*bench, "--synthetic", args.shape, "-p", "512", "-n", "32", "-r", "3", "-d", depths, *pairs]])
 
 
-def logits(args, kvant, model):
+def logit_steps(args, kvant, model):
     """Yields the comparison of a model's logits with those of the CPU."""
     name, base = pathlib.Path(model).name, str(args.out / "cpu.base")
     of = ["-m", model, "--weights", "f16", "-c", "256", "--chunks", "2", "--quiet"]
@@ -221,14 +221,14 @@ def logits(args, kvant, model):
     yield Step(f"KLD from them, {name}", [[*kvant, "eval", "kld", *of, "--base", base, *types]])
 
 
-def closer(args, kvant, suites):
+def detailed_steps(args, kvant, suites):
     """Yields the detailed steps."""
     on = ["--device", args.device]
     for name in OTHER_TYPES:
         yield Step(f"answer, {name}", [[*kvant, *QUESTION, *on, "-ctk", name, "-ctv", name]], 30)
-    yield Step("answer, two programs at once", [[*kvant, *QUESTION, *on, "-ctk", "turbo3", "-ctv", "turbo3"]] * 2, judge=all_alike)
+    yield Step("answer, two programs at once", [[*kvant, *QUESTION, *on, "-ctk", "turbo3", "-ctv", "turbo3"]] * 2, judge=judge_equal_outputs)
     yield Step("answer, one layer on the card", [[*kvant, *QUESTION, *on, "-ngl", "1"]])
-    yield Step("a cache that cannot fit", [[*kvant, *QUESTION, *on, "-c", "400000000"]], judge=refused)
+    yield Step("a cache that cannot fit", [[*kvant, *QUESTION, *on, "-c", "400000000"]], judge=judge_rejection)
     if args.is_cuda:
         yield Step("answer without graphs", [[*kvant, *QUESTION, *on]], env={"KVANT_CUDA_GRAPH": "0"})
     for model in args.models:
@@ -237,7 +237,7 @@ def closer(args, kvant, suites):
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ["memcheck", "racecheck"] if args.is_cuda else []:
         if args.suites and sanitizer:
-            watch = [sanitizer, "--tool", tool, "--error-exitcode", "9", args.suites, *WATCHED, "--test-threads", "1"]
+            watch = [sanitizer, "--tool", tool, "--error-exitcode", "9", args.suites, *SANITIZED_TESTS, "--test-threads", "1"]
             yield Step(tool, [watch], 100, env={"KVANT_CUDA_COVERAGE": "each"})
         else:
             yield Step(tool, [], why="no compute-sanitizer" if args.suites else "takes --suites")
@@ -249,7 +249,7 @@ def closer(args, kvant, suites):
     deep = ["--synthetic", args.shape, "-p", "512", "-n", "32", "-r", "3", "-d", depths, *pairs]
     yield Step(f"speed of {args.shape}, deep", [[*bench, *deep]], 300)
     if args.is_cuda:
-        yield Step("suites, every combination", suites, 900, judge=held)
+        yield Step("suites, every combination", suites, 900, judge=judge_suites)
 
 
 def arguments():
@@ -283,7 +283,7 @@ def main():
     report.run(Step("program", [[*kvant, "--version"]], 1800))
     report.run(Step("suites that there are", [[*suites, "--list"]], 1800))
     each = suites_of(args, suites)
-    for step in [*first(args, kvant, each, kernels), *closer(args, kvant, each)]:
+    for step in [*first_steps(args, kvant, each, kernels), *detailed_steps(args, kvant, each)]:
         report.run(step)
     (args.out / "cpu.base").unlink(missing_ok=True)
     sys.exit(1 if report.failed else 0)

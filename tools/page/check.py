@@ -60,16 +60,16 @@ class Page:
         self.page.set_default_timeout(20_000)
         self.errors, self.foreign = [], []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", self.heard)
-        self.context.on("request", self.asked)
+        self.page.on("console", self.on_console)
+        self.context.on("request", self.on_request)
         self.page.goto(url)
 
-    def heard(self, message):
+    def on_console(self, message):
         # Chromium logs every rejected request; `errors_are_shown_and_no_text_is_lost` causes those.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.errors.append(message.text)
 
-    def asked(self, request):
+    def on_request(self, request):
         if not request.url.startswith((self.url, "data:", "blob:")):
             self.foreign.append(request.url)
 
@@ -102,9 +102,9 @@ class Page:
 
     def load(self, *conversations):
         """Imports conversations."""
-        given = {"format": "kvant-conversations", "version": 1, "conversations": conversations}
+        export = {"format": "kvant-conversations", "version": 1, "conversations": conversations}
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump(given, file)
+            json.dump(export, file)
             file.flush()
             self.page.set_input_files("#file", file.name)
             self.page.locator("#notice").wait_for()
@@ -139,9 +139,9 @@ def a_question_is_answered_and_its_kv_bytes_are_shown(p):
     # A new question each time, so that no longer conversation with the same prefix is cached.
     p.send(f"What is the capital of France? {random.randrange(1_000_000)}")
     assert p.answers().locator(".text").last.inner_text().strip()
-    told = p.answers().locator(".cost").last.inner_text()
-    assert re.search(r"\w+: [\d.]+ \wiB \(f16 [\d.]+ \wiB, [\d.]+×\)", told), told
-    assert "prompt tokens cached" in told, told
+    cost = p.answers().locator(".cost").last.inner_text()
+    assert re.search(r"\w+: [\d.]+ \wiB \(f16 [\d.]+ \wiB, [\d.]+×\)", cost), cost
+    assert "prompt tokens cached" in cost, cost
     p.send("And of Italy?")
     cached = re.search(r"(\d+) of \d+ prompt tokens cached", p.answers().locator(".cost").last.inner_text())
     assert int(cached[1]) > 0, cached
@@ -187,8 +187,8 @@ def another_kv_type_is_compared_side_by_side(p):
         p.page.locator("#types").get_by_role("button", name=kv_type, exact=True).click()
         p.page.locator(".beside .head", has_text=kv_type).wait_for()
         p.settle()
-    told = p.page.locator(".beside .cost").all_inner_texts()
-    assert len(told) == 3 and any(text.startswith("f16: ") for text in told), told
+    costs = p.page.locator(".beside .cost").all_inner_texts()
+    assert len(costs) == 3 and any(text.startswith("f16: ") for text in costs), costs
     sizes = [int(cost.get_attribute("data-bytes")) for cost in p.page.locator(".beside .cost").all()]
     assert all(size > 0 for size in sizes) and max(sizes) > min(sizes), sizes
     assert p.page.locator(".beside .agree").inner_text()
@@ -220,10 +220,10 @@ def escape_stops_an_answer_and_keeps_its_text(p):
         p.page.locator(".answer .text:not(:empty)").last.wait_for()
         p.page.keyboard.press("Escape")
         p.settle()
-        told = p.answers().locator(".cost").last.inner_text()
-        if "stopped" in told:
+        cost = p.answers().locator(".cost").last.inner_text()
+        if "stopped" in cost:
             break
-    assert told == "stopped", told
+    assert cost == "stopped", cost
     assert p.answers().locator(".text").last.inner_text().strip()
     p.page.wait_for_timeout(1500)
     assert json.loads(p.get("kv"))["running"] == 0
@@ -285,8 +285,8 @@ def an_answer_of_many_pieces_is_shown(p):
 @check
 def invalid_files_are_not_imported(p):
     before = p.export()
-    for wrong in ({"id": "x"}, {**conversation("a"), "nodes": [None]}, {**conversation("a"), "nodes": [{"id": "n", "parent": "m"}]}):
-        p.load(conversation("fine", name="fine"), wrong)
+    for invalid in ({"id": "x"}, {**conversation("a"), "nodes": [None]}, {**conversation("a"), "nodes": [{"id": "n", "parent": "m"}]}):
+        p.load(conversation("fine", name="fine"), invalid)
     assert p.export() == before
 
 
@@ -343,13 +343,13 @@ def settings_are_sent(p):
         p.page.fill(f"[name={name}]", value)
     p.page.keyboard.press("Escape")
     p.page.select_option("#kv", "q8_0/turbo3")
-    with p.page.expect_request("**/v1/chat/completions") as asked:
+    with p.page.expect_request("**/v1/chat/completions") as request_info:
         p.send("Who are you?")
-    body = asked.value.post_data_json
+    body = request_info.value.post_data_json
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 3, 5), body
     assert body["kv_type"] == "q8_0/turbo3", body
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert asked.value.headers["authorization"] == "Bearer sk-4f1d"
+    assert request_info.value.headers["authorization"] == "Bearer sk-4f1d"
     assert "sk-4f1d" not in json.dumps(p.export())
     assert p.answers().locator(".cost").inner_text().startswith("q8_0/turbo3: ")
     p.page.select_option("#kv", "")
@@ -402,12 +402,12 @@ def narrow_dark_windows_have_no_overflow(p):
         p.press("Conversations", 0)
         p.page.locator("nav li > .cut", has_text=title).first.click()
         p.page.wait_for_timeout(300)
-        for place in ("document.documentElement", "document.getElementById('scroller')"):
-            wide, room = p.page.evaluate(f"[{place}.scrollWidth, {place}.clientWidth]")
-            assert wide <= room <= 360, (title, place, wide, room)
-        over = p.page.evaluate("""[...document.querySelectorAll('main *')].filter(node => !node.closest('pre, .scroll, .unseen, .cut, svg')
+        for element in ("document.documentElement", "document.getElementById('scroller')"):
+            width, available = p.page.evaluate(f"[{element}.scrollWidth, {element}.clientWidth]")
+            assert width <= available <= 360, (title, element, width, available)
+        overflowing = p.page.evaluate("""[...document.querySelectorAll('main *')].filter(node => !node.closest('pre, .scroll, .unseen, .cut, svg')
             && node.getBoundingClientRect().right > 360.5).map(node => node.outerHTML.slice(0, 80))""")
-        assert not over, (title, over)
+        assert not overflowing, (title, overflowing)
         p.shot(f"narrow-{i}")
     p.press("Conversations", 0)
     p.page.wait_for_timeout(300)
@@ -436,16 +436,16 @@ def run(checks, page):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("url")
-    arguments.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
-    arguments.add_argument("--shots", metavar="DIR")
-    given = arguments.parse_args()
-    if given.shots:
-        pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
+    parser.add_argument("--shots", metavar="DIR")
+    args = parser.parse_args()
+    if args.shots:
+        pathlib.Path(args.shots).mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox"])
-        page = Page(browser, given.url.rstrip("/") + "/", given.shots)
+        browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
+        page = Page(browser, args.url.rstrip("/") + "/", args.shots)
         n_failed = run(CHECKS, page)
         browser.close()
     sys.exit(1 if n_failed else 0)

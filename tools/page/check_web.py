@@ -44,7 +44,7 @@ QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run -
 WITH_ADAPTER = [flag for flag in QUIET if flag != "--disable-gpu"] + ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
 # Number of questions on WebGPU.
 ON_ADAPTER = 4
-MOST_BYTES = 8_000_000
+MAX_BYTES = 8_000_000
 
 CHECKS, GPU_CHECKS = [], []
 
@@ -62,10 +62,10 @@ def gpu_check(function):
 class Folder(http.server.SimpleHTTPRequestHandler):
     """Serves files, and records the requested ones."""
 
-    asked = []
+    requested = []
 
     def log_message(self, *_):
-        self.asked.append(self.path)
+        self.requested.append(self.path)
 
 
 def serve(folder):
@@ -79,14 +79,14 @@ def drop(p, name, *, path=None, size=0):
     """Drops a file on the page: the one at `path`, or one of `size` bytes with a model's magic."""
     p.page.evaluate("() => { const input = document.createElement('input'); input.type = 'file'; input.id = 'dropped'; document.body.append(input); }")
     with tempfile.TemporaryDirectory() as folder:
-        made = pathlib.Path(folder) / name
+        dropped = pathlib.Path(folder) / name
         if path:
-            made.symlink_to(pathlib.Path(path).resolve())
+            dropped.symlink_to(pathlib.Path(path).resolve())
         else:
-            with open(made, "wb") as file:
+            with open(dropped, "wb") as file:
                 file.write(b"GGUF" if size > 100 else b"text")
                 file.truncate(size)
-        p.page.set_input_files("#dropped", str(made))
+        p.page.set_input_files("#dropped", str(dropped))
         p.page.evaluate("""() => {
             const input = document.getElementById('dropped'), given = new DataTransfer();
             given.items.add(input.files[0]);
@@ -110,7 +110,7 @@ def the_device_is_shown(p):
 def the_page_is_small(p):
     sizes = {file.name: file.stat().st_size for file in sorted(pathlib.Path(p.folder).iterdir())}
     print("        bytes:", ", ".join(f"{name} {size:,}" for name, size in sizes.items()), f"together {sum(sizes.values()):,}")
-    assert sum(sizes.values()) < MOST_BYTES, sizes
+    assert sum(sizes.values()) < MAX_BYTES, sizes
 
 
 @check
@@ -127,10 +127,10 @@ def answer_as_the_program(p, questions):
     for question, expected in questions.items():
         p.new()
         p.send(question)
-        got = p.answers().locator(".text").last.inner_text().strip()
+        output = p.answers().locator(".text").last.inner_text().strip()
         command = [p.program, "run", "-p", question, "-ctk", "turbo3", "-ctv", "turbo3", "--temp", "0", "--quiet"]
-        told = subprocess.run(command, env={**os.environ, "KVANT_ISA": p.isa}, capture_output=True, text=True, check=True).stdout.strip()
-        assert got == told and expected in got, (question, got, told)
+        expected_output = subprocess.run(command, env={**os.environ, "KVANT_ISA": p.isa}, capture_output=True, text=True, check=True).stdout.strip()
+        assert output == expected_output and expected in output, (question, output, expected_output)
         cost = p.answers().locator(".cost").last.inner_text()
         assert re.match(r"turbo3: [\d.]+ \wiB \(f16 [\d.]+ \wiB, [\d.]+×\)", cost), cost
         rates.append(float(re.search(r"([\d.,]+) tok/s", cost)[1].replace(",", "")))
@@ -146,7 +146,7 @@ def a_conversation_continues_without_a_second_prefill(p):
 
 
 @check
-def the_meter_tells_bytes_and_what_f16_would_take(p):
+def the_meter_shows_bytes_and_their_f16_equivalent(p):
     p.page.wait_for_timeout(1500)
     n_bytes = int(p.page.locator("#m-bytes").get_attribute("title").split(" ")[0].replace(",", ""))
     assert n_bytes > 0
@@ -224,14 +224,14 @@ def narrow_dark_windows_have_no_overflow(p):
     p.page.set_viewport_size({"width": 360, "height": 720})
     p.page.emulate_media(color_scheme="dark")
     p.page.wait_for_timeout(300)
-    wide = p.page.evaluate("document.documentElement.scrollWidth")
-    assert wide <= 360, wide
+    width = p.page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 360, width
     p.shot("web-narrow")
 
 
 @check
 def no_foreign_requests_and_no_hidden_errors_occurred(p):
-    assert {path.split("?")[0] for path in Folder.asked} <= {"/", "/worker.js", "/kvant.packed"}, Folder.asked
+    assert {path.split("?")[0] for path in Folder.requested} <= {"/", "/worker.js", "/kvant.packed"}, Folder.requested
     assert not p.errors, p.errors
     assert not p.foreign, p.foreign
 
@@ -299,12 +299,12 @@ def no_hidden_errors_occurred_on_webgpu(p):
     assert not p.foreign, p.foreign
 
 
-def on_adapter(playwright, given, url):
+def on_adapter(playwright, args, url):
     """Runs the checks on WebGPU; returns the number of failures."""
-    browser = playwright.chromium.launch(executable_path=given.chromium, args=WITH_ADAPTER)
-    p = Page(browser, url, given.shots)
+    browser = playwright.chromium.launch(executable_path=args.chromium, args=WITH_ADAPTER)
+    p = Page(browser, url, args.shots)
     p.page.set_default_timeout(300_000)
-    p.folder, p.program, p.isa = given.folder, given.program, given.isa
+    p.folder, p.program, p.isa = args.folder, args.program, args.isa
     if not p.page.evaluate("async () => Boolean(window.WebAssembly?.Suspending && await navigator.gpu?.requestAdapter())"):
         print("skipped: this browser has no adapter of WebGPU, or nothing in WebAssembly waits there")
         browser.close()
@@ -315,24 +315,24 @@ def on_adapter(playwright, given, url):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("folder")
-    arguments.add_argument("program")
-    arguments.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
-    arguments.add_argument("--gguf", metavar="FILE")
-    arguments.add_argument("--isa", default="scalar", help="kernels of the program that equal those of the page")
-    arguments.add_argument("--shots", metavar="DIR")
-    given = arguments.parse_args()
-    if given.shots:
-        pathlib.Path(given.shots).mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder")
+    parser.add_argument("program")
+    parser.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
+    parser.add_argument("--gguf", metavar="FILE")
+    parser.add_argument("--isa", default="scalar", help="kernels of the program that equal those of the page")
+    parser.add_argument("--shots", metavar="DIR")
+    args = parser.parse_args()
+    if args.shots:
+        pathlib.Path(args.shots).mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=QUIET)
-        url = serve(given.folder)
-        page = Page(browser, url, given.shots)
-        page.folder, page.program, page.gguf, page.isa = given.folder, given.program, given.gguf, given.isa
+        browser = playwright.chromium.launch(executable_path=args.chromium, args=QUIET)
+        url = serve(args.folder)
+        page = Page(browser, url, args.shots)
+        page.folder, page.program, page.gguf, page.isa = args.folder, args.program, args.gguf, args.isa
         n_failed = run(CHECKS, page)
         browser.close()
-        n_failed += on_adapter(playwright, given, url)
+        n_failed += on_adapter(playwright, args, url)
     sys.exit(1 if n_failed else 0)
 
 

@@ -43,15 +43,15 @@ pub(crate) unsafe fn call(
     work: impl FnOnce() -> Result<(), CallError>,
 ) -> KvantStatus {
     // A panic may leave the objects of `work` half changed; the header documents the consequence.
-    let (status, said) = match catch_unwind(AssertUnwindSafe(work)) {
+    let (status, message) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => (KvantStatus::Ok, None),
-        Ok(Err(CallError::Refused(why))) => (KvantStatus::Refused, Some(why.to_string())),
-        Ok(Err(CallError::Argument(why))) => (KvantStatus::Argument, Some(why)),
+        Ok(Err(CallError::Refused(reason))) => (KvantStatus::Refused, Some(reason.to_string())),
+        Ok(Err(CallError::Argument(reason))) => (KvantStatus::Argument, Some(reason)),
         Err(panic) => (KvantStatus::Fault, Some(format!("a fault of Kvant: {}", panic_text(&*panic)))),
     };
     if !error.is_null() {
         // SAFETY: it is not NULL, so the caller guarantees that it can be written to.
-        unsafe { error.write(said.map_or(std::ptr::null_mut(), owned_text)) };
+        unsafe { error.write(message.map_or(std::ptr::null_mut(), owned_text)) };
     }
     status
 }
@@ -101,9 +101,9 @@ pub(crate) unsafe fn changed<'a, T>(pointer: *mut T, name: &str) -> Result<&'a m
 /// Checks an output pointer before the work; it is later written without reading its old value.
 ///
 /// # Safety
-/// `place` is NULL or can be written to for as long as the call lasts.
-pub(crate) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<OutPtr<'a, T>, CallError> {
-    if place.is_null() { Err(missing(name)) } else { Ok(OutPtr(place, std::marker::PhantomData)) }
+/// `out_ptr` is NULL or can be written to for as long as the call lasts.
+pub(crate) unsafe fn out_ptr<'a, T>(out_ptr: *mut T, name: &str) -> Result<OutPtr<'a, T>, CallError> {
+    if out_ptr.is_null() { Err(missing(name)) } else { Ok(OutPtr(out_ptr, std::marker::PhantomData)) }
 }
 
 /// A checked output pointer.
@@ -111,7 +111,7 @@ pub(crate) struct OutPtr<'a, T>(*mut T, std::marker::PhantomData<&'a mut T>);
 
 impl<T> OutPtr<'_, T> {
     pub(crate) fn write(self, value: T) {
-        // SAFETY: `place` made it of a pointer that is not NULL and that its caller guaranteed to
+        // SAFETY: `out_ptr` made it of a pointer that is not NULL and that its caller guaranteed to
         // be writable.
         unsafe { self.0.write(value) };
     }
@@ -196,39 +196,39 @@ pub(crate) unsafe fn copy_counted<T: Copy>(
 mod tests {
     use super::*;
 
-    fn said(work: impl FnOnce() -> Result<(), CallError>) -> (KvantStatus, String) {
+    fn message_of(work: impl FnOnce() -> Result<(), CallError>) -> (KvantStatus, String) {
         let mut error = std::ptr::null_mut();
         // SAFETY: `error` is a local variable; the text is read before it is freed.
         unsafe {
             let status = call(&mut error, work);
-            let said = text(error, "error").map(str::to_owned).unwrap_or_default();
+            let message = text(error, "error").map(str::to_owned).unwrap_or_default();
             kvant_string_free(error);
-            (status, said)
+            (status, message)
         }
     }
 
     #[test]
     fn a_panic_does_not_cross_the_ffi_boundary() {
         std::panic::set_hook(Box::new(|_| ()));
-        assert_eq!(said(|| panic!("one")), (KvantStatus::Fault, "a fault of Kvant: one".to_owned()));
-        assert_eq!(said(|| panic!("{}", 2)), (KvantStatus::Fault, "a fault of Kvant: 2".to_owned()));
+        assert_eq!(message_of(|| panic!("one")), (KvantStatus::Fault, "a fault of Kvant: one".to_owned()));
+        assert_eq!(message_of(|| panic!("{}", 2)), (KvantStatus::Fault, "a fault of Kvant: 2".to_owned()));
         // SAFETY: NULL requests no text.
         assert_eq!(unsafe { call(std::ptr::null_mut(), || panic!("three")) }, KvantStatus::Fault);
     }
 
     #[test]
-    fn a_text_with_a_zero_within_arrives_whole() {
-        let refused = said(|| Err(CallError::Argument("a\0b".to_owned())));
+    fn a_text_with_a_zero_within_is_returned_whole() {
+        let refused = message_of(|| Err(CallError::Argument("a\0b".to_owned())));
         assert_eq!(refused, (KvantStatus::Argument, "a\u{FFFD}b".to_owned()));
     }
 
     #[test]
     fn null_and_invalid_utf8_are_refused_by_name() {
         // SAFETY: all are NULL or literals.
-        let null = said(|| unsafe { borrowed::<u8>(std::ptr::null(), "model") }.map(|_| ()));
+        let null = message_of(|| unsafe { borrowed::<u8>(std::ptr::null(), "model") }.map(|_| ()));
         assert_eq!(null, (KvantStatus::Argument, "model: expected a pointer, got NULL".to_owned()));
         // SAFETY: as above.
-        let bytes = said(|| unsafe { text(c"\xff".as_ptr(), "path") }.map(|_| ()));
+        let bytes = message_of(|| unsafe { text(c"\xff".as_ptr(), "path") }.map(|_| ()));
         assert_eq!(bytes.0, KvantStatus::Argument);
         assert!(bytes.1.starts_with("path: expected UTF-8"), "{}", bytes.1);
         // SAFETY: as above.

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use kvant::{FinishReason, GenerateOptions, GenerationStats, SamplerParams};
 
-use crate::ffi::{CallError, call, changed, place, values};
+use crate::ffi::{CallError, call, changed, out_ptr, values};
 use crate::{KvantSession, KvantStatus};
 
 /// Options of a generation. Start from `kvant_generate_options_default`.
@@ -122,10 +122,10 @@ pub unsafe extern "C" fn kvant_session_generate(
         call(error, || {
             let prompt = values(prompt, n_prompt, "prompt")?;
             let options = options.as_ref().map_or_else(GenerateOptions::default, GenerateOptions::from);
-            let hand_over = |text: String| on_text.is_none_or(|on_text| call_on_text(text, on_text, user));
-            let stats = generate(changed(session, "session")?, prompt, options, hand_over)?;
-            if let Ok(place) = place(generated, "generated") {
-                place.write(to_c(stats));
+            let send_text = |text: String| on_text.is_none_or(|on_text| call_on_text(text, on_text, user));
+            let stats = generate(changed(session, "session")?, prompt, options, send_text)?;
+            if let Ok(out_ptr) = out_ptr(generated, "generated") {
+                out_ptr.write(to_c(stats));
             }
             Ok(())
         })
@@ -151,18 +151,18 @@ fn generate(
     session: &mut KvantSession,
     prompt: &[u32],
     options: GenerateOptions,
-    hand_over: impl Fn(String) -> bool,
+    send_text: impl Fn(String) -> bool,
 ) -> Result<GenerationStats, CallError> {
     let cancel = kvant::CancelFlag::default();
     let mut generation = session.0.generate_with(prompt, options, &cancel, &mut |_| ())?;
     for token in generation.by_ref() {
-        if !hand_over(token?.text) {
+        if !send_text(token?.text) {
             cancel.cancel();
         }
     }
     let rest = generation.finish_text();
     if !rest.is_empty() && !cancel.is_cancelled() {
-        hand_over(rest);
+        send_text(rest);
     }
     Ok(generation.stats())
 }

@@ -9,7 +9,7 @@ use kvant::{
 
 use crate::KvantStatus;
 use crate::ffi::{
-    CallError, borrowed, call, copy, copy_counted, owned_text, place, text, text_or_null, values,
+    CallError, borrowed, call, copy, copy_counted, out_ptr, owned_text, text, text_or_null, values,
 };
 
 /// A loaded model.
@@ -104,11 +104,11 @@ pub unsafe extern "C" fn kvant_model_open(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let (path, place) = (text(path, "path")?, place(model, "model")?);
+            let (path, out_ptr) = (text(path, "path")?, out_ptr(model, "model")?);
             let gguf = open_file(path)?;
             let options = open_options(options, &gguf)?;
             let model = Model::from_gguf(gguf, options)?;
-            place.write(Box::into_raw(Box::new(KvantModel(model))));
+            out_ptr.write(Box::into_raw(Box::new(KvantModel(model))));
             Ok(())
         })
     }
@@ -124,11 +124,11 @@ pub unsafe extern "C" fn kvant_model_bundled(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(model, "model")?;
+            let out_ptr = out_ptr(model, "model")?;
             let gguf = Model::bundled_file()?;
             let options = open_options(options, &gguf)?;
             let model = Model::from_gguf(gguf, options)?;
-            place.write(Box::into_raw(Box::new(KvantModel(model))));
+            out_ptr.write(Box::into_raw(Box::new(KvantModel(model))));
             Ok(())
         })
     }
@@ -196,9 +196,9 @@ pub unsafe extern "C" fn kvant_model_text_prompt(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(n_tokens, "n_tokens")?;
+            let out_ptr = out_ptr(n_tokens, "n_tokens")?;
             let all = borrowed(model, "model")?.0.text_prompt(text(prompt, "prompt")?, Special::AsText)?;
-            copy_counted(&all, tokens, capacity, "tokens", place)
+            copy_counted(&all, tokens, capacity, "tokens", out_ptr)
         })
     }
 }
@@ -218,25 +218,25 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(n_tokens, "n_tokens")?;
+            let out_ptr = out_ptr(n_tokens, "n_tokens")?;
             let model = &borrowed(model, "model")?.0;
-            let said = values(messages, n_messages, "messages")?.iter();
+            let c_messages = values(messages, n_messages, "messages")?.iter();
             let mut images = Vec::new();
-            let said = said.map(|message| {
-                let shown = values(message.images, message.n_images, "images")?;
-                for image in shown {
+            let messages = c_messages.map(|message| {
+                let c_images = values(message.images, message.n_images, "images")?;
+                for image in c_images {
                     images.push(model.encode_image(values(
                         image.bytes,
                         image.n_bytes,
                         "bytes of an image",
                     )?)?);
                 }
-                let said = Message::new(text(message.role, "role")?, text(message.content, "content")?);
-                Ok(said.with_images(shown.len()))
+                let converted = Message::new(text(message.role, "role")?, text(message.content, "content")?);
+                Ok(converted.with_images(c_images.len()))
             });
-            let said = said.collect::<Result<Vec<_>, CallError>>()?;
-            let all = model.chat_prompt_with_images(&said, &images)?;
-            copy_counted(&all, tokens, capacity, "tokens", place)
+            let messages = messages.collect::<Result<Vec<_>, CallError>>()?;
+            let prompt = model.chat_prompt_with_images(&messages, &images)?;
+            copy_counted(&prompt, tokens, capacity, "tokens", out_ptr)
         })
     }
 }
@@ -253,9 +253,9 @@ pub unsafe extern "C" fn kvant_model_decode(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(text, "text")?;
+            let out_ptr = out_ptr(text, "text")?;
             let tokens = values(tokens, n_tokens, "tokens")?;
-            place.write(owned_text(borrowed(model, "model")?.0.tokenizer()?.decode(tokens)));
+            out_ptr.write(owned_text(borrowed(model, "model")?.0.tokenizer()?.decode(tokens)));
             Ok(())
         })
     }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use kvant::{DType, KvOptions, Policies, Session, SessionOptions};
 
-use crate::ffi::{CallError, borrowed, call, changed, copy, copy_counted, place, text_or_null, values};
+use crate::ffi::{CallError, borrowed, call, changed, copy, copy_counted, out_ptr, text_or_null, values};
 use crate::{KvantModel, KvantStatus};
 
 /// A conversation with a model: tokens and their KV cache.
@@ -67,14 +67,14 @@ pub unsafe extern "C" fn kvant_session_new(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(session, "session")?;
+            let out_ptr = out_ptr(session, "session")?;
             let model = &borrowed(model, "model")?.0;
             let mut session = model.session(session_options(options)?)?;
             if let Some(options) = options.as_ref().filter(|options| !options.lora_strengths.is_null()) {
                 let strengths = values(options.lora_strengths, model.loras().len(), "lora_strengths")?;
                 session = session.with_lora_scales(strengths)?;
             }
-            place.write(Box::into_raw(Box::new(KvantSession(session))));
+            out_ptr.write(Box::into_raw(Box::new(KvantSession(session))));
             Ok(())
         })
     }
@@ -143,9 +143,9 @@ pub unsafe extern "C" fn kvant_session_tokens(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(n_tokens, "n_tokens")?;
+            let out_ptr = out_ptr(n_tokens, "n_tokens")?;
             let all = borrowed(session, "session")?.0.tokens();
-            copy_counted(all, tokens, capacity, "tokens", place)
+            copy_counted(all, tokens, capacity, "tokens", out_ptr)
         })
     }
 }
@@ -160,10 +160,10 @@ pub unsafe extern "C" fn kvant_session_kv(
     // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
-            let place = place(kv, "kv")?;
+            let out_ptr = out_ptr(kv, "kv")?;
             let kvant::KvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v, .. } =
                 borrowed(session, "session")?.0.kv();
-            place.write(KvantKvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v });
+            out_ptr.write(KvantKvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v });
             Ok(())
         })
     }

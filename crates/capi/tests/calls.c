@@ -19,27 +19,27 @@ static char *error = NULL;
 
 // Returns whether a call failed with a text that contains `part`; frees the text.
 static bool refused(kvant_status status, kvant_status expected, const char *part) {
-    bool is_so = status == expected && error != NULL && strstr(error, part) != NULL;
-    if (!is_so) {
+    bool matches = status == expected && error != NULL && strstr(error, part) != NULL;
+    if (!matches) {
         fprintf(stderr, "status %d: %s\n", (int)status, error == NULL ? "no text" : error);
     }
     kvant_string_free(error);
     error = NULL;
-    return is_so;
+    return matches;
 }
 
-struct heard {
+struct received {
     char text[4096];
-    size_t n_bytes, n_calls, most_calls;
+    size_t n_bytes, n_calls, max_calls;
 };
 
-static bool hear(void *user, const char *text, size_t n_bytes) {
-    struct heard *heard = user;
-    HOLDS(text[n_bytes] == 0 && heard->n_bytes + n_bytes < sizeof heard->text);
-    memcpy(heard->text + heard->n_bytes, text, n_bytes);
-    heard->n_bytes += n_bytes;
-    heard->n_calls += 1;
-    return heard->n_calls < heard->most_calls;
+static bool receive(void *user, const char *text, size_t n_bytes) {
+    struct received *received = user;
+    HOLDS(text[n_bytes] == 0 && received->n_bytes + n_bytes < sizeof received->text);
+    memcpy(received->text + received->n_bytes, text, n_bytes);
+    received->n_bytes += n_bytes;
+    received->n_calls += 1;
+    return received->n_calls < received->max_calls;
 }
 
 static void faulty_models_are_refused_with_a_message(void) {
@@ -63,16 +63,16 @@ static void tokens_decode_to_their_text(const kvant_model *model) {
     const char *text = "Once upon a time";
     HOLDS(kvant_model_text_prompt(model, text, NULL, 0, &n_tokens, &error) == KVANT_STATUS_OK && error == NULL);
     HOLDS(n_tokens > 1 && n_tokens <= 16);
-    size_t again = 0;
-    HOLDS(kvant_model_text_prompt(model, text, tokens, 16, &again, &error) == KVANT_STATUS_OK && again == n_tokens);
-    char *said = NULL;
-    HOLDS(kvant_model_decode(model, tokens, n_tokens, &said, &error) == KVANT_STATUS_OK);
-    HOLDS(strcmp(said, text) == 0);
-    kvant_string_free(said);
-    HOLDS(refused(kvant_model_text_prompt(model, text, NULL, 1, &again, &error), KVANT_STATUS_ARGUMENT, "tokens"));
-    HOLDS(refused(kvant_model_text_prompt(NULL, text, NULL, 0, &again, &error), KVANT_STATUS_ARGUMENT, "model"));
+    size_t n_again = 0;
+    HOLDS(kvant_model_text_prompt(model, text, tokens, 16, &n_again, &error) == KVANT_STATUS_OK && n_again == n_tokens);
+    char *decoded = NULL;
+    HOLDS(kvant_model_decode(model, tokens, n_tokens, &decoded, &error) == KVANT_STATUS_OK);
+    HOLDS(strcmp(decoded, text) == 0);
+    kvant_string_free(decoded);
+    HOLDS(refused(kvant_model_text_prompt(model, text, NULL, 1, &n_again, &error), KVANT_STATUS_ARGUMENT, "tokens"));
+    HOLDS(refused(kvant_model_text_prompt(NULL, text, NULL, 0, &n_again, &error), KVANT_STATUS_ARGUMENT, "model"));
     kvant_message message = {.role = "user", .content = NULL};
-    HOLDS(refused(kvant_model_chat_prompt(model, &message, 1, NULL, 0, &again, &error), KVANT_STATUS_ARGUMENT,
+    HOLDS(refused(kvant_model_chat_prompt(model, &message, 1, NULL, 0, &n_again, &error), KVANT_STATUS_ARGUMENT,
                   "content"));
 }
 
@@ -80,10 +80,10 @@ static void texts_have_embeddings(const kvant_model *model) {
     size_t n_embd = kvant_model_n_embd(model);
     HOLDS(n_embd > 8 && kvant_model_n_embd(NULL) == 0);
     float *vectors = malloc(2 * n_embd * sizeof *vectors);
-    const char *ways[2] = {NULL, "mean"};
+    const char *pooling_names[2] = {NULL, "mean"};
     for (size_t i = 0; i < 2; i++) {
         float *vector = vectors + i * n_embd, length = 0;
-        HOLDS(kvant_model_embed(model, "A cat sleeps.", ways[i], vector, n_embd, &error) == KVANT_STATUS_OK);
+        HOLDS(kvant_model_embed(model, "A cat sleeps.", pooling_names[i], vector, n_embd, &error) == KVANT_STATUS_OK);
         for (size_t j = 0; j < n_embd; j++) {
             length += vector[j] * vector[j];
         }
@@ -114,10 +114,10 @@ static void sessions_feed_and_rewind(const kvant_model *model) {
     }
     HOLDS(refused(kvant_session_feed(session, tokens, 65, &error), KVANT_STATUS_REFUSED, "the context holds 64"));
     HOLDS(kvant_session_rewind(session, 2, &error) == KVANT_STATUS_OK);
-    uint32_t left[4] = {0};
-    size_t n_left = 0;
-    HOLDS(kvant_session_tokens(session, left, 4, &n_left, &error) == KVANT_STATUS_OK);
-    HOLDS(n_left == 2 && left[0] == 1 && left[1] == 2 && left[2] == 0);
+    uint32_t remaining[4] = {0};
+    size_t n_remaining = 0;
+    HOLDS(kvant_session_tokens(session, remaining, 4, &n_remaining, &error) == KVANT_STATUS_OK);
+    HOLDS(n_remaining == 2 && remaining[0] == 1 && remaining[1] == 2 && remaining[2] == 0);
     kvant_kv_use kv;
     HOLDS(kvant_session_kv(session, &kv, &error) == KVANT_STATUS_OK);
     HOLDS(kv.tokens == 2 && kv.bpv_k == 8.625 && kv.bpv_v > 3 && kv.bpv_v < 4);
@@ -137,20 +137,20 @@ static void a_generation_runs_until_a_limit_or_cancel(kvant_model *model) {
     // The session keeps the model alive.
     kvant_model_free(model);
 
-    kvant_generate_options how = kvant_generate_options_default();
-    how.temperature = 0;
-    kvant_generated done;
-    struct heard all = {.most_calls = 1000}, two = {.most_calls = 2};
-    HOLDS(kvant_session_generate(session, prompt, n_prompt, &how, hear, &all, &done, &error) == KVANT_STATUS_OK);
-    HOLDS(done.finish == KVANT_FINISH_STOP && done.n_prompt == n_prompt && strstr(all.text, "Paris") != NULL);
-    HOLDS(kvant_session_generate(session, prompt, n_prompt, &how, hear, &two, &done, &error) == KVANT_STATUS_OK);
-    HOLDS(done.finish == KVANT_FINISH_CANCELLED && two.n_calls == 2 && done.n_gen == 2);
+    kvant_generate_options generate_options = kvant_generate_options_default();
+    generate_options.temperature = 0;
+    kvant_generated result;
+    struct received all = {.max_calls = 1000}, two = {.max_calls = 2};
+    HOLDS(kvant_session_generate(session, prompt, n_prompt, &generate_options, receive, &all, &result, &error) == KVANT_STATUS_OK);
+    HOLDS(result.finish == KVANT_FINISH_STOP && result.n_prompt == n_prompt && strstr(all.text, "Paris") != NULL);
+    HOLDS(kvant_session_generate(session, prompt, n_prompt, &generate_options, receive, &two, &result, &error) == KVANT_STATUS_OK);
+    HOLDS(result.finish == KVANT_FINISH_CANCELLED && two.n_calls == 2 && result.n_gen == 2);
     HOLDS(strncmp(all.text, two.text, two.n_bytes) == 0);
-    how.max_tokens = 3;
-    HOLDS(kvant_session_generate(session, prompt, n_prompt, &how, NULL, NULL, &done, &error) == KVANT_STATUS_OK);
-    HOLDS(done.finish == KVANT_FINISH_LENGTH && done.n_gen == 3);
-    how.temperature = NAN;
-    HOLDS(refused(kvant_session_generate(session, prompt, n_prompt, &how, NULL, NULL, NULL, &error),
+    generate_options.max_tokens = 3;
+    HOLDS(kvant_session_generate(session, prompt, n_prompt, &generate_options, NULL, NULL, &result, &error) == KVANT_STATUS_OK);
+    HOLDS(result.finish == KVANT_FINISH_LENGTH && result.n_gen == 3);
+    generate_options.temperature = NAN;
+    HOLDS(refused(kvant_session_generate(session, prompt, n_prompt, &generate_options, NULL, NULL, NULL, &error),
                   KVANT_STATUS_REFUSED, "temperature"));
     HOLDS(refused(kvant_session_generate(session, NULL, 0, NULL, NULL, NULL, NULL, &error), KVANT_STATUS_REFUSED,
                   "prompt is empty"));
@@ -158,9 +158,9 @@ static void a_generation_runs_until_a_limit_or_cancel(kvant_model *model) {
 }
 
 // Reads the logits of a session with this LoRA scale, or the default one.
-static void logits_of(const kvant_model *model, const float *share, float logits[64]) {
+static void logits_of(const kvant_model *model, const float *scale, float logits[64]) {
     const uint32_t tokens[3] = {1, 2, 3};
-    kvant_session_options options = {.n_ctx = 64, .lora_strengths = share};
+    kvant_session_options options = {.n_ctx = 64, .lora_strengths = scale};
     kvant_session *session = NULL;
     HOLDS(kvant_session_new(model, &options, &session, &error) == KVANT_STATUS_OK);
     HOLDS(kvant_session_feed(session, tokens, 3, &error) == KVANT_STATUS_OK);
@@ -172,40 +172,40 @@ static void logits_of(const kvant_model *model, const float *share, float logits
 static void sessions_have_their_own_lora_scales(char *paths[3]) {
     kvant_lora lora = {.path = paths[1], .strength = 1.0f}, half = {.path = paths[2], .strength = 0.5f};
     kvant_model_options of_lora = {.loras = &lora, .n_loras = 1}, of_half = {.loras = &half, .n_loras = 1};
-    kvant_model *plain = NULL, *whole = NULL, *halved = NULL;
-    HOLDS(kvant_model_open(paths[0], NULL, &plain, &error) == KVANT_STATUS_OK);
-    HOLDS(kvant_model_open(paths[0], &of_lora, &whole, &error) == KVANT_STATUS_OK);
-    HOLDS(kvant_model_open(paths[0], &of_half, &halved, &error) == KVANT_STATUS_OK);
-    HOLDS(kvant_model_n_vocab(plain) == 64);
-    const float shares[] = {0.0f, 0.5f, INFINITY};
+    kvant_model *without_lora = NULL, *with_lora = NULL, *with_half_lora = NULL;
+    HOLDS(kvant_model_open(paths[0], NULL, &without_lora, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_open(paths[0], &of_lora, &with_lora, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_open(paths[0], &of_half, &with_half_lora, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_n_vocab(without_lora) == 64);
+    const float scales[] = {0.0f, 0.5f, INFINITY};
     float logits[5][64];
-    logits_of(plain, NULL, logits[0]);
-    logits_of(whole, &shares[0], logits[1]);
-    logits_of(whole, NULL, logits[2]);
-    logits_of(whole, &shares[1], logits[3]);
-    logits_of(halved, NULL, logits[4]);
+    logits_of(without_lora, NULL, logits[0]);
+    logits_of(with_lora, &scales[0], logits[1]);
+    logits_of(with_lora, NULL, logits[2]);
+    logits_of(with_lora, &scales[1], logits[3]);
+    logits_of(with_half_lora, NULL, logits[4]);
     HOLDS(memcmp(logits[0], logits[1], sizeof logits[0]) == 0);
     HOLDS(memcmp(logits[0], logits[2], sizeof logits[0]) != 0);
     HOLDS(memcmp(logits[3], logits[4], sizeof logits[0]) == 0);
     kvant_session *session = NULL;
-    kvant_session_options options = {.lora_strengths = &shares[2]};
-    HOLDS(refused(kvant_session_new(whole, &options, &session, &error), KVANT_STATUS_REFUSED, "a number for each of 1"));
+    kvant_session_options options = {.lora_strengths = &scales[2]};
+    HOLDS(refused(kvant_session_new(with_lora, &options, &session, &error), KVANT_STATUS_REFUSED, "a number for each of 1"));
     kvant_model *none = NULL;
     lora.path = NULL;
     HOLDS(refused(kvant_model_open(paths[0], &of_lora, &none, &error), KVANT_STATUS_ARGUMENT, "path of an adapter"));
     of_lora.loras = NULL;
     HOLDS(refused(kvant_model_open(paths[0], &of_lora, &none, &error), KVANT_STATUS_ARGUMENT, "loras"));
-    kvant_model_free(plain);
-    kvant_model_free(whole);
-    kvant_model_free(halved);
+    kvant_model_free(without_lora);
+    kvant_model_free(with_lora);
+    kvant_model_free(with_half_lora);
 }
 
 // The model, its vision encoder, and an image.
 static void a_vision_model_encodes_an_image(char *paths[3]) {
     kvant_model_options options = {.device = "cpu", .mmproj = paths[1]};
-    kvant_model *seeing = NULL, *blind = NULL;
-    HOLDS(kvant_model_open(paths[0], &options, &seeing, &error) == KVANT_STATUS_OK);
-    HOLDS(kvant_model_open(paths[0], NULL, &blind, &error) == KVANT_STATUS_OK);
+    kvant_model *vision_model = NULL, *text_model = NULL;
+    HOLDS(kvant_model_open(paths[0], &options, &vision_model, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_open(paths[0], NULL, &text_model, &error) == KVANT_STATUS_OK);
     static uint8_t bytes[1 << 16];
     FILE *file = fopen(paths[2], "rb");
     HOLDS(file != NULL);
@@ -213,20 +213,20 @@ static void a_vision_model_encodes_an_image(char *paths[3]) {
     fclose(file);
     kvant_message message = {.role = "user", .content = "What?", .images = &image, .n_images = 1};
     uint32_t prompt[256];
-    size_t n_shown = 0, n_said = 0;
-    HOLDS(kvant_model_chat_prompt(seeing, &message, 1, prompt, 256, &n_shown, &error) == KVANT_STATUS_OK);
-    HOLDS(refused(kvant_model_chat_prompt(blind, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "a model with a vision encoder"));
+    size_t n_with_image = 0, n_without_image = 0;
+    HOLDS(kvant_model_chat_prompt(vision_model, &message, 1, prompt, 256, &n_with_image, &error) == KVANT_STATUS_OK);
+    HOLDS(refused(kvant_model_chat_prompt(text_model, &message, 1, NULL, 0, &n_without_image, &error), KVANT_STATUS_REFUSED, "a model with a vision encoder"));
     kvant_session *session = NULL;
-    HOLDS(kvant_session_new(seeing, NULL, &session, &error) == KVANT_STATUS_OK);
-    HOLDS(kvant_session_feed(session, prompt, n_shown, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_session_new(vision_model, NULL, &session, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_session_feed(session, prompt, n_with_image, &error) == KVANT_STATUS_OK);
     kvant_session_free(session);
     image.n_bytes = 8;
-    HOLDS(refused(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "not a readable image"));
+    HOLDS(refused(kvant_model_chat_prompt(vision_model, &message, 1, NULL, 0, &n_without_image, &error), KVANT_STATUS_REFUSED, "not a readable image"));
     message.n_images = 0;
-    HOLDS(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error) == KVANT_STATUS_OK);
-    HOLDS(n_shown > n_said + 28);
-    kvant_model_free(seeing);
-    kvant_model_free(blind);
+    HOLDS(kvant_model_chat_prompt(vision_model, &message, 1, NULL, 0, &n_without_image, &error) == KVANT_STATUS_OK);
+    HOLDS(n_with_image > n_without_image + 28);
+    kvant_model_free(vision_model);
+    kvant_model_free(text_model);
 }
 
 int main(int argc, char *argv[]) {

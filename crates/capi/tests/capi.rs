@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{env, fs, str};
 
-fn here(path: &str) -> PathBuf {
+fn path_in_crate(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
@@ -19,7 +19,9 @@ fn compile(source: &Path, name: &str) -> Option<PathBuf> {
     let libraries = env::current_exe().unwrap().parent().unwrap().to_owned();
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut command = Command::new(compiler);
-    command.args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"]).arg(here("include"));
+    command
+        .args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"])
+        .arg(path_in_crate("include"));
     command.arg(source).arg("-L").arg(&libraries).arg("-lkvant_capi");
     command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-o").arg(&program);
     let Output { status, stderr, .. } = command.output().unwrap();
@@ -35,34 +37,35 @@ fn run(program: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 /// `KVANT_BLESS=1` writes the header instead.
 #[test]
 fn the_header_matches_the_code() {
-    let config = cbindgen::Config::from_file(here("cbindgen.toml")).unwrap();
+    let config = cbindgen::Config::from_file(path_in_crate("cbindgen.toml")).unwrap();
     let sources = ["src/ffi.rs", "src/model.rs", "src/session.rs", "src/generate.rs"];
-    let builder = sources.iter().fold(cbindgen::Builder::new(), |made, file| made.with_src(here(file)));
-    let mut said = Vec::new();
-    builder.with_config(config).generate().unwrap().write(&mut said);
-    let said = str::from_utf8(&said).unwrap();
-    let header = here("include/kvant.h");
+    let builder =
+        sources.iter().fold(cbindgen::Builder::new(), |builder, file| builder.with_src(path_in_crate(file)));
+    let mut generated = Vec::new();
+    builder.with_config(config).generate().unwrap().write(&mut generated);
+    let generated = str::from_utf8(&generated).unwrap();
+    let header = path_in_crate("include/kvant.h");
     if env::var_os("KVANT_BLESS").is_some() {
-        fs::write(&header, said).unwrap();
+        fs::write(&header, generated).unwrap();
     }
-    let written = fs::read_to_string(&header).unwrap_or_default();
-    assert!(written == said, "include/kvant.h does not match the code: run this with KVANT_BLESS=1");
+    let committed = fs::read_to_string(&header).unwrap_or_default();
+    assert!(committed == generated, "include/kvant.h does not match the code: run this with KVANT_BLESS=1");
 }
 
 #[test]
 fn the_example_answers_and_reports_a_faulty_file() {
-    let Some(program) = compile(&here("examples/hello.c"), "hello") else { return };
-    let (code, said, complaint) = run(&program, &[]);
-    assert_eq!((code, complaint.as_str()), (Some(0), ""));
-    assert!(said.contains("Paris") && said.contains("bytes of KV cache"), "{said}");
-    let (code, said, complaint) = run(&program, &[here("Cargo.toml").to_str().unwrap()]);
-    assert_eq!((code, said.as_str(), complaint.lines().count()), (Some(1), "", 1), "{complaint}");
-    assert!(complaint.contains("not a GGUF file"), "{complaint}");
+    let Some(program) = compile(&path_in_crate("examples/hello.c"), "hello") else { return };
+    let (code, stdout, stderr) = run(&program, &[]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains("Paris") && stdout.contains("bytes of KV cache"), "{stdout}");
+    let (code, stdout, stderr) = run(&program, &[path_in_crate("Cargo.toml").to_str().unwrap()]);
+    assert_eq!((code, stdout.as_str(), stderr.lines().count()), (Some(1), "", 1), "{stderr}");
+    assert!(stderr.contains("not a GGUF file"), "{stderr}");
 }
 
 #[test]
 fn every_call_works_from_c() {
-    let Some(program) = compile(&here("tests/calls.c"), "calls") else { return };
+    let Some(program) = compile(&path_in_crate("tests/calls.c"), "calls") else { return };
     let files = [
         "model/tests/fixtures/llama-h64-g8.gguf",
         "model/tests/fixtures/adapters/llama-h64-g8.gguf",
@@ -71,8 +74,8 @@ fn every_call_works_from_c() {
         "vision/tests/models/smolvlm/mmproj.gguf",
         "vision/tests/images/wide.png",
     ];
-    let files = files.map(|path| here("..").join(path));
+    let files = files.map(|path| path_in_crate("..").join(path));
     let paths = files.each_ref().map(|path| path.to_str().unwrap());
-    let (code, said, complaint) = run(&program, &paths);
-    assert_eq!((code, said.as_str(), complaint.as_str()), (Some(0), "all held\n", ""));
+    let (code, stdout, stderr) = run(&program, &paths);
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), "all held\n", ""));
 }

@@ -34,12 +34,12 @@ fn main() -> ExitCode {
     }
     for ((binary, args), mut times) in pairs.into_iter().zip(times) {
         times.sort_by(f64::total_cmp);
-        let [Some(least), Some(median), Some(most)] =
+        let [Some(min), Some(median), Some(max)] =
             [0, times.len() / 2, times.len().saturating_sub(1)].map(|i| times.get(i))
         else {
             continue;
         };
-        println!("{median:7.1} ms (from {least:.1} to {most:.1}, {runs} runs)  {binary} {}", args.join(" "));
+        println!("{median:7.1} ms (from {min:.1} to {max:.1}, {runs} runs)  {binary} {}", args.join(" "));
     }
     ExitCode::SUCCESS
 }

@@ -46,8 +46,14 @@ pub struct ModelArgs {
     pub experts: ExpertPlace,
     /// Arithmetic of prefill: exact (bit-identical to decode) or bf16 (needs a CPU with a bf16
     /// matrix unit; see kvant doctor)
-    #[arg(long, value_name = "MATH", env = "KVANT_PROMPT_MATH", default_value = "exact")]
-    pub prompt_math: PromptMathArg,
+    #[arg(
+        long,
+        alias = "prompt-math",
+        value_name = "PRECISION",
+        env = "KVANT_PROMPT_MATH",
+        default_value = "exact"
+    )]
+    pub prefill_precision: PrefillPrecisionArg,
     /// Offload the last N layers to the GPU and run the rest on the CPU (-ngl); a number or all
     /// [default: all]. Without a usable GPU the CPU runs all layers and a note is printed
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
@@ -64,7 +70,7 @@ pub struct ModelRequirements<'a> {
     /// Options of speculative decoding, for a command that generates.
     pub draft: Option<&'a DraftArgs>,
     /// Options of the vision encoder.
-    pub sight: Option<VisionOptions<'a>>,
+    pub vision: Option<VisionOptions<'a>>,
 }
 
 /// Selects where expert weights reside.
@@ -78,7 +84,7 @@ pub enum ExpertPlace {
 
 /// Selects the arithmetic of prefill GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PromptMathArg {
+pub enum PrefillPrecisionArg {
     /// Same as decode
     Exact,
     /// Operands rounded to bf16
@@ -189,8 +195,8 @@ impl ModelArgs {
     }
 
     /// Returns the same arguments with exact prefill arithmetic, for reference measurements.
-    pub fn with_exact_prompts(&self) -> Self {
-        Self { prompt_math: PromptMathArg::Exact, ..self.clone() }
+    pub fn with_exact_prefill(&self) -> Self {
+        Self { prefill_precision: PrefillPrecisionArg::Exact, ..self.clone() }
     }
 
     /// Loads another model to the same device, with the weight types of its file.
@@ -202,8 +208,8 @@ impl ModelArgs {
 
     /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
     /// before the weights are loaded.
-    pub fn open_with(&self, quiet: bool, wanted: ModelRequirements<'_>) -> Result<Model, Failure> {
-        let ModelRequirements { needs, chat_template, draft, sight } = wanted;
+    pub fn open_with(&self, quiet: bool, requirements: ModelRequirements<'_>) -> Result<Model, Failure> {
+        let ModelRequirements { needs, chat_template, draft, vision } = requirements;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let draft_tokens = draft.filter(|draft| draft.draft_max != Some(0));
@@ -211,21 +217,27 @@ impl ModelArgs {
         let draft = draft_tokens.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
         let loras = self.lora.open(self, &gguf, quiet)?;
-        let mmproj = sight.map(|sight| sight.open(self, &gguf, quiet)).transpose()?.flatten();
+        let mmproj = vision.map(|vision| vision.open(self, &gguf, quiet)).transpose()?.flatten();
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
-        let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
+        let mut on_progress = |share: f32| bar.set_position((share * 100.0) as u64);
         let template = chat_template.clone();
-        let options = self.options(loras.clone(), Some(&mut tell));
-        let (drafts, sees) = (draft.clone(), mmproj.clone());
-        let options =
-            OpenOptions { needs, chat_template: template, mtp, draft: drafts, mmproj: sees, ..options };
+        let options = self.options(loras.clone(), Some(&mut on_progress));
+        let (draft_file, mmproj_file) = (draft.clone(), mmproj.clone());
+        let options = OpenOptions {
+            needs,
+            chat_template: template,
+            mtp,
+            draft: draft_file,
+            mmproj: mmproj_file,
+            ..options
+        };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // GPU layers were requested, but no GPU may be present.
             Err(Error::Device(error)) if self.gpu_is_optional() && CudaInfo::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
-                let options = self.options(loras, Some(&mut tell));
+                let options = self.options(loras, Some(&mut on_progress));
                 let options = OpenOptions { needs, chat_template, mtp, draft, mmproj, ..options };
                 let options = OpenOptions { device, n_gpu_layers, ..options };
                 Model::from_gguf(gguf, options)
@@ -277,9 +289,9 @@ impl ModelArgs {
             n_threads: self.threads,
             weights: self.weights,
             maps_experts: self.experts == ExpertPlace::Mmap,
-            prompt_math: match self.prompt_math {
-                PromptMathArg::Exact => PrefillPrecision::Exact,
-                PromptMathArg::Bf16 => PrefillPrecision::Bf16,
+            prompt_math: match self.prefill_precision {
+                PrefillPrecisionArg::Exact => PrefillPrecision::Exact,
+                PrefillPrecisionArg::Bf16 => PrefillPrecision::Bf16,
             },
             loras,
             progress,
@@ -366,10 +378,10 @@ impl CacheArgs {
                 }
                 None => {
                     auto = Some("auto, no plan".to_owned());
-                    let unnamed = KvOptions::default_for(&model.config().kv_shape());
-                    let asked = self.kv_policy != Policies::default();
-                    let policies = if asked { options.kv.policies } else { unnamed.policies };
-                    KvOptions { policies, ..unnamed }
+                    let defaults = KvOptions::default_for(&model.config().kv_shape());
+                    let has_policies = self.kv_policy != Policies::default();
+                    let policies = if has_policies { options.kv.policies } else { defaults.policies };
+                    KvOptions { policies, ..defaults }
                 }
             },
         };
@@ -505,8 +517,8 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     };
     let bytes = bytes.map_err(|error| Failure::work(printable_path(path), error))?;
     if bytes.len() as u64 > MAX_TEXT {
-        let most = format!("expected at most {} of text, got more", output::bytes(MAX_TEXT as usize));
-        return Err(Failure::work(printable_path(path), most));
+        let message = format!("expected at most {} of text, got more", output::bytes(MAX_TEXT as usize));
+        return Err(Failure::work(printable_path(path), message));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -572,10 +584,10 @@ fn kv_type_or_auto(text: &str) -> Result<KvTypeArg, String> {
 
 /// Parses a KV type.
 pub fn kv_type(text: &str) -> Result<DType, String> {
-    let known = || DType::KV.map(DType::name).join(" ");
+    let names = || DType::KV.map(DType::name).join(" ");
     match text.parse::<DType>() {
         Ok(dtype) if dtype.is_kv() => Ok(dtype),
-        _ => Err(format!("not a KV type; known: {}", known())),
+        _ => Err(format!("not a KV type; known: {}", names())),
     }
 }
 

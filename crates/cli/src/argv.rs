@@ -61,19 +61,19 @@ struct Reader<'a> {
 
 /// An option as written: with its dashes, without them, and the value after `=`.
 struct WrittenOption<'t> {
-    whole: &'t str,
+    flag: &'t str,
     name: String,
     value: Option<&'t str>,
 }
 
 impl<'t> WrittenOption<'t> {
     fn new(text: &'t str) -> Self {
-        let (whole, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
-        Self { whole, name: whole.trim_start_matches('-').replace('_', "-"), value }
+        let (flag, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+        Self { flag, name: flag.trim_start_matches('-').replace('_', "-"), value }
     }
 
     fn is_long(&self) -> bool {
-        self.whole.starts_with("--")
+        self.flag.starts_with("--")
     }
 }
 
@@ -89,16 +89,16 @@ impl Reader<'_> {
             return self.word(arg);
         };
         let written = WrittenOption::new(&text);
-        if let Some(known) = self.find(&written) {
-            let flag = match known.get_long().filter(|_| written.is_long()) {
+        if let Some(option) = self.find(&written) {
+            let flag = match option.get_long().filter(|_| written.is_long()) {
                 Some(_) => format!("--{}", written.name),
                 None => format!("-{}", written.name),
             };
-            self.push(flag, known.get_action().takes_values(), written.value, rest);
+            self.push(flag, option.get_action().takes_values(), written.value, rest);
             return Ok(false);
         }
-        if let Some(means) = self.foreign_option(&written).filter(|_| !self.path.is_empty()) {
-            self.apply(means, &written, rest)?;
+        if let Some(meaning) = self.foreign_option(&written).filter(|_| !self.path.is_empty()) {
+            self.apply(meaning, &written, rest)?;
         } else if written.is_long() || is_name(&text) {
             return Err(self.unknown(&written));
         } else if self.attached(&text) {
@@ -113,7 +113,7 @@ impl Reader<'_> {
     fn find(&self, written: &WrittenOption) -> Option<&Arg> {
         let mut args = self.command.get_arguments();
         if written.is_long() {
-            args.find(|arg| longs(arg).any(|long| long == written.name))
+            args.find(|arg| long_names(arg).any(|long| long == written.name))
         } else {
             let mut letters = written.name.chars();
             let letter = letters.next().filter(|_| letters.next().is_none())?;
@@ -132,8 +132,8 @@ impl Reader<'_> {
     fn foreign_option(&self, written: &WrittenOption) -> Option<Meaning> {
         let dashes = if written.is_long() { "--" } else { "-" };
         let name = format!("{dashes}{}", written.name);
-        let mut means = foreign_flags::of(&name);
-        means.find(|means| match means {
+        let mut meanings = foreign_flags::of(&name);
+        meanings.find(|meaning| match meaning {
             Meaning::Is(ours) => self.find(&WrittenOption::new(ours)).is_some(),
             _ => true,
         })
@@ -141,11 +141,11 @@ impl Reader<'_> {
 
     fn apply(
         &mut self,
-        means: Meaning,
+        meaning: Meaning,
         written: &WrittenOption,
         rest: &mut Peekable<impl Iterator<Item = OsString>>,
     ) -> Result<(), Failure> {
-        match means {
+        match meaning {
             Meaning::Is(ours) => {
                 let takes = !ours.contains('=')
                     && self
@@ -155,13 +155,13 @@ impl Reader<'_> {
             }
             Meaning::Nothing { takes, why } => {
                 let value = written.value.map(str::to_owned).or_else(|| takes.next(rest));
-                if !why.is_empty() && takes.deserves_note(value.as_deref()) {
-                    self.argv.notes.push(format!("{}: {why}", written.whole));
+                if !why.is_empty() && takes.needs_note(value.as_deref()) {
+                    self.argv.notes.push(format!("{}: {why}", written.flag));
                 }
             }
             Meaning::Only(command, _) if self.path.last() == Some(&command) => {}
             Meaning::Only(_, why) | Meaning::No(why) => {
-                return Err(Failure::Usage(format!("{}: {why}", written.whole)));
+                return Err(Failure::Usage(format!("{}: {why}", written.flag)));
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ impl Reader<'_> {
     fn is_ours(&self, arg: &OsStr) -> bool {
         arg.to_str().filter(|_| is_dashed(arg)).is_some_and(|text| {
             let written = WrittenOption::new(text);
-            written.whole.len() > 1
+            written.flag.len() > 1
                 && (self.find(&written).is_some() || self.foreign_option(&written).is_some())
         })
     }
@@ -204,7 +204,7 @@ impl Reader<'_> {
             return Ok(false);
         }
         let Some(command) = self.command.find_subcommand(&word) else {
-            return Err(self.no_command(&word.to_string_lossy()));
+            return Err(self.unknown_command(&word.to_string_lossy()));
         };
         self.argv.args.push(word);
         // The argument of `help` names a topic, not a command to run.
@@ -216,8 +216,8 @@ impl Reader<'_> {
         Ok(false)
     }
 
-    fn no_command(&self, word: &str) -> Failure {
-        let told = if !self.path.is_empty() {
+    fn unknown_command(&self, word: &str) -> Failure {
+        let advice = if !self.path.is_empty() {
             nearest(word, self.command.get_subcommands().map(Command::get_name))
                 .map(|near| format!("did you mean {near}?"))
         } else if let Some(instead) = foreign_flags::command(word) {
@@ -228,34 +228,34 @@ impl Reader<'_> {
             nearest(word, self.command.get_subcommands().map(Command::get_name))
                 .map(|near| format!("did you mean kvant {near}?"))
         };
-        let told = told.map_or_else(String::new, |told| format!("; {told}"));
-        Failure::Usage(format!("no command '{word}'{told} (see {} --help)", self.name()))
+        let advice = advice.map_or_else(String::new, |advice| format!("; {advice}"));
+        Failure::Usage(format!("no command '{word}'{advice} (see {} --help)", self.name()))
     }
 
     /// Returns the error of an option before any command, naming a command that has it.
     fn before_command(&self, written: &WrittenOption, run: &Command) -> Failure {
         let mut nothing = Argv::default();
         let (path, words) = (vec!["run"], Vec::new());
-        let there = Reader { root: self.root, command: run, path, argv: &mut nothing, words };
-        let whole = written.whole;
-        Failure::Usage(match (there.find(written), there.foreign_option(written)) {
-            (None, None) => format!("no option {whole} before a command (see kvant --help)"),
-            (None, Some(Meaning::No(why) | Meaning::Only(_, why))) => format!("{whole}: {why}"),
-            _ => format!("a command comes before {whole}: kvant run {whole} ... (see kvant --help)"),
+        let reader = Reader { root: self.root, command: run, path, argv: &mut nothing, words };
+        let flag = written.flag;
+        Failure::Usage(match (reader.find(written), reader.foreign_option(written)) {
+            (None, None) => format!("no option {flag} before a command (see kvant --help)"),
+            (None, Some(Meaning::No(why) | Meaning::Only(_, why))) => format!("{flag}: {why}"),
+            _ => format!("a command comes before {flag}: kvant run {flag} ... (see kvant --help)"),
         })
     }
 
     fn unknown(&self, written: &WrittenOption) -> Failure {
-        let (whole, name) = (written.whole, self.name());
+        let (flag, name) = (written.flag, self.name());
         if let Some(run) = self.root.find_subcommand("run").filter(|_| self.path.is_empty()) {
             return self.before_command(written, run);
         }
-        let ours = self.command.get_arguments().flat_map(longs);
+        let ours = self.command.get_arguments().flat_map(long_names);
         let theirs = foreign_flags::names()
             .filter(|name| matches!(self.foreign_option(&WrittenOption::new(name)), Some(Meaning::Is(_))));
         let names = ours.chain(theirs.filter_map(|name| name.strip_prefix("--")));
         let near = nearest(&written.name, names).map(|near| format!("; did you mean --{near}?"));
-        Failure::Usage(format!("no option {whole} in {name}{} (see {name} --help)", near.unwrap_or_default()))
+        Failure::Usage(format!("no option {flag} in {name}{} (see {name} --help)", near.unwrap_or_default()))
     }
 
     fn name(&self) -> String {
@@ -276,7 +276,7 @@ impl Arity {
 
     /// Returns whether a dropped value deserves a note: a switch that is on requests the default
     /// behaviour.
-    fn deserves_note(self, value: Option<&str>) -> bool {
+    fn needs_note(self, value: Option<&str>) -> bool {
         self != Self::Switch || value.is_some_and(|value| value.split(',').any(|one| OFF.contains(&one)))
     }
 }
@@ -289,7 +289,7 @@ fn is_switch(text: &str) -> bool {
 }
 
 /// Returns the long names of an option.
-fn longs(arg: &Arg) -> impl Iterator<Item = &str> {
+fn long_names(arg: &Arg) -> impl Iterator<Item = &str> {
     arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten())
 }
 

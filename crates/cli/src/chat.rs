@@ -46,7 +46,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     image: Vec<PathBuf>,
     #[command(flatten)]
-    sight: VisionArgs,
+    vision: VisionArgs,
     /// First message
     #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
     prompt: Option<String>,
@@ -71,10 +71,10 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     // Reports invalid settings before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let sight = Some(VisionOptions { args: &args.sight, is_needed: !args.image.is_empty() });
+    let vision = Some(VisionOptions { args: &args.vision, is_needed: !args.image.is_empty() });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let wanted = ModelRequirements { needs: Requirements::ChatTemplate, chat_template, draft, sight };
-    let model = args.model.open_with(false, wanted)?;
+    let requirements = ModelRequirements { needs: Requirements::ChatTemplate, chat_template, draft, vision };
+    let model = args.model.open_with(false, requirements)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
     let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
@@ -107,7 +107,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     };
     let mut lines = Lines::open()?;
     if let Some(message) = first {
-        report_turn(chat.take(Input::Message(message)))?;
+        report_turn(chat.handle(Input::Message(message)))?;
     }
     loop {
         let line = match lines.next()? {
@@ -120,7 +120,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         };
         match command::parse(&line) {
             Ok(Input::Exit) => return Ok(()),
-            Ok(input) => report_turn(chat.take(input))?,
+            Ok(input) => report_turn(chat.handle(input))?,
             Err(line) => report_turn(Err(Failure::Usage(line)))?,
         }
     }

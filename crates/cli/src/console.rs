@@ -29,13 +29,13 @@ pub fn stdout_is_terminal() -> bool {
 /// line ends and tabs. A model repeats untrusted text, and a terminal would take its title, its
 /// colours or the clipboard from there. Files and pipes get the text unchanged.
 pub fn sanitized_output(text: &str, is_terminal: bool) -> Cow<'_, str> {
-    let is_left_out = |c: char| is_terminal && c.is_control() && !matches!(c, '\n' | '\t');
-    if text.contains(is_left_out) { text.replace(is_left_out, "").into() } else { text.into() }
+    let is_removed = |c: char| is_terminal && c.is_control() && !matches!(c, '\n' | '\t');
+    if text.contains(is_removed) { text.replace(is_removed, "").into() } else { text.into() }
 }
 
 /// Prints lines of a result.
 pub fn print(text: impl Display) -> io::Result<()> {
-    writeln!(results(), "{}", shown(&text.to_string()))
+    writeln!(results(), "{}", printable_lines(&text.to_string()))
 }
 
 /// Prints a JSON result on one line.
@@ -50,17 +50,17 @@ pub fn flush() -> io::Result<()> {
 
 /// Prints a message that is not a result to stderr: progress, notes, errors.
 pub fn eprint_line(text: impl Display) {
-    let _ = writeln!(heard(), "{}", shown(&text.to_string()));
+    let _ = writeln!(stderr(), "{}", printable_lines(&text.to_string()));
 }
 
 /// Prints one line of JSON to stderr.
 pub fn eprint_json(line: String) {
-    let _ = writeln!(heard(), "{}", escaped(line));
+    let _ = writeln!(stderr(), "{}", escaped(line));
 }
 
 /// Returns whether stderr is a terminal.
 pub fn stderr_is_terminal() -> bool {
-    heard().is_terminal()
+    stderr().is_terminal()
 }
 
 /// Returns whether stdin has bytes to read and is no terminal.
@@ -78,21 +78,21 @@ pub fn has_colours() -> bool {
     AutoStream::choice(&io::stdout()) != ColorChoice::Never
 }
 
-fn heard() -> StderrLock<'static> {
+fn stderr() -> StderrLock<'static> {
     io::stderr().lock()
 }
 
-fn shown(text: &str) -> String {
+fn printable_lines(text: &str) -> String {
     text.split('\n').map(|line| printable(line, LINE)).collect::<Vec<_>>().join("\n")
 }
 
 /// Escapes the control characters that JSON permits verbatim (from DEL on).
 pub fn escaped(json: String) -> String {
-    let is_left = |c: char| c.is_control() && !c.is_ascii_whitespace();
-    if !json.contains(is_left) {
+    let must_escape = |c: char| c.is_control() && !c.is_ascii_whitespace();
+    if !json.contains(must_escape) {
         return json;
     }
-    let escape = |c: char| if is_left(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    let escape = |c: char| if must_escape(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
     json.chars().map(escape).collect()
 }
 
@@ -102,18 +102,18 @@ mod tests {
 
     #[test]
     fn control_characters_are_removed_for_terminals_only() {
-        let said =
+        let text =
             "a\u{1b}]0;OWNED\u{7}\u{1b}]52;c;b3du\u{1b}\\\tb\r\n\u{9b}31m\u{85}\u{7f}\u{0}\u{8}字 é \u{200d}";
-        assert_eq!(sanitized_output(said, true), "a]0;OWNED]52;c;b3du\\\tb\n31m字 é \u{200d}");
-        assert_eq!(sanitized_output(said, false), said);
+        assert_eq!(sanitized_output(text, true), "a]0;OWNED]52;c;b3du\\\tb\n31m字 é \u{200d}");
+        assert_eq!(sanitized_output(text, false), text);
         let all: String = (0..0x100).filter_map(char::from_u32).collect();
-        let left: Vec<char> = sanitized_output(&all, true).chars().filter(|c| c.is_control()).collect();
-        assert_eq!(left, ['\t', '\n']);
+        let controls: Vec<char> = sanitized_output(&all, true).chars().filter(|c| c.is_control()).collect();
+        assert_eq!(controls, ['\t', '\n']);
     }
 
     #[test]
     fn lines_are_kept_without_control_characters() {
-        assert_eq!(shown("one\ntwo\u{1b}[2J\n"), "one\ntwo\\u{1b}[2J\n");
+        assert_eq!(printable_lines("one\ntwo\u{1b}[2J\n"), "one\ntwo\\u{1b}[2J\n");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kvant::quantize::{self, Recipe};
 
 use crate::args::check_model_output_path;
 use crate::failure::Failure;
-use crate::quantize::say_types;
+use crate::quantize::print_types;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant convert`.
@@ -57,13 +57,13 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
     if !quiet {
         let sizes = [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
-        say_written(&folder, &out, &sizes, started.elapsed().as_secs_f64());
-        say_types(&written.types);
+        print_sizes(&folder, &out, &sizes, started.elapsed().as_secs_f64());
+        print_types(&written.types);
     }
     Ok(())
 }
 
-fn say_written(folder: &Path, out: &Path, [before, after]: &[String; 2], seconds: f64) {
+fn print_sizes(folder: &Path, out: &Path, [before, after]: &[String; 2], seconds: f64) {
     let (folder, out) = (printable_path(folder), printable_path(out));
     console::eprint_line(format_args!("{folder}: {before} -> {out}: {after}, {seconds:.1} s"));
 }

@@ -44,21 +44,21 @@ const VARIABLES: &[(&str, &[&str])] = &[
 pub fn note(root: &Command, matches: &ArgMatches, is_set: impl Fn(&str) -> bool) -> Option<String> {
     let (name, matches) = matches.subcommand()?;
     let command = root.find_subcommand(name)?;
-    let is_asked_for = |ours: &str| {
+    let is_set_here = |ours: &str| {
         if ours == MODEL {
             return Some(is_set(MODEL) || names_model(command, matches)?);
         }
         let arg = command.get_arguments().find(|arg| arg.get_env().is_some_and(|env| env == ours))?;
         Some(is_given(matches, arg.get_id().as_str()))
     };
-    let theirs = VARIABLES.iter().filter(|(theirs, ours)| {
-        let mut asked_for = ours.iter().filter_map(|ours| is_asked_for(ours)).peekable();
-        is_set(theirs) && asked_for.peek().is_some() && !asked_for.any(|is| is)
+    let ignored = VARIABLES.iter().filter(|(theirs, ours)| {
+        let mut settings = ours.iter().filter_map(|ours| is_set_here(ours)).peekable();
+        is_set(theirs) && settings.peek().is_some() && !settings.any(|is_set| is_set)
     });
-    let told: Vec<String> =
-        theirs.map(|(theirs, ours)| format!("{theirs} (here {})", ours.join(", "))).collect();
-    (!told.is_empty())
-        .then(|| format!("ignored environment variables of other programs: {}", told.join("; ")))
+    let notes: Vec<String> =
+        ignored.map(|(theirs, ours)| format!("{theirs} (here {})", ours.join(", "))).collect();
+    (!notes.is_empty())
+        .then(|| format!("ignored environment variables of other programs: {}", notes.join("; ")))
 }
 
 /// Returns whether a flag or a variable sets the argument.

@@ -349,7 +349,7 @@ const COMMANDS: &[(&str, &str)] = &[
 
 /// Returns the possible meanings of an option, with its dashes, in order.
 pub fn of(name: &str) -> impl Iterator<Item = Meaning> {
-    OPTIONS.iter().filter(move |(other, _)| *other == name).map(|(_, means)| *means)
+    OPTIONS.iter().filter(move |(other, _)| *other == name).map(|(_, meaning)| *meaning)
 }
 
 /// Returns the names of all known foreign options.

@@ -72,7 +72,7 @@ fn of_adapter(adapter: WgpuInfo) -> Report {
         is_software,
         max_binding,
         features,
-        variants: ways,
+        variants,
         is_tuned,
     } = adapter;
     let line = format!(
@@ -80,7 +80,7 @@ fn of_adapter(adapter: WgpuInfo) -> Report {
         if is_software { " (software on the CPU)" } else { "" },
         output::bytes(usize::try_from(max_binding).unwrap_or(usize::MAX)),
         if features.is_empty() { "no f16".to_owned() } else { features.join(", ") },
-        ways.iter().find_map(|way| way.look_ups.as_deref()).unwrap_or("the default"),
+        variants.iter().find_map(|variant| variant.look_ups.as_deref()).unwrap_or("the default"),
         if is_tuned { "tuned" } else { "default" },
     );
     let json = json!({
@@ -91,19 +91,19 @@ fn of_adapter(adapter: WgpuInfo) -> Report {
         "is_software": is_software,
         "max_binding": max_binding,
         "features": features,
-        "ways": ways.iter().map(|way| Value::Object(variant_cells(way).collect())).collect::<Vec<_>>(),
+        "ways": variants.iter().map(|variant| Value::Object(variant_cells(variant).collect())).collect::<Vec<_>>(),
         "tuned": is_tuned,
     });
     Report { line, json }
 }
 
 /// Returns the attention variant of an adapter for types with the same read path.
-pub fn variant_cells(way: &AttendVariantName) -> impl Iterator<Item = (String, Value)> {
+pub fn variant_cells(variant: &AttendVariantName) -> impl Iterator<Item = (String, Value)> {
     let cells: [(&str, Value); 4] = [
-        ("types", way.types.clone().into()),
-        ("look_ups", way.look_ups.clone().into()),
-        ("queries", way.queries.into()),
-        ("words", way.words.into()),
+        ("types", variant.types.clone().into()),
+        ("look_ups", variant.look_ups.clone().into()),
+        ("queries", variant.queries.into()),
+        ("words", variant.words.into()),
     ];
     cells.into_iter().map(|(name, cell)| (name.to_owned(), cell))
 }

@@ -74,7 +74,7 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
         "dim" => "--dim",
         "threads" => "-t",
         "maps_experts" => "--experts mmap",
-        "prompt_math" => "--prompt-math",
+        "prompt_math" => "--prefill-precision",
         "vectors" => "--vectors",
         "sink" => "--kv-policy sink",
         "recent" => "--kv-policy recent",
@@ -99,9 +99,9 @@ mod tests {
         // After the name: the number of dimensions, one dimension, the type.
         let name = bytes.windows(11).position(|window| window == b"some.weight").unwrap();
         bytes[name + 11 + 4 + 8] = 15;
-        let told = of_engine(&kvant::Gguf::from_bytes(bytes).err().unwrap().into());
-        assert!(told.contains("unsupported tensor type 15 (q8_K); read are f32 "), "{told}");
-        assert!(told.ends_with("iq3_xxs iq3_s tq1_0 tq2_0 i8 i16 i32 i64 f64 (use the model in one of these types, or convert its f16 file with kvant quantize)"), "{told}");
+        let line = of_engine(&kvant::Gguf::from_bytes(bytes).err().unwrap().into());
+        assert!(line.contains("unsupported tensor type 15 (q8_K); read are f32 "), "{line}");
+        assert!(line.ends_with("iq3_xxs iq3_s tq1_0 tq2_0 i8 i16 i32 i64 f64 (use the model in one of these types, or convert its f16 file with kvant quantize)"), "{line}");
     }
 
     #[test]
@@ -138,10 +138,10 @@ mod tests {
             (size("threads").into(), "-t: expected 1 to 8, got 9"),
             (KvError::from(size("sink")).into(), "--kv-policy sink: expected 1 to 8, got 9"),
         ] {
-            let told = of_engine(&error);
-            assert!(told.contains(want), "{told}");
+            let line = of_engine(&error);
+            assert!(line.contains(want), "{line}");
             if !matches!(error, Error::Template(_)) {
-                assert_eq!(of_eval(&EvalError::Engine(error)), told);
+                assert_eq!(of_eval(&EvalError::Engine(error)), line);
             }
         }
         let missing = of_eval(&EvalError::Engine(kvant::TemplateError::Missing.into()));

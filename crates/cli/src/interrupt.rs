@@ -23,15 +23,15 @@ impl Interrupt {
     /// Installs the handler; with `edits_lines`, a line editor handles the key between generations.
     pub fn install(edits_lines: bool) -> Result<Self, Failure> {
         let interrupt = Self { cancel: CancelFlag::default(), answering: Arc::default() };
-        let heard = interrupt.clone();
+        let shared = interrupt.clone();
         let handler = move || {
-            let answering = heard.answering.load(Ordering::Relaxed);
+            let answering = shared.answering.load(Ordering::Relaxed);
             // A second Ctrl-C ends the program at once.
-            let stopping = answering && heard.cancel.is_cancelled();
+            let stopping = answering && shared.cancel.is_cancelled();
             if stopping || !answering && !edits_lines {
                 exit(INTERRUPTED);
             }
-            heard.cancel.cancel();
+            shared.cancel.cancel();
         };
         ctrlc::set_handler(handler).map_err(|error| Failure::work("Ctrl-C", error))?;
         Ok(interrupt)

@@ -22,7 +22,7 @@ pub struct LoraArgs {
 #[derive(Debug, Clone, PartialEq)]
 struct Scaled {
     name: String,
-    strength: f32,
+    scale: f32,
 }
 
 impl LoraArgs {
@@ -32,28 +32,28 @@ impl LoraArgs {
     }
 
     fn all(&self) -> impl Iterator<Item = Scaled> {
-        let whole = self.lora.iter().map(|name| Scaled { name: name.clone(), strength: 1.0 });
+        let whole = self.lora.iter().map(|name| Scaled { name: name.clone(), scale: 1.0 });
         whole.chain(self.lora_scaled.iter().cloned())
     }
 
     /// Opens the adapters as `model` opens files; `base` is the model that they modify.
     pub fn open(&self, model: &ModelArgs, base: &Gguf, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
-        let open = |Scaled { name, strength }: Scaled| {
+        let open = |Scaled { name, scale }: Scaled| {
             let args = model.place.named(&name);
             let file = match args.source()?.fetch(&args, quiet)? {
                 Some(path) => open_lora(path, base)?,
                 None => Model::bundled_file()?,
             };
-            Ok(LoraFile { name: short(&name), ..LoraFile::new(file, strength) })
+            Ok(LoraFile { name: short(&name), ..LoraFile::new(file, scale) })
         };
         self.all().map(open).collect()
     }
 
     /// Returns the summary's text for the adapters, after the model's name.
     pub fn label(&self) -> String {
-        let of = |Scaled { name, strength }: Scaled| {
+        let of = |Scaled { name, scale }: Scaled| {
             let name = short(&name);
-            if strength == 1.0 { format!(" + {name}") } else { format!(" + {strength} {name}") }
+            if scale == 1.0 { format!(" + {name}") } else { format!(" + {scale} {name}") }
         };
         self.all().map(of).collect()
     }
@@ -68,9 +68,9 @@ fn short(name: &str) -> String {
 /// Parses `FILE:SCALE`.
 fn scaled(text: &str) -> Result<Scaled, String> {
     let parts = text.rsplit_once(':').filter(|(name, _)| !name.is_empty());
-    let scaled = parts.and_then(|(name, strength)| Some((name.to_owned(), strength.parse().ok()?)));
-    match scaled.filter(|(_, strength): &(_, f32)| strength.is_finite()) {
-        Some((name, strength)) => Ok(Scaled { name, strength }),
+    let scaled = parts.and_then(|(name, scale)| Some((name.to_owned(), scale.parse().ok()?)));
+    match scaled.filter(|(_, scale): &(_, f32)| scale.is_finite()) {
+        Some((name, scale)) => Ok(Scaled { name, scale }),
         None => Err("expected FILE:SCALE, such as adapter.gguf:0.5".to_owned()),
     }
 }
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_lora_scale_follows_the_last_colon() {
-        let of = |text| scaled(text).map(|Scaled { name, strength }| (name, strength));
+        let of = |text| scaled(text).map(|Scaled { name, scale }| (name, scale));
         assert_eq!(of("a.gguf:0.5"), Ok(("a.gguf".to_owned(), 0.5)));
         assert_eq!(of("USER/REPO:Q8_0:-1"), Ok(("USER/REPO:Q8_0".to_owned(), -1.0)));
         for wrong in ["a.gguf", "a.gguf:", ":1", "a.gguf:x", "a.gguf:inf", "a.gguf:nan"] {
@@ -93,7 +93,7 @@ mod tests {
     fn a_label_has_adapter_files_and_scales() {
         let args = LoraArgs {
             lora: vec!["folder/a.gguf".to_owned(), "b/".to_owned()],
-            lora_scaled: vec![Scaled { name: "c.gguf".to_owned(), strength: 0.5 }],
+            lora_scaled: vec![Scaled { name: "c.gguf".to_owned(), scale: 0.5 }],
         };
         assert_eq!(args.label(), " + a + b + 0.5 c");
     }

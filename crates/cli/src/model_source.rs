@@ -250,9 +250,9 @@ fn has_gguf_magic(path: &Path) -> bool {
 
 /// Returns whether a word is a path or URL rather than the beginning of a sentence.
 fn is_path(text: &str) -> bool {
-    const BEGINNINGS: [&str; 4] = ["./", "../", "~/", "/"];
+    const PREFIXES: [&str; 4] = ["./", "../", "~/", "/"];
     let is_plain = !text.contains(char::is_whitespace);
-    let is_named = text.contains("://") || BEGINNINGS.iter().any(|start| text.starts_with(start));
+    let is_named = text.contains("://") || PREFIXES.iter().any(|start| text.starts_with(start));
     is_plain && (is_named || text.contains('/') && Path::new(text).exists())
 }
 
@@ -263,8 +263,8 @@ fn is_catalogue_name(text: &str) -> bool {
         ["llama", "qwen", "mistral", "gemma", "phi", "deepseek-", "smollm", "tinyllama", "gpt-oss"];
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".:-_".contains(c);
     let has_digit = |rest: &str| rest.contains(|c: char| c.is_ascii_digit());
-    const ALONE: [&str; 5] = ["mistral", "mixtral", "gemma", "tinyllama", "gpt2"];
-    ALONE.contains(&text)
+    const WHOLE_NAMES: [&str; 5] = ["mistral", "mixtral", "gemma", "tinyllama", "gpt2"];
+    WHOLE_NAMES.contains(&text)
         || text.chars().all(is_plain)
             && FAMILIES.iter().any(|family| text.strip_prefix(family).is_some_and(has_digit))
 }

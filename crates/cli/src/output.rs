@@ -32,7 +32,7 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = text.split_at(at);
     let unit = unit.to_ascii_uppercase();
     let unit = unit.trim_end_matches('B').trim_end_matches('I');
-    let power = ["", "K", "M", "G", "T"].iter().position(|known| *known == unit).ok_or_else(expected)?;
+    let power = ["", "K", "M", "G", "T"].iter().position(|name| *name == unit).ok_or_else(expected)?;
     let number: f64 = number.trim().parse().map_err(|_| expected())?;
     let bytes = number * 1024f64.powi(power as i32);
     if bytes >= 1.0 && bytes < isize::MAX as f64 { Ok(bytes as usize) } else { Err(expected()) }
@@ -104,19 +104,19 @@ fn quoted(cell: &str) -> String {
 /// Returns the model's types without kernels and the types that they are unpacked to on load;
 /// `None` if all have kernels.
 pub fn packed(gguf: &Gguf) -> Option<String> {
-    let is_there = |packed: &LoadOnlyType| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
-    let types: Vec<LoadOnlyType> = LoadOnlyType::ALL.into_iter().filter(is_there).collect();
+    let is_used = |packed: &LoadOnlyType| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
+    let types: Vec<LoadOnlyType> = LoadOnlyType::ALL.into_iter().filter(is_used).collect();
     (!types.is_empty()).then(|| unpacked(&types))
 }
 
 /// Formats such types: `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
 pub fn unpacked(types: &[LoadOnlyType]) -> String {
     let runs = types.chunk_by(|a, b| a.loaded_type() == b.loaded_type());
-    let tell = |run: &[LoadOnlyType]| {
+    let describe = |run: &[LoadOnlyType]| {
         let names: Vec<&str> = run.iter().map(|packed| packed.name()).collect();
         format!("{} as {}", names.join(", "), run[0].loaded_type())
     };
-    runs.map(tell).collect::<Vec<_>>().join("; ")
+    runs.map(describe).collect::<Vec<_>>().join("; ")
 }
 
 /// Formats a number of bytes: `800 B`, `12.5 KiB`, `1.2 GiB`.

@@ -111,8 +111,8 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
 /// Rejects a plan that missed its goal, so that `run` never finds one below the requested quality.
 fn check_goal(goal: Goal, found: &Certificate) -> Result<(), Failure> {
     match goal {
-        Goal::Kld(most) if found.added_kld() > most => Err(Failure::Work(format!(
-            "--max-kld {most}: the best plan adds {:.6} nats (at {:.3} bits); none is written",
+        Goal::Kld(max) if found.added_kld() > max => Err(Failure::Work(format!(
+            "--max-kld {max}: the best plan adds {:.6} nats (at {:.3} bits); none is written",
             found.added_kld(),
             found.bits
         ))),

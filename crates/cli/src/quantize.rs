@@ -51,23 +51,26 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
         let [before, after] =
             [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
         console::eprint_line(format_args!("{place}: {before} -> {}: {after}", printable_path(out)));
-        say_types(&written.types);
+        print_types(&written.types);
     }
     Ok(())
 }
 
 /// Prints the number of matrices per type.
-pub fn say_types(types: &[TypeCount]) {
+pub fn print_types(types: &[TypeCount]) {
     for count in types {
         let noun = if count.n == 1 { "matrix" } else { "matrices" };
-        console::eprint_line(format_args!("{}: {} {noun}{}", count.used, count.n, instead_of(count)));
+        console::eprint_line(format_args!("{}: {} {noun}{}", count.used, count.n, substitution(count)));
     }
 }
 
 /// Returns the reason for a substituted type, if any.
-fn instead_of(TypeCount { requested: wanted, used, .. }: &TypeCount) -> String {
-    if wanted == used {
+fn substitution(TypeCount { requested, used, .. }: &TypeCount) -> String {
+    if requested == used {
         return String::new();
     }
-    format!(" instead of {wanted}, as their rows are not a multiple of its blocks of {}", wanted.block_len())
+    format!(
+        " instead of {requested}, as their rows are not a multiple of its blocks of {}",
+        requested.block_len()
+    )
 }

@@ -56,7 +56,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", value_delimiter = ',', conflicts_with_all = ["raw", "prompt_cache"])]
     image: Vec<PathBuf>,
     #[command(flatten)]
-    sight: VisionArgs,
+    vision: VisionArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// System message, before the prompt
@@ -89,9 +89,9 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Requirements::Tokenizer } else { Requirements::NoBadTemplate };
     // Without images, no vision encoder is needed.
-    let sight = (!args.image.is_empty()).then_some(VisionOptions { args: &args.sight, is_needed: true });
+    let vision = (!args.image.is_empty()).then_some(VisionOptions { args: &args.vision, is_needed: true });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let model = args.model.open_with(quiet, ModelRequirements { needs, chat_template, draft, sight })?;
+    let model = args.model.open_with(quiet, ModelRequirements { needs, chat_template, draft, vision })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let ResolvedCache { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
@@ -211,9 +211,9 @@ impl RunArgs {
     fn piped(&self) -> Result<String, Failure> {
         let text = if std::io::stdin().is_terminal() { String::new() } else { read_prompt(Path::new("-"))? };
         if text.is_empty() {
-            let talk = format!("kvant chat {}", self.model.name());
+            let command = format!("kvant chat {}", self.model.name());
             let line = format!(
-                "no prompt: expected one after the model, with -p TEXT or -f FILE, or piped in ({talk} holds a conversation)"
+                "no prompt: expected one after the model, with -p TEXT or -f FILE, or piped in ({command} holds a conversation)"
             );
             return Err(Failure::Usage(line));
         }
@@ -314,9 +314,9 @@ impl fmt::Display for Summary<'_> {
         if stats.n_drafted > 0 {
             write!(f, ", accepted {} of {} draft tokens", stats.n_accepted, stats.n_drafted)?;
         }
-        let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
+        let (size, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
         let auto = self.auto.map_or_else(String::new, |why| format!(" ({why})"));
-        write!(f, " | KV {}/{}{auto}: {} tok in {held}, f16 {f16}", kv.type_k, kv.type_v, kv.tokens)?;
+        write!(f, " | KV {}/{}{auto}: {} tok in {size}, f16 {f16}", kv.type_k, kv.type_v, kv.tokens)?;
         // Within the first block, a saving would be that of padding.
         if kv.tokens >= TOKENS_PER_BLOCK {
             write!(f, " ({ratio:.2}x)")?;

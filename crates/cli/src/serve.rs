@@ -37,7 +37,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
-    sight: VisionArgs,
+    vision: VisionArgs,
     /// Address to listen on; 0.0.0.0 is every address of this machine
     #[arg(long, value_name = "HOST", env = "KVANT_HOST", default_value = "127.0.0.1")]
     host: String,
@@ -200,8 +200,8 @@ fn model_specs(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
             let (drawing, _) = sampling_defaults(&sampling, &model)?;
             Ok(OpenedModel { model, kv: options.kv, sampling: drawing })
         };
-        let told = |failure: Failure| failure.line().unwrap_or_default();
-        Ok(ModelSpec { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
+        let error_line = |failure: Failure| failure.line().unwrap_or_default();
+        Ok(ModelSpec { name: name.clone(), bytes, open: Arc::new(move || open().map_err(error_line)) })
     };
     args.also.iter().map(offer).collect()
 }
@@ -227,10 +227,10 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
-    let sight = Some(VisionOptions { args: &args.sight, is_needed: false });
+    let vision = Some(VisionOptions { args: &args.vision, is_needed: false });
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
-    let wanted = ModelRequirements { needs: Requirements::Tokenizer, chat_template, draft, sight };
-    let model = args.model.open_with(false, wanted)?;
+    let requirements = ModelRequirements { needs: Requirements::Tokenizer, chat_template, draft, vision };
+    let model = args.model.open_with(false, requirements)?;
     let (drawing, recommended) = sampling_defaults(&args.sampling, &model)?;
     let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());
@@ -278,11 +278,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     let device = model.device().name;
     let scheme = if served.tls.is_some() { "https" } else { "http" };
-    let asks_key = !served.api_keys.is_empty();
+    let requires_key = !served.api_keys.is_empty();
     let ready = |address: std::net::SocketAddr| {
-        if !asks_key && !address.ip().is_loopback() {
-            let who = "anyone who reaches this address can use the server: --api-key requires a key";
-            console::eprint_line(format_args!("warning: {who}"));
+        if !requires_key && !address.ip().is_loopback() {
+            let warning = "anyone who reaches this address can use the server: --api-key requires a key";
+            console::eprint_line(format_args!("warning: {warning}"));
         }
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));

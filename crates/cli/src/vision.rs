@@ -41,8 +41,8 @@ impl VisionOptions<'_> {
         if let Some(name) = mmproj {
             return model.open_file(name, quiet).map(|file| Some(Arc::new(file)));
         }
-        let is_wanted = !no_mmproj && (self.is_needed || may_have_vision(gguf));
-        let found = if is_wanted { self.find(model, quiet)? } else { None };
+        let is_searched = !no_mmproj && (self.is_needed || may_have_vision(gguf));
+        let found = if is_searched { self.find(model, quiet)? } else { None };
         let Some(path) = found else {
             let line = "--image: no vision encoder beside the model: expected --mmproj FILE";
             return if self.is_needed { Err(Failure::Usage(line.to_owned())) } else { Ok(None) };
@@ -97,15 +97,15 @@ fn beside(model: &Path) -> Vec<PathBuf> {
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let is_called_so =
-        |path: &PathBuf| path.file_name().is_some_and(|name| is_vision_tensor(&name.to_string_lossy()));
-    let mut found: Vec<_> = entries.filter(|path| is_called_so(path) && path != model).collect();
+    let has_encoder_name =
+        |path: &PathBuf| path.file_name().is_some_and(|name| is_vision_encoder_name(&name.to_string_lossy()));
+    let mut found: Vec<_> = entries.filter(|path| has_encoder_name(path) && path != model).collect();
     found.sort();
     found
 }
 
 /// Returns whether a file has the name of a vision encoder.
-pub fn is_vision_tensor(name: &str) -> bool {
+pub fn is_vision_encoder_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.contains("mmproj") && name.ends_with(".gguf")
 }

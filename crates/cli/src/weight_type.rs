@@ -34,13 +34,13 @@ mod tests {
     #[test]
     fn a_mix_is_rejected_with_its_main_type() {
         assert_eq!(weight_type("Q4_K"), Ok(DType::Q4K));
-        let told = |text: &str| weight_type(text).unwrap_err();
+        let error = |text: &str| weight_type(text).unwrap_err();
         assert!(
-            told("Q4_K_M")
+            error("Q4_K_M")
                 .starts_with("not a weight type (kvant quantize writes mixes; on load all matrices get one type, such as q4_K); known: ")
         );
         for other in ["COPY", "_M", "q4_K_XL", "turbo3_M"] {
-            assert!(told(other).starts_with("not a weight type; known: f32 "), "{}", told(other));
+            assert!(error(other).starts_with("not a weight type; known: f32 "), "{}", error(other));
         }
     }
 }

@@ -28,7 +28,7 @@ impl Model {
         if lazy.get().is_none() {
             let compiler = ConstraintCompiler::new();
             // Another thread may have been faster.
-            _ = lazy.set(compiler.map_err(|error| ConstraintError::Wrong(error.to_string()))?);
+            _ = lazy.set(compiler.map_err(|error| ConstraintError::Invalid(error.to_string()))?);
         }
         let compiler = lazy.get().expect("set above");
         Ok(compiler.constraint(tokenizer, format)?)
@@ -41,6 +41,6 @@ impl Model {
     #[cfg(not(feature = "constraint"))]
     pub fn constraint(&self, _: &OutputFormat) -> Result<Constraint, Error> {
         let why = "this build has no constraints (feature `constraint`)";
-        Err(ConstraintError::Wrong(why.to_owned()).into())
+        Err(ConstraintError::Invalid(why.to_owned()).into())
     }
 }

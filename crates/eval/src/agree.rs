@@ -108,7 +108,7 @@ pub fn agree(
         progress(&step(index));
         let tokens = answered(model, &mut base, index, prompt, options.max_tokens)?;
         for (session, _, answers) in &mut sessions {
-            answers.push(led(session, index, &tokens, prompt.len())?);
+            answers.push(compare(session, index, &tokens, prompt.len())?);
         }
         progress(&step(index + 1));
     }
@@ -139,7 +139,7 @@ fn answered(
 }
 
 /// Compares the predictions of another cache along an answer that begins at `first`.
-fn led(session: &mut Session, index: usize, tokens: &[u32], first: usize) -> Result<Answer, EvalError> {
+fn compare(session: &mut Session, index: usize, tokens: &[u32], first: usize) -> Result<Answer, EvalError> {
     let mut is_same = Vec::with_capacity(tokens.len() - first);
     let mut fault = None;
     session.clear();

@@ -249,10 +249,10 @@ impl BaseReader {
     }
 
     /// Reads the rows of the next chunk, or skips them.
-    pub(crate) fn next_chunk(&mut self, wanted: bool) -> Result<(), EvalError> {
+    pub(crate) fn next_chunk(&mut self, is_needed: bool) -> Result<(), EvalError> {
         let n_words = rows_per_chunk(self.n_ctx) * row_words(self.n_vocab);
         self.n_read += 1;
-        if !wanted {
+        if !is_needed {
             return self.file.seek_relative(2 * n_words as i64).map_err(EvalError::io(&self.path));
         }
         let mut bytes = vec![0; 2 * n_words];
@@ -273,10 +273,10 @@ impl BaseReader {
         // Range of valid rows: log probabilities from 0 to 16 nats and the logarithm of the
         // vocabulary below, with a margin for the rounding of other programs. Outside, divergences
         // would not be finite.
-        let (most, least) = (1.001 * RANGE / 65535.0, -1.001 * (RANGE + (self.n_vocab as f32).ln()));
-        if !((0.0..=most).contains(&row.scale) && (least..=0.001).contains(&row.min)) {
+        let (max_scale, lowest) = (1.001 * RANGE / 65535.0, -1.001 * (RANGE + (self.n_vocab as f32).ln()));
+        if !((0.0..=max_scale).contains(&row.scale) && (lowest..=0.001).contains(&row.min)) {
             let what = format!(
-                "a row has the scale {} and the minimum {}, expected 0 to {most} and {least} to 0",
+                "a row has the scale {} and the minimum {}, expected 0 to {max_scale} and {lowest} to 0",
                 row.scale, row.min
             );
             return Err(EvalError::file(&self.path, what));
@@ -452,12 +452,12 @@ mod tests {
         assert_eq!(contents(&path).unwrap(), all);
         assert_eq!(BaseReader::open(&path).unwrap().fingerprint(), None);
 
-        let refused = |change: &dyn Fn(&mut Vec<u8>), says: &str| {
+        let refused = |change: &dyn Fn(&mut Vec<u8>), expected: &str| {
             let mut bytes = whole[..end].to_vec();
             change(&mut bytes);
             std::fs::write(&path, bytes).unwrap();
             let error = BaseReader::open(&path).unwrap_err().to_string();
-            assert!(error.contains(says) && !error.contains('\n'), "{error}");
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
         };
         // The first row's scale and minimum: numbers outside any distribution.
         for (at, float) in [(68, 2.0f32), (68, -1e-9), (68, f32::NAN), (72, 3.0), (72, -40.0)] {

@@ -12,13 +12,14 @@ const MAX_STEP: usize = 512;
 /// Maximum logits in memory per batch: 256 MiB of f32.
 const MAX_LOGITS: usize = 1 << 26;
 
-/// Returns the batches of a chunk: `asked` tokens each, or as many as the memory for logits allows.
+/// Returns the batches of a chunk: `requested` tokens each, or as many as the memory for logits
+/// allows.
 pub(crate) fn steps(
     n_ctx: usize,
     n_vocab: usize,
-    asked: Option<usize>,
+    requested: Option<usize>,
 ) -> Result<Vec<Range<usize>>, EvalError> {
-    let size = match asked {
+    let size = match requested {
         Some(size) if (1..=MAX_STEP).contains(&size) => size,
         Some(size) => {
             let expected = format!("1 to {MAX_STEP} tokens");

@@ -98,8 +98,8 @@ pub fn captured(
     session.feed(tokens, &mut |_| true)?;
     let mut rows = Vec::new();
     let total = layers.len();
-    let mut tell = |done| progress(&Progress { done, total, resumed: 0, note: String::new() });
-    tell(0);
+    let mut report = |done| progress(&Progress { done, total, resumed: 0, note: String::new() });
+    report(0);
     for (layer, heads) in layers.iter().enumerate() {
         for (side, name, dim) in [(Side::K, "K", heads.k_head_dim), (Side::V, "V", heads.v_head_dim)] {
             let of_head = |head| session.kv_rows(layer, head, side);
@@ -110,7 +110,7 @@ pub fn captured(
             }
             rows.extend((2..=4).filter_map(|bits| captured.through_two_axis(bits)));
         }
-        tell(layer + 1);
+        report(layer + 1);
     }
     Ok(rows)
 }
@@ -131,19 +131,19 @@ const BLOCK: usize = two_axis::TOKENS;
 impl Captured {
     /// Measures one cache codec on the vectors.
     fn through(&self, codec: DType) -> Result<Distortion, EvalError> {
-        let (dim, mut trip) = (self.dim, RoundTrip::new(codec, self.dim)?);
+        let (dim, mut round_trip) = (self.dim, RoundTrip::new(codec, self.dim)?);
         let has_centres = self.side == Side::K && codec.code().is_some();
         let centre_bits = if has_centres { 16.0 / BLOCK as f64 } else { 0.0 };
-        let (mut bytes, mut left) = (vec![0; 2 * dim], vec![0.0; dim]);
-        let bpv = trip.bits_per_value() + centre_bits;
+        let (mut bytes, mut decoded) = (vec![0; 2 * dim], vec![0.0; dim]);
+        let bpv = round_trip.bits_per_value() + centre_bits;
         self.measured(codec.name().to_owned(), bpv, |block| {
             if has_centres {
                 put_centre(block.chunks_exact(dim).take(CENTRE_ROWS), &mut bytes);
             }
             for row in block.chunks_exact_mut(dim) {
                 row.iter_mut().zip(centre(&bytes)).for_each(|(x, centre)| *x -= centre);
-                trip.apply(row, &mut left)?;
-                row.copy_from_slice(&left);
+                round_trip.apply(row, &mut decoded)?;
+                row.copy_from_slice(&decoded);
                 row.iter_mut().zip(centre(&bytes)).for_each(|(x, centre)| *x += centre);
             }
             Ok(())

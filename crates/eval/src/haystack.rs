@@ -27,12 +27,12 @@ impl Haystack {
         Self { pieces, n_tokens, fingerprint }
     }
 
-    /// Splits pieces of more than `most` tokens further, between words if possible: a piece that
+    /// Splits pieces of more than `max_tokens` further, between words if possible: a piece that
     /// exceeds the remaining room would leave it empty.
-    pub fn cut(&self, model: &Model, most: usize) -> Result<Self, EvalError> {
+    pub fn cut(&self, model: &Model, max_tokens: usize) -> Result<Self, EvalError> {
         let mut pieces = Vec::new();
         for (piece, n) in &self.pieces {
-            cut_piece(model, piece, *n, most, &mut pieces)?;
+            cut_piece(model, piece, *n, max_tokens, &mut pieces)?;
         }
         Ok(Self::of(pieces, self.fingerprint.clone()))
     }
@@ -59,19 +59,19 @@ fn count(model: &Model, piece: &str) -> Result<usize, EvalError> {
     Ok(model.tokenizer()?.encode(piece, Special::AsText, false).map_err(kvant::Error::from)?.len())
 }
 
-/// Halves a piece of `n` tokens until no part has more than `most`.
+/// Halves a piece of `n` tokens until no part has more than `max_tokens`.
 fn cut_piece(
     model: &Model,
     piece: &str,
     n: usize,
-    most: usize,
+    max_tokens: usize,
     parts: &mut Vec<(String, usize)>,
 ) -> Result<(), EvalError> {
-    match halves(piece).filter(|_| n > most) {
+    match halves(piece).filter(|_| n > max_tokens) {
         None => parts.push((piece.to_owned(), n)),
         Some((left, right)) => {
-            cut_piece(model, left, count(model, left)?, most, parts)?;
-            cut_piece(model, right, count(model, right)?, most, parts)?;
+            cut_piece(model, left, count(model, left)?, max_tokens, parts)?;
+            cut_piece(model, right, count(model, right)?, max_tokens, parts)?;
         }
     }
     Ok(())

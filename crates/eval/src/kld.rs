@@ -153,11 +153,11 @@ pub fn kld(
     }
     let configs = options.configs.iter().map(|kv| KvConfig::new(model, kv, n_ctx));
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
-    let told_by = state.map(|_| base.identity()).transpose()?;
+    let base_identity = state.map(|_| base.identity()).transpose()?;
     let what = || {
         json!({
             "measure": "kld", "version": 1, "model": model.compute_fingerprint(), "text": chunks.fingerprint(),
-            "base": told_by,
+            "base": base_identity,
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
         })
     };
@@ -166,8 +166,8 @@ pub fn kld(
     let resumed = done.len();
 
     progress(&step_done(&done, &configs, chunks.len(), resumed));
-    let beside = if let Base::Model(other) = &base { other } else { model };
-    let mut walker = LockstepRun::new([beside, model], chunks, options)?;
+    let reference = if let Base::Model(other) = &base { other } else { model };
+    let mut run = LockstepRun::new([reference, model], chunks, options)?;
     for chunk in 0..chunks.len() {
         if let Base::File(file) = &mut base {
             file.next_chunk(chunk >= resumed)?;
@@ -175,7 +175,7 @@ pub fn kld(
         if chunk < resumed {
             continue;
         }
-        let scores = walker.chunk(&base, chunk)?;
+        let scores = run.chunk(&base, chunk)?;
         state.push(&scores)?;
         done.push(scores);
         progress(&step_done(&done, &configs, chunks.len(), resumed));
@@ -210,7 +210,7 @@ struct LockstepRun<'a> {
 impl<'a> LockstepRun<'a> {
     /// The f16 session belongs to the first model.
     fn new(
-        [beside, model]: [&Model; 2],
+        [reference, model]: [&Model; 2],
         chunks: &'a Chunks,
         options: &KldOptions,
     ) -> Result<Self, EvalError> {
@@ -220,7 +220,7 @@ impl<'a> LockstepRun<'a> {
         Ok(Self {
             chunks,
             steps: chunk_eval::steps(n_ctx, model.n_vocab(), options.step)?,
-            f16: chunk_eval::session(beside, &f16, n_ctx)?,
+            f16: chunk_eval::session(reference, &f16, n_ctx)?,
             sessions: sessions.collect::<Result<_, _>>()?,
             logits: Vec::new(),
             log_sums: Vec::new(),

@@ -108,9 +108,9 @@ impl NeedleForm {
         let text = kvant::files::read(path).map_err(EvalError::io(path))?;
         let form: Self = serde_json::from_slice(&text)
             .map_err(|error| EvalError::file(path, format!("needle form: {error}")))?;
-        let says_what = form.needle.contains("{word}") && form.answer.contains("{word}");
+        let has_word = form.needle.contains("{word}") && form.answer.contains("{word}");
         let is_blank = |texts: &[String]| texts.is_empty() || texts.iter().any(|text| text.trim().is_empty());
-        if !says_what || is_blank(&form.names) || is_blank(&form.words) {
+        if !has_word || is_blank(&form.names) || is_blank(&form.words) {
             let what = "needle form: needle and answer must contain {word}, names and words must not be empty, \
                         nor any of them";
             return Err(EvalError::file(path, what));

@@ -119,13 +119,13 @@ const MAX_DEPTHS: usize = 100_000;
 
 fn check(options: &NiahOptions) -> Result<(), EvalError> {
     let form = &options.form;
-    let most = form.names.len().min(form.words.len());
+    let max = form.names.len().min(form.words.len());
     let bad =
         |name, expected: String, got: usize| Err(EvalError::Setting { name, expected, got: got.to_string() });
-    if !(1..=most).contains(&options.needles) {
+    if !(1..=max).contains(&options.needles) {
         return bad(
             "needles",
-            format!("1 to {most}, the number of names in the form {}", form.name),
+            format!("1 to {max}, the number of names in the form {}", form.name),
             options.needles,
         );
     }
@@ -140,20 +140,21 @@ type Questions = Vec<(Vec<u32>, usize)>;
 fn run_questions(session: &mut Session, questions: &Questions, cell: usize) -> Result<(f64, f64), EvalError> {
     let (mut exact, mut right, mut all) = (0, 0, 0);
     for (tokens, answer) in questions {
-        let kept = session.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count().min(answer - 1);
-        session.rewind(kept)?;
-        let (mut right_here, mut fault) = (0, None);
-        session.feed_scored(&tokens[kept..], answer - 1 - kept, &mut |index, logits| {
-            let position = kept + index;
+        let n_cached =
+            session.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count().min(answer - 1);
+        session.rewind(n_cached)?;
+        let (mut n_correct, mut fault) = (0, None);
+        session.feed_scored(&tokens[n_cached..], answer - 1 - n_cached, &mut |index, logits| {
+            let position = n_cached + index;
             match (Row::new(logits), tokens.get(position + 1)) {
-                (Ok(row), Some(&next)) => right_here += usize::from(row.top() == next as usize),
+                (Ok(row), Some(&next)) => n_correct += usize::from(row.top() == next as usize),
                 (Err(value), _) => fault = Some(EvalError::NotFinite { chunk: cell, position, value }),
                 (Ok(_), None) => {}
             }
         })?;
         fault.map_or(Ok(()), Err)?;
         let n = tokens.len() - answer;
-        (exact, right, all) = (exact + usize::from(right_here == n), right + right_here, all + n);
+        (exact, right, all) = (exact + usize::from(n_correct == n), right + n_correct, all + n);
     }
     session.clear();
     Ok((exact as f64 / questions.len() as f64, right as f64 / all as f64))
@@ -194,8 +195,12 @@ impl Haystack {
             let questions = questions.collect::<Result<Questions, EvalError>>()?;
             let lens = || questions.iter().map(|(tokens, _)| tokens.len());
             if lens().all(|len| len <= n_ctx) {
-                let least = lens().min().unwrap_or(0);
-                return if MIN_PART * least < n_ctx { Err(unfilled(n_ctx, least)) } else { Ok(questions) };
+                let shortest = lens().min().unwrap_or(0);
+                return if MIN_PART * shortest < n_ctx {
+                    Err(unfilled(n_ctx, shortest))
+                } else {
+                    Ok(questions)
+                };
             }
             let Some(fewer) = n.checked_sub(1) else {
                 let expected = format!("room for {} needles and a question", needles.len());
@@ -222,9 +227,9 @@ impl Haystack {
             Some(*end)
         }));
         let nearest = |depth: f64| {
-            let wanted = depth * total as f64;
+            let target = depth * total as f64;
             (0..=n)
-                .min_by(|&a, &b| (ends[a] as f64 - wanted).abs().total_cmp(&(ends[b] as f64 - wanted).abs()))
+                .min_by(|&a, &b| (ends[a] as f64 - target).abs().total_cmp(&(ends[b] as f64 - target).abs()))
         };
         let places: Vec<usize> = (0..needles.len())
             .map(|i| match i {
@@ -259,16 +264,16 @@ fn question(
     &(name, word): &(&str, &str),
 ) -> Result<(Vec<u32>, usize), EvalError> {
     let form = &options.form;
-    let asked = format!("{text}{}", fill(&form.question, name, word));
+    let content = format!("{text}{}", fill(&form.question, name, word));
     let (cue, answer) = (fill(&form.cue, name, word), fill(&form.answer, name, word));
     let rendered;
     let (prompt, special) = if options.chat {
         let render = RenderOptions { add_generation_prompt: true, ..Default::default() };
         rendered =
-            model.chat_template()?.render(&[Message::user(&asked)], &render).map_err(kvant::Error::from)?;
+            model.chat_template()?.render(&[Message::user(&content)], &render).map_err(kvant::Error::from)?;
         (format!("{rendered}{}", cue.trim_start()), rendered.special())
     } else {
-        (format!("{asked}{cue}"), Special::AsText)
+        (format!("{content}{cue}"), Special::AsText)
     };
     // If the template writes the BOS token itself, no second one is added.
     let encode = |text: &str| model.tokenizer()?.encode_prompt(text, special).map_err(kvant::Error::from);
@@ -335,8 +340,8 @@ mod tests {
         let model = bundled_with_bos();
         let (tokens, _) = question(&model, &options(256, true), "Some text.", &("Paris", "apple")).unwrap();
         let form = NeedleForm::built_in("secret-word").unwrap();
-        let asked = format!("Some text.{}", fill(&form.question, "Paris", "apple"));
-        let prompt = model.chat_prompt(&[Message::user(&asked)]).unwrap();
+        let content = format!("Some text.{}", fill(&form.question, "Paris", "apple"));
+        let prompt = model.chat_prompt(&[Message::user(&content)]).unwrap();
         assert_eq!(Some(prompt[0]), model.tokenizer().unwrap().bos());
         assert_eq!(tokens[..prompt.len()], prompt);
     }

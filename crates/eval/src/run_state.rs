@@ -23,12 +23,12 @@ const DIGITS: usize = 16;
 
 /// The results of a run's steps so far, stored in a file when one is given.
 pub(crate) struct RunState<T> {
-    kept: Option<Kept>,
+    file: Option<StateFile>,
     results: PhantomData<T>,
 }
 
 /// The file, and the checksum of its last line.
-struct Kept {
+struct StateFile {
     path: PathBuf,
     file: File,
     last: u64,
@@ -41,14 +41,14 @@ impl<T: Serialize + DeserializeOwned> RunState<T> {
         path: Option<&Path>,
         what: impl FnOnce() -> W,
     ) -> Result<(Self, Vec<T>), EvalError> {
-        let Some(path) = path else { return Ok((Self { kept: None, results: PhantomData }, Vec::new())) };
+        let Some(path) = path else { return Ok((Self { file: None, results: PhantomData }, Vec::new())) };
         let io = EvalError::io;
         let what = serde_json::to_vec(&what()).expect("a description becomes JSON");
         let mut file = files::open_for_update(path).map_err(io(path))?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(io(path))?;
-        let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
-        let lines = lines(&text[..whole]).map_err(|what| EvalError::file(path, what))?;
+        let end_of_lines = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
+        let lines = lines(&text[..end_of_lines]).map_err(|what| EvalError::file(path, what))?;
         let mut results = Vec::new();
         match lines.split_first() {
             // A file of another program, unless it is an unfinished first line of this run.
@@ -66,23 +66,23 @@ impl<T: Serialize + DeserializeOwned> RunState<T> {
             }
         }
         let last = lines.iter().fold(0, |last, line| checksum(last, line));
-        file.set_len(whole as u64).map_err(io(path))?;
+        file.set_len(end_of_lines as u64).map_err(io(path))?;
         file.seek(SeekFrom::End(0)).map_err(io(path))?;
-        let mut kept = Kept { path: path.to_owned(), file, last };
+        let mut file = StateFile { path: path.to_owned(), file, last };
         if lines.is_empty() {
-            kept.append(&what)?;
+            file.append(&what)?;
         }
-        Ok((Self { kept: Some(kept), results: PhantomData }, results))
+        Ok((Self { file: Some(file), results: PhantomData }, results))
     }
 
     /// Adds the result of a step.
     pub fn push(&mut self, result: &T) -> Result<(), EvalError> {
-        let Some(kept) = &mut self.kept else { return Ok(()) };
-        kept.append(&serde_json::to_vec(result).expect("a result becomes JSON"))
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.append(&serde_json::to_vec(result).expect("a result becomes JSON"))
     }
 }
 
-impl Kept {
+impl StateFile {
     fn append(&mut self, text: &[u8]) -> Result<(), EvalError> {
         let written = self.file.write_all(&line(self.last, text)).and_then(|()| self.file.sync_data());
         written.map_err(EvalError::io(&self.path))?;
@@ -120,12 +120,12 @@ fn lines(text: &[u8]) -> Result<Vec<&[u8]>, String> {
 }
 
 /// Names the first field in which the run of a state file differs from the requested one.
-fn another_run(found: &[u8], wanted: &[u8]) -> String {
+fn another_run(found: &[u8], expected: &[u8]) -> String {
     let parse = |line: &[u8]| serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).ok();
-    let (Some(found), Some(wanted)) = (parse(found), parse(wanted)) else {
+    let (Some(found), Some(expected)) = (parse(found), parse(expected)) else {
         return "not the state of a run".to_owned();
     };
-    let field = wanted.iter().find(|(name, value)| found.get(*name) != Some(value));
+    let field = expected.iter().find(|(name, value)| found.get(*name) != Some(value));
     match field {
         Some((name, value)) => {
             let got = found.get(name).map_or("nothing".to_owned(), |got| got.to_string());

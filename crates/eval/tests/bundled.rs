@@ -117,16 +117,16 @@ fn a_resumed_run_equals_an_uninterrupted_one() {
     let (model, path) = (model(), file("state"));
     let whole = Chunks::new(&model, TEXT, 64, Some(5)).unwrap();
     let options = PplOptions { kv: kv("turbo3", "turbo3", true), step: None };
-    let uncut = ppl(&model, &whole, &options, Some(&path), &mut |_| ()).unwrap();
+    let uninterrupted = ppl(&model, &whole, &options, Some(&path), &mut |_| ()).unwrap();
     // The state after a kill in the middle of the third chunk.
     let text = std::fs::read_to_string(&path).unwrap();
     let ends: Vec<usize> = text.match_indices('\n').map(|(end, _)| end + 1).collect();
     std::fs::write(&path, &text[..ends[2] + 10]).unwrap();
-    let mut seen = Vec::new();
+    let mut steps = Vec::new();
     let resumed =
-        ppl(&model, &whole, &options, Some(&path), &mut |step| seen.push((step.done, step.resumed)));
-    assert_eq!(resumed.unwrap(), uncut);
-    assert_eq!(seen, [(2, 2), (3, 2), (4, 2), (5, 2)]);
+        ppl(&model, &whole, &options, Some(&path), &mut |step| steps.push((step.done, step.resumed)));
+    assert_eq!(resumed.unwrap(), uninterrupted);
+    assert_eq!(steps, [(2, 2), (3, 2), (4, 2), (5, 2)]);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
 
     let other = PplOptions { kv: kv("turbo2", "turbo3", true), step: None };
@@ -203,8 +203,8 @@ fn model_kv_distortion_matches_gaussian_vectors() {
     {
         for row in rows.iter().filter(|row| row.codec == codec) {
             // Codes of keys are of their difference from the centre: a smaller error.
-            let least = if row.law.starts_with('K') { 0.0 } else { 0.90 };
-            assert!((least..=1.10).contains(&(row.mse / theory)), "{row:?}");
+            let min = if row.law.starts_with('K') { 0.0 } else { 0.90 };
+            assert!((min..=1.10).contains(&(row.mse / theory)), "{row:?}");
         }
     }
     assert!(rows.iter().filter(|row| row.codec == "f32").all(|row| row.mse == 0.0));
@@ -262,11 +262,11 @@ fn plans_meet_their_budget_and_certificates_are_reproducible() {
     found.balance.check(&model.config().kv_shape()).unwrap();
     // The same from the complete state, from a part of it and without one.
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
-    let kept = std::fs::read_to_string(&state).unwrap();
-    let cut = kept.lines().take(3).map(|line| format!("{line}\n")).collect::<String>() + "00";
+    let saved = std::fs::read_to_string(&state).unwrap();
+    let cut = saved.lines().take(3).map(|line| format!("{line}\n")).collect::<String>() + "00";
     std::fs::write(&state, cut).unwrap();
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
-    assert_eq!(std::fs::read_to_string(&state).unwrap(), kept);
+    assert_eq!(std::fs::read_to_string(&state).unwrap(), saved);
     assert_eq!(plan(&model, TEXT, options(Goal::Bits(3.4)), None, &mut |_| ()).unwrap().plan, found);
     // With recent tokens quantized too, the divergence is at least as large; that is another run.
     let coded = PlanOptions { tail: false, ..options(Goal::Bits(3.4)) };
@@ -285,9 +285,9 @@ fn plans_meet_their_budget_and_certificates_are_reproducible() {
     assert!(0.0 < wider.noise_kld && wider.noise_kld == certificate.noise_kld, "{wider:?} {certificate:?}");
     // A goal that the wide plan easily meets takes fewer bits, and an unreachable one takes all of
     // them.
-    let most = 0.5 * (wider.added_kld() + certificate.added_kld());
-    let between = of(Goal::Kld(most)).unwrap().certificate;
-    assert!(between.added_kld() <= most && between.bits < wider.bits, "{between:?}");
+    let max_kld = 0.5 * (wider.added_kld() + certificate.added_kld());
+    let between = of(Goal::Kld(max_kld)).unwrap().certificate;
+    assert!(between.added_kld() <= max_kld && between.bits < wider.bits, "{between:?}");
     assert_eq!(of(Goal::Kld(1e-12)).unwrap().certificate.bits, wider.bits);
     // The minimum of bits follows from the types alone, without a measurement.
     let mut measured = |_: &kvant_eval::Progress| panic!("no measurement is needed");
@@ -313,9 +313,9 @@ fn agreement_decreases_with_coarser_caches() {
     assert!(turbo2.answers.iter().all(|answer| answer.alike <= answer.same && answer.same <= answer.tokens));
     let questions = question_prompts(&model, "What is the capital of France?\n\n").unwrap();
     let options = AgreeOptions { max_tokens: 64, ..options };
-    let asked = agree(&model, &questions, &options, &mut |_| ()).unwrap();
+    let results = agree(&model, &questions, &options, &mut |_| ()).unwrap();
     // The answer ends by itself.
-    assert!((2..64).contains(&asked[0].answers[0].tokens), "{asked:?}");
+    assert!((2..64).contains(&results[0].answers[0].tokens), "{results:?}");
     for (prompts, max_tokens, what) in [(&[][..], 1, "prompts"), (&prompts[..], 0, "tokens of an answer")] {
         let options = AgreeOptions { configs: Vec::new(), max_tokens };
         let error = agree(&model, prompts, &options, &mut |_| ()).unwrap_err().to_string();

@@ -55,8 +55,8 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 /// As [`open`].
 pub fn open_for_update(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
-    if let Some(there) = found(path)? {
-        check_regular(&there)?;
+    if let Some(metadata) = found(path)? {
+        check_regular(&metadata)?;
     }
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     check_regular(&file.metadata()?)?;
@@ -72,26 +72,26 @@ pub fn cache_folder() -> Option<PathBuf> {
 /// Returns the metadata of the file at `path`, symlinks followed; `None` if it does not exist.
 fn found(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(path) {
-        Ok(there) => Ok(Some(there)),
+        Ok(metadata) => Ok(Some(metadata)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn check_regular(there: &Metadata) -> io::Result<()> {
-    if there.is_file() {
+fn check_regular(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
         return Ok(());
     }
-    let what = format!("is {}, not a regular file", kind(there));
+    let what = format!("is {}, not a regular file", kind(metadata));
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
 /// Names a file type other than a regular file.
-fn kind(there: &Metadata) -> &'static str {
+fn kind(metadata: &Metadata) -> &'static str {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        let kind = there.file_type();
+        let kind = metadata.file_type();
         if kind.is_fifo() {
             return "a pipe";
         }
@@ -102,7 +102,7 @@ fn kind(there: &Metadata) -> &'static str {
             return "a device";
         }
     }
-    if there.is_dir() { "a folder" } else { "something else" }
+    if metadata.is_dir() { "a folder" } else { "something else" }
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ fn non_regular_files_are_rejected_and_left_unchanged() {
     nodes.extend(device.map(|()| ("device", "is a device, not a regular file")));
     let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
     nodes.push(("socket", "is a socket, not a regular file"));
-    for (name, says) in nodes {
+    for (name, message) in nodes {
         // The same holds through a symlink.
         let link = path(&format!("link to {name}"));
         std::os::unix::fs::symlink(name, &link).unwrap();
@@ -80,7 +80,7 @@ fn non_regular_files_are_rejected_and_left_unchanged() {
                 write(&path, b"x"),
             ];
             for answer in answers {
-                assert_eq!(answer.unwrap_err().to_string(), says, "{}", path.display());
+                assert_eq!(answer.unwrap_err().to_string(), message, "{}", path.display());
             }
             assert_eq!(fs::symlink_metadata(&path).unwrap().file_type(), kind, "{}", path.display());
         }
@@ -125,17 +125,17 @@ fn replaced_files_keep_mode_and_owner_new_ones_use_the_umask() {
     fs::write(folder.join("other"), b"").unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!(mode(&path), mode(&folder.join("other")));
-    for wanted in [0o600, 0o640, 0o666, 0o755] {
-        fs::set_permissions(&path, fs::Permissions::from_mode(wanted)).unwrap();
+    for expected in [0o600, 0o640, 0o666, 0o755] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(expected)).unwrap();
         write(&path, b"newer").unwrap();
-        assert_eq!(mode(&path), wanted, "{wanted:o}");
+        assert_eq!(mode(&path), expected, "{expected:o}");
     }
     match chown(&path, Some(12345), Some(54321)) {
         Err(_) => eprintln!("skipped: only root can give files away"),
         Ok(()) => {
             write(&path, b"newest").unwrap();
-            let there = fs::metadata(&path).unwrap();
-            assert_eq!((there.uid(), there.gid(), mode(&path)), (12345, 54321, 0o755));
+            let metadata = fs::metadata(&path).unwrap();
+            assert_eq!((metadata.uid(), metadata.gid(), mode(&path)), (12345, 54321, 0o755));
         }
     }
     fs::remove_dir_all(&folder).unwrap();
@@ -166,11 +166,11 @@ fn a_symlink_is_kept_and_its_target_is_written() {
 #[test]
 fn unwritable_targets_are_detected_before_writing() {
     let folder = folder("targets");
-    let says = |path: &Path| check_target(path).unwrap_err().to_string();
+    let error_of = |path: &Path| check_target(path).unwrap_err().to_string();
     let missing = folder.join("missing");
-    assert!(says(&missing.join("file")).contains(&format!("folder {missing:?}")));
+    assert!(error_of(&missing.join("file")).contains(&format!("folder {missing:?}")));
     write(folder.join("file"), b"x").unwrap();
-    assert!(says(&folder.join("file").join("below")).contains("ot a directory"));
+    assert!(error_of(&folder.join("file").join("below")).contains("ot a directory"));
     assert!(check_target(Path::new("/")).is_err() && check_target(Path::new("")).is_err());
     // The check leaves no file and changes none.
     check_target(folder.join("file")).unwrap();
@@ -215,9 +215,9 @@ fn abandoned_files_are_removed_and_locked_ones_are_kept() {
     // As on file systems without unnamed files.
     let unfinished = Unfinished::named(&path, 0o666).unwrap();
     io::Write::write_all(&mut unfinished.file().unwrap(), b"first").unwrap();
-    let of_mine = format!(".file.{}-0.tmp", std::process::id());
+    let own_name = format!(".file.{}-0.tmp", std::process::id());
     write(&path, b"second").unwrap();
-    assert_eq!(names(&folder), [of_mine.as_str(), ".file.notes.tmp", ".other.1.tmp", "file"]);
+    assert_eq!(names(&folder), [own_name.as_str(), ".file.notes.tmp", ".other.1.tmp", "file"]);
     unfinished.rename(&path).unwrap();
     assert_eq!(read(&path).unwrap(), b"first");
     assert_eq!(names(&folder), [".file.notes.tmp", ".other.1.tmp", "file"]);
@@ -251,10 +251,10 @@ fn a_killed_process_leaves_the_old_file() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = io::BufReader::new(child.stdout.take().unwrap());
+    let mut stdout = io::BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     while !line.contains("half") {
-        assert!(io::BufRead::read_line(&mut said, &mut line).unwrap() > 0, "the child ended: {line}");
+        assert!(io::BufRead::read_line(&mut stdout, &mut line).unwrap() > 0, "the child ended: {line}");
     }
     child.kill().unwrap();
     child.wait().unwrap();

@@ -50,11 +50,11 @@ const MODE_PRIVATE: u32 = 0o600;
 
 fn write_with<T, E>(
     path: &Path,
-    most: u32,
+    max_mode: u32,
     fail: impl Fn(io::Error) -> E,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
 ) -> Result<T, E> {
-    let (target, unfinished) = begin(path, most).map_err(&fail)?;
+    let (target, unfinished) = begin(path, max_mode).map_err(&fail)?;
     let mut writer = BufWriter::with_capacity(1 << 20, unfinished.file().map_err(&fail)?);
     let value = write(&mut writer)?;
     writer.flush().map_err(&fail)?;
@@ -79,8 +79,8 @@ pub fn check_target(path: impl AsRef<Path>) -> io::Result<()> {
     begin(path.as_ref(), MODE_ANY).map(drop)
 }
 
-fn begin(path: &Path, most: u32) -> io::Result<(Target, Unfinished)> {
-    let target = Target::find(path, most)?;
+fn begin(path: &Path, max_mode: u32) -> io::Result<(Target, Unfinished)> {
+    let target = Target::find(path, max_mode)?;
     let unfinished = Unfinished::begin(&target.path, target.mode());
     let unfinished = unfinished.map_err(|error| {
         let folder = folder_of(&target.path);
@@ -96,11 +96,11 @@ struct Target {
     /// Metadata of the existing file.
     old: Option<Metadata>,
     /// Upper bound on the mode.
-    most: u32,
+    max_mode: u32,
 }
 
 impl Target {
-    fn find(path: &Path, most: u32) -> io::Result<Self> {
+    fn find(path: &Path, max_mode: u32) -> io::Result<Self> {
         let old = found(path)?;
         let path = follow(path)?;
         if let Some(old) = &old {
@@ -111,18 +111,18 @@ impl Target {
         if path.file_name().is_none() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not the name of a file"));
         }
-        Ok(Self { path, old, most })
+        Ok(Self { path, old, max_mode })
     }
 
     /// Returns the mode for creation: no more than that of the replaced file.
     fn mode(&self) -> u32 {
-        self.old.as_ref().map_or(0o666, permissions) & self.most
+        self.old.as_ref().map_or(0o666, permissions) & self.max_mode
     }
 
     /// Replaces the existing file by the written one.
     fn finish(self, unfinished: Unfinished) -> io::Result<()> {
         if let Some(old) = &self.old {
-            make_alike(&unfinished.file()?, old, self.most)?;
+            make_alike(&unfinished.file()?, old, self.max_mode)?;
         }
         unfinished.rename(&self.path)?;
         sync_folder(folder_of(&self.path))
@@ -156,9 +156,9 @@ fn permissions(_: &Metadata) -> u32 {
     0o666
 }
 
-/// Copies owner and mode of the replaced file, with at most the mode `most`.
+/// Copies owner and mode of the replaced file, with at most the mode `max_mode`.
 #[cfg(unix)]
-fn make_alike(file: &File, old: &Metadata, most: u32) -> io::Result<()> {
+fn make_alike(file: &File, old: &Metadata, max_mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
     let new = file.metadata()?;
     if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
@@ -166,9 +166,9 @@ fn make_alike(file: &File, old: &Metadata, most: u32) -> io::Result<()> {
         let _ =
             fchown(file, Some(old.uid()), Some(old.gid())).or_else(|_| fchown(file, None, Some(old.gid())));
     }
-    let wanted = permissions(old) & most;
-    if permissions(&new) != wanted {
-        file.set_permissions(fs::Permissions::from_mode(wanted))?;
+    let mode = permissions(old) & max_mode;
+    if permissions(&new) != mode {
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
     }
     Ok(())
 }

@@ -51,8 +51,8 @@ pub struct DecodingOptions {
 
 impl DecodingOptions {
     fn changes_logits(&self) -> bool {
-        let penalises = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
-        penalises || !self.bias.is_empty() || !self.bad_words.is_empty() || self.min_tokens > 0
+        let has_penalty = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
+        has_penalty || !self.bias.is_empty() || !self.bad_words.is_empty() || self.min_tokens > 0
     }
 }
 
@@ -142,12 +142,12 @@ pub struct SequenceDecoder {
     stops: Stops,
     guides: Constraints,
     thinking: Option<ReasoningBudget>,
-    n_said: usize,
+    n_generated: usize,
     /// Occurrences of each generated token, counted only when logits are changed.
-    said: HashMap<u32, u32>,
+    counts: HashMap<u32, u32>,
     /// Last generated tokens, as many as the longest of the `bad_words`.
     recent: VecDeque<u32>,
-    untold: PendingLogprobs,
+    pending: PendingLogprobs,
 }
 
 impl SequenceDecoder {
@@ -158,19 +158,19 @@ impl SequenceDecoder {
             Sampler::new(SamplerParams { seed, ..options.sampler }).with_breakers(options.breakers.clone());
         let stops = Stops::new(options.stop.clone(), options.include_stop);
         let decode = DecodeStream::default();
-        let (thinking, said) = (options.reasoning_budget.clone(), HashMap::new());
-        let (recent, untold) = (VecDeque::new(), PendingLogprobs::default());
-        Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said, recent, untold }
+        let (thinking, counts) = (options.reasoning_budget.clone(), HashMap::new());
+        let (recent, pending) = (VecDeque::new(), PendingLogprobs::default());
+        Self { options, sampler, decode, stops, guides, thinking, n_generated: 0, counts, recent, pending }
     }
 
     /// Returns the number of generated tokens.
     pub fn n_generated(&self) -> usize {
-        self.n_said
+        self.n_generated
     }
 
     /// Returns how many more tokens the answer may have.
     pub fn n_left(&self) -> usize {
-        self.options.max_tokens.saturating_sub(self.n_said)
+        self.options.max_tokens.saturating_sub(self.n_generated)
     }
 
     /// Returns the number of reasoning tokens.
@@ -194,14 +194,14 @@ impl SequenceDecoder {
         tokenizer: &Tokenizer,
     ) -> Result<SampleResult, SamplingError<S::Error>> {
         let options = Arc::clone(&self.options);
-        let told = options.logprobs.filter(|_| !options.post_sampling_probs);
-        let before = told.map(|_| source.logits().map(<[f32]>::to_vec)).transpose();
+        let n_top = options.logprobs.filter(|_| !options.post_sampling_probs);
+        let before = n_top.map(|_| source.logits().map(<[f32]>::to_vec)).transpose();
         let before = before.map_err(SamplingError::Source)?;
         let token = self.choose(source, tokenizer, &options)?;
         if tokenizer.is_eog(token) && !options.ignore_eos || options.stop_tokens.contains(&token) {
             return Ok(SampleResult::End);
         }
-        self.n_said += 1;
+        self.n_generated += 1;
         let logprob = options.logprobs.map(|n| match before {
             Some(logits) => token_logprobs(&logits, token, n),
             None => sampled_logprobs(&self.sampler, token, n),
@@ -214,12 +214,12 @@ impl SequenceDecoder {
             thinking.push(&text);
         }
         let is_thinking = self.thinking.as_ref().is_some_and(ReasoningBudget::is_open);
-        let is_complete = self.guides.said(tokenizer, token, &text, is_thinking)?;
-        self.untold.push(logprob, text.len());
+        let is_complete = self.guides.record(tokenizer, token, &text, is_thinking)?;
+        self.pending.push(logprob, text.len());
         let (text, stopped) = self.stops.push(text);
-        let logprobs = self.untold.release(text.len(), stopped.is_some());
+        let logprobs = self.pending.release(text.len(), stopped.is_some());
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
-        let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
+        let finish = ended.or((self.n_generated >= options.max_tokens).then_some(Finish::Length));
         Ok(SampleResult::Token(TokenOutput { token, text, logprobs }, finish))
     }
 
@@ -235,14 +235,14 @@ impl SequenceDecoder {
         if is_free && !options.changes_logits() && must.is_none() {
             return source.sample(&mut self.sampler).map_err(SamplingError::Source);
         }
-        let ends: Vec<u32> = match self.n_said < options.min_tokens && is_free {
+        let ends: Vec<u32> = match self.n_generated < options.min_tokens && is_free {
             true => tokenizer.eog_ids().iter().chain(&options.stop_tokens).copied().collect(),
             false => Vec::new(),
         };
-        let (said, recent, mut guide) = (&self.said, &self.recent, self.guides.active());
+        let (counts, recent, mut guide) = (&self.counts, &self.recent, self.guides.active());
         let mut guided = Ok(());
         let token = source.sample_with(&mut self.sampler, &mut |logits| {
-            apply_penalties(logits, options, said);
+            apply_penalties(logits, options, counts);
             exclude(logits, &ends, &options.bad_words, recent);
             if let Some(guide) = &mut guide {
                 guided = guide.mask(logits);
@@ -254,7 +254,7 @@ impl SequenceDecoder {
         });
         guided?;
         let token = token.map_err(SamplingError::Source)?;
-        *self.said.entry(token).or_default() += 1;
+        *self.counts.entry(token).or_default() += 1;
         self.recent.push_back(token);
         if self.recent.len() > options.bad_words.iter().map(Vec::len).max().unwrap_or(0) {
             self.recent.pop_front();
@@ -267,7 +267,7 @@ impl SequenceDecoder {
         let text = self.decode.flush();
         let (text, stopped) = self.stops.push(text);
         let text = if stopped.is_some() { text } else { text + &self.stops.rest() };
-        FinalOutput { text, logprobs: std::mem::take(&mut self.untold).logprobs() }
+        FinalOutput { text, logprobs: std::mem::take(&mut self.pending).logprobs() }
     }
 }
 
@@ -277,32 +277,32 @@ impl SequenceDecoder {
 struct PendingLogprobs {
     /// Byte range of the text of each token, with its logprobs.
     logprobs: VecDeque<(Range<usize>, TokenLogprobs)>,
-    n_said: usize,
-    n_told: usize,
+    n_pushed: usize,
+    n_final: usize,
 }
 
 impl PendingLogprobs {
     /// Adds a generated token whose text has `n` bytes.
     fn push(&mut self, logprob: Option<TokenLogprobs>, n: usize) {
-        let text = self.n_said..self.n_said + n;
-        self.n_said = text.end;
+        let text = self.n_pushed..self.n_pushed + n;
+        self.n_pushed = text.end;
         self.logprobs.extend(logprob.map(|logprob| (text, logprob)));
     }
 
     /// Returns the logprobs of the tokens covered by `n` more final bytes. After the last ones no
     /// more follow.
     fn release(&mut self, n: usize, are_last: bool) -> Vec<TokenLogprobs> {
-        self.n_told += n;
-        let n_told = self.n_told;
-        let is_told = |(text, _): &&(Range<usize>, TokenLogprobs)| {
-            text.end <= n_told || (are_last && text.start < n_told)
+        self.n_final += n;
+        let n_final = self.n_final;
+        let is_final = |(text, _): &&(Range<usize>, TokenLogprobs)| {
+            text.end <= n_final || (are_last && text.start < n_final)
         };
-        let n = self.logprobs.iter().take_while(is_told).count();
-        let told = self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect();
+        let n = self.logprobs.iter().take_while(is_final).count();
+        let released = self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect();
         if are_last {
             self.logprobs.clear();
         }
-        told
+        released
     }
 
     fn logprobs(self) -> Vec<TokenLogprobs> {
@@ -325,13 +325,13 @@ fn exclude(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &Ve
 }
 
 /// Applies biases and penalties.
-fn apply_penalties(logits: &mut [f32], options: &DecodingOptions, said: &HashMap<u32, u32>) {
+fn apply_penalties(logits: &mut [f32], options: &DecodingOptions, counts: &HashMap<u32, u32>) {
     for &(token, bias) in &options.bias {
         if let Some(logit) = logits.get_mut(token as usize) {
             *logit += bias;
         }
     }
-    for (&token, &times) in said {
+    for (&token, &times) in counts {
         logits[token as usize] -= options.presence_penalty + times as f32 * options.frequency_penalty;
     }
 }
@@ -347,13 +347,13 @@ pub fn token_logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
         Logprob { token, logprob: logprob.max(-9999.0) as f32 }
     };
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     let n = n.min(ids.len());
     if n > 0 {
-        ids.select_nth_unstable_by(n - 1, likelier);
+        ids.select_nth_unstable_by(n - 1, by_logit);
     }
     ids.truncate(n);
-    ids.sort_unstable_by(likelier);
+    ids.sort_unstable_by(by_logit);
     TokenLogprobs { token: logprob(token), top: ids.into_iter().map(logprob).collect() }
 }
 
@@ -368,7 +368,7 @@ fn sampled_logprobs(sampler: &Sampler, token: u32, n: usize) -> TokenLogprobs {
 
 /// Finds stop strings in streamed text.
 struct Stops {
-    wanted: Vec<String>,
+    strings: Vec<String>,
     /// Whether the stop string is included in the answer.
     keeps: bool,
     /// Possible beginning of a stop string.
@@ -376,27 +376,27 @@ struct Stops {
 }
 
 impl Stops {
-    fn new(wanted: Vec<String>, keeps: bool) -> Self {
-        Self { wanted, keeps, held: String::new() }
+    fn new(strings: Vec<String>, keeps: bool) -> Self {
+        Self { strings, keeps, held: String::new() }
     }
 
     /// Returns the non-empty stop strings with their indices.
-    fn wanted(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.wanted.iter().map(String::as_str).enumerate().filter(|(_, text)| !text.is_empty())
+    fn nonempty(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.strings.iter().map(String::as_str).enumerate().filter(|(_, text)| !text.is_empty())
     }
 
     /// Returns the text that is final now, and the index of the stop string that follows it.
     fn push(&mut self, text: String) -> (String, Option<usize>) {
-        if self.wanted.is_empty() {
+        if self.strings.is_empty() {
             return (text, None);
         }
         self.held.push_str(&text);
-        let found = self.wanted().filter_map(|(index, wanted)| Some((self.held.find(wanted)?, index))).min();
+        let found = self.nonempty().filter_map(|(index, stop)| Some((self.held.find(stop)?, index))).min();
         if let Some((at, index)) = found {
-            self.held.truncate(if self.keeps { at + self.wanted[index].len() } else { at });
+            self.held.truncate(if self.keeps { at + self.strings[index].len() } else { at });
             return (std::mem::take(&mut self.held), Some(index));
         }
-        let may_begin = |at: &usize| self.wanted().any(|(_, wanted)| wanted.starts_with(&self.held[*at..]));
+        let may_begin = |at: &usize| self.nonempty().any(|(_, stop)| stop.starts_with(&self.held[*at..]));
         let at = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
         let held = self.held.split_off(at);
         (std::mem::replace(&mut self.held, held), None)
@@ -428,24 +428,24 @@ mod tests {
     use super::*;
 
     /// Returns the output for every chunk size of the text.
-    fn through(wanted: &[&str], text: &str) -> Vec<(String, Option<usize>)> {
+    fn through(strings: &[&str], text: &str) -> Vec<(String, Option<usize>)> {
         let chars: Vec<char> = text.chars().collect();
         let mut ways = Vec::new();
         for size in 1..=chars.len().max(1) {
-            let mut stops = Stops::new(wanted.iter().map(|&text| text.to_owned()).collect(), false);
-            let (mut said, mut stopped) = (String::new(), None);
+            let mut stops = Stops::new(strings.iter().map(|&text| text.to_owned()).collect(), false);
+            let (mut output, mut stopped) = (String::new(), None);
             for piece in chars.chunks(size) {
                 let (text, hit) = stops.push(piece.iter().collect::<String>());
-                said += &text;
+                output += &text;
                 stopped = hit;
                 if hit.is_some() {
                     break;
                 }
             }
             if stopped.is_none() {
-                said += &stops.rest();
+                output += &stops.rest();
             }
-            ways.push((said, stopped));
+            ways.push((output, stopped));
         }
         ways
     }
@@ -461,9 +461,9 @@ mod tests {
             (&["", "ö"], "grün, schön", "grün, sch", Some(1)),
             (&[""], "abc", "abc", None),
         ];
-        for (wanted, text, expected, stopped) in cases {
-            for way in through(wanted, text) {
-                assert_eq!(way, (expected.to_owned(), stopped), "{wanted:?} in {text:?}");
+        for (strings, text, expected, stopped) in cases {
+            for way in through(strings, text) {
+                assert_eq!(way, (expected.to_owned(), stopped), "{strings:?} in {text:?}");
             }
         }
     }
@@ -471,22 +471,23 @@ mod tests {
     #[test]
     fn tokens_of_a_stop_string_have_no_logprobs() {
         let of = |token| TokenLogprobs { token: Logprob { token, logprob: 0.0 }, top: Vec::new() };
-        let tokens = |told: Vec<TokenLogprobs>| told.iter().map(|of| of.token.token).collect::<Vec<_>>();
-        let (mut stops, mut untold) = (Stops::new(vec!["cd".to_owned()], false), PendingLogprobs::default());
-        let mut told = Vec::new();
+        let tokens =
+            |logprobs: Vec<TokenLogprobs>| logprobs.iter().map(|of| of.token.token).collect::<Vec<_>>();
+        let (mut stops, mut pending) = (Stops::new(vec!["cd".to_owned()], false), PendingLogprobs::default());
+        let mut released = Vec::new();
         // The third token may begin a stop string, the last one does: its first letter belongs to
         // the answer.
         for (token, text) in [(0, "a"), (1, ""), (2, "c"), (3, "b"), (4, "bc"), (5, "d")] {
-            untold.push(Some(of(token)), text.len());
+            pending.push(Some(of(token)), text.len());
             let (text, stopped) = stops.push(text.to_owned());
-            told.push(tokens(untold.release(text.len(), stopped.is_some())));
+            released.push(tokens(pending.release(text.len(), stopped.is_some())));
         }
-        assert_eq!(told, [vec![0], vec![1], vec![], vec![2, 3], vec![], vec![4]]);
-        assert!(untold.logprobs().is_empty());
-        let mut untold = PendingLogprobs::default();
-        untold.push(Some(of(7)), 1);
-        assert_eq!(tokens(untold.release(0, false)), [0; 0]);
-        assert_eq!(tokens(untold.logprobs()), [7]);
+        assert_eq!(released, [vec![0], vec![1], vec![], vec![2, 3], vec![], vec![4]]);
+        assert!(pending.logprobs().is_empty());
+        let mut pending = PendingLogprobs::default();
+        pending.push(Some(of(7)), 1);
+        assert_eq!(tokens(pending.release(0, false)), [0; 0]);
+        assert_eq!(tokens(pending.logprobs()), [7]);
     }
 
     #[test]

@@ -70,16 +70,16 @@ impl<'a> Reader<'a> {
         let mut rules: Vec<Option<Vec<Vec<Item>>>> = Vec::new();
         self.space(true);
         while self.at < self.text.len() {
-            let name = self.name().ok_or_else(|| self.wrong("the name of a rule"))?;
+            let name = self.name().ok_or_else(|| self.error("the name of a rule"))?;
             let place = self.place(name);
             self.space(false);
             if !self.take("::=") {
-                return Err(self.wrong("::="));
+                return Err(self.error("::="));
             }
             self.space(true);
             let rule = self.alternatives(0)?;
             if !self.rest().is_empty() && !self.rest().starts_with(['\n', '\r']) {
-                return Err(self.wrong("the end of the line"));
+                return Err(self.error("the end of the line"));
             }
             rules.resize(self.names.len().max(rules.len()), None);
             rules[place] = Some(rule);
@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
         &self.text[self.at..]
     }
 
-    fn wrong(&self, expected: &str) -> String {
+    fn error(&self, expected: &str) -> String {
         let line = self.text[..self.at].matches('\n').count() + 1;
         let got: String = self.rest().chars().take_while(|c| !c.is_control()).take(20).collect();
         format!("line {line}: expected {expected}, got {}", if got.is_empty() { "the end" } else { &got })
@@ -167,11 +167,11 @@ impl<'a> Reader<'a> {
                     self.space(true);
                     let inner = self.alternatives(depth + 1)?;
                     if !self.take(")") {
-                        return Err(self.wrong(")"));
+                        return Err(self.error(")"));
                     }
                     Item::Any(inner)
                 }
-                '(' => return Err(self.wrong("at most 32 groups within each other")),
+                '(' => return Err(self.error("at most 32 groups within each other")),
                 _ => match self.name() {
                     Some(name) => Item::Rule(self.place(name)),
                     None => break,
@@ -186,42 +186,42 @@ impl<'a> Reader<'a> {
 
     fn repeated(&mut self, mut item: Item, depth: usize) -> Result<Item, String> {
         for _ in 0..=MAX_SIGNS {
-            let (least, most) = match self.rest().chars().next() {
+            let (min, max) = match self.rest().chars().next() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
                 Some('?') => (0, Some(1)),
                 Some('{') => {
                     self.at += 1;
                     self.space(depth > 0);
-                    let least = self.number()?;
+                    let min = self.number()?;
                     self.space(depth > 0);
-                    let most = if self.take(",") {
+                    let max = if self.take(",") {
                         self.space(depth > 0);
                         let is_open = self.rest().starts_with('}');
                         if is_open { None } else { Some(self.number()?) }
                     } else {
-                        Some(least)
+                        Some(min)
                     };
                     self.space(depth > 0);
-                    if most.is_some_and(|most| most < least) || !self.rest().starts_with('}') {
-                        return Err(self.wrong("numbers of repetitions, the lesser first, and }"));
+                    if max.is_some_and(|max| max < min) || !self.rest().starts_with('}') {
+                        return Err(self.error("numbers of repetitions, the lesser first, and }"));
                     }
-                    (least, most)
+                    (min, max)
                 }
                 _ => return Ok(item),
             };
             self.at += 1;
             self.space(depth > 0);
-            item = Item::Times(Box::new(item), least, most);
+            item = Item::Times(Box::new(item), min, max);
         }
-        Err(self.wrong("at most 4 signs of repetition"))
+        Err(self.error("at most 4 signs of repetition"))
     }
 
     fn number(&mut self) -> Result<u32, String> {
         let rest = self.rest();
         let length = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
         let number = rest[..length].parse().ok().filter(|&n| n <= MAX_TIMES);
-        let number = number.ok_or_else(|| self.wrong("a number up to 2000"))?;
+        let number = number.ok_or_else(|| self.error("a number up to 2000"))?;
         self.at += length;
         Ok(number)
     }
@@ -249,12 +249,12 @@ impl<'a> Reader<'a> {
                 first
             };
             if last < first {
-                return Err(self.wrong("a range whose first character comes first"));
+                return Err(self.error("a range whose first character comes first"));
             }
             ranges.push((first, last));
         }
         if ranges.is_empty() && !is_negated {
-            return Err(self.wrong("characters in ["));
+            return Err(self.error("characters in ["));
         }
         Ok(Item::Class { ranges, is_negated })
     }
@@ -262,11 +262,11 @@ impl<'a> Reader<'a> {
     /// Reads a character of a string or a class, verbatim or escaped.
     fn character(&mut self) -> Result<char, String> {
         let unended = "the end of a string or of ranges";
-        let c = self.next().filter(|c| !matches!(c, '\n' | '\r')).ok_or_else(|| self.wrong(unended))?;
+        let c = self.next().filter(|c| !matches!(c, '\n' | '\r')).ok_or_else(|| self.error(unended))?;
         if c != '\\' {
             return Ok(c);
         }
-        let n_digits = match self.next().ok_or_else(|| self.wrong(unended))? {
+        let n_digits = match self.next().ok_or_else(|| self.error(unended))? {
             't' => return Ok('\t'),
             'r' => return Ok('\r'),
             'n' => return Ok('\n'),
@@ -274,11 +274,11 @@ impl<'a> Reader<'a> {
             'x' => 2,
             'u' => 4,
             'U' => 8,
-            _ => return Err(self.wrong("an escape such as \\n or \\x20 before this")),
+            _ => return Err(self.error("an escape such as \\n or \\x20 before this")),
         };
         let digits = self.rest().get(..n_digits);
         let code = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).and_then(char::from_u32);
-        let code = code.ok_or_else(|| self.wrong("the number of a character, in hexadecimal"))?;
+        let code = code.ok_or_else(|| self.error("the number of a character, in hexadecimal"))?;
         self.at += n_digits;
         Ok(code)
     }
@@ -289,12 +289,12 @@ impl<'a> Reader<'a> {
         let rest = self.rest();
         let is_negated = rest.starts_with('!');
         let inner = rest[usize::from(is_negated)..].strip_prefix('<').and_then(|rest| rest.split_once('>'));
-        let (name, _) = inner.ok_or_else(|| self.wrong(expected))?;
+        let (name, _) = inner.ok_or_else(|| self.error(expected))?;
         let id = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
             Some(number) => number.parse().ok(),
             None => (self.token)(&format!("<{name}>")),
         };
-        let id = id.ok_or_else(|| self.wrong("a token that there is"))?;
+        let id = id.ok_or_else(|| self.error("a token that there is"))?;
         self.at += usize::from(is_negated) + name.len() + 2;
         Ok(Item::Token { id, is_negated })
     }

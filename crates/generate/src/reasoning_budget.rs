@@ -9,39 +9,39 @@ use kvant_text::tokenizer::{Special, Tokenizer};
 /// State of the reasoning and its remaining budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReasoningBudget {
-    thoughts: ReasoningParser,
+    parser: ReasoningParser,
     /// Remaining tokens, if the budget is limited.
     left: Option<usize>,
     /// Tokens of the end mark, and how many of them have been generated.
     end: Arc<[u32]>,
     n_ended: usize,
     /// Reasoning tokens, including the marks.
-    n_said: usize,
+    n_tokens: usize,
 }
 
 impl ReasoningBudget {
-    /// Creates the budget of an answer whose reasoning `thoughts` detects, of at most `budget`
+    /// Creates the budget of an answer whose reasoning `parser` detects, of at most `budget`
     /// tokens.
     ///
     /// # Errors
     /// A tokenizer that cannot encode the mark.
     pub fn new(
-        thoughts: ReasoningParser,
+        parser: ReasoningParser,
         budget: Option<usize>,
         tokenizer: &Tokenizer,
     ) -> Result<Self, TokenizerError> {
         let end = tokenizer.encode(THINK_CLOSE, Special::Parse, false)?.into();
-        Ok(Self { thoughts, left: budget, end, n_ended: 0, n_said: 0 })
+        Ok(Self { parser, left: budget, end, n_ended: 0, n_tokens: 0 })
     }
 
     /// Reports whether reasoning has started and not ended.
     pub fn is_open(&self) -> bool {
-        self.thoughts.is_reasoning()
+        self.parser.is_reasoning()
     }
 
     /// Returns the number of reasoning tokens so far.
     pub fn n_tokens(&self) -> usize {
-        self.n_said
+        self.n_tokens
     }
 
     /// Returns the token that is forced next, if any.
@@ -59,8 +59,8 @@ impl ReasoningBudget {
             self.left = self.left.map(|left| left.saturating_sub(1));
         }
         let was_going_on = self.is_open();
-        self.thoughts.push(text);
-        self.n_said += usize::from(was_going_on || self.is_open());
+        self.parser.push(text);
+        self.n_tokens += usize::from(was_going_on || self.is_open());
     }
 }
 

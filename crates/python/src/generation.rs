@@ -12,22 +12,22 @@ use crate::session::Session;
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Generation {
     session: Py<Session>,
-    course: Mutex<GenerationState>,
+    state: Mutex<GenerationState>,
     turn: u64,
 }
 
 impl Generation {
-    pub(crate) fn new(session: Py<Session>, course: GenerationState, turn: u64) -> Self {
-        Self { session, course: Mutex::new(course), turn }
+    pub(crate) fn new(session: Py<Session>, state: GenerationState, turn: u64) -> Self {
+        Self { session, state: Mutex::new(state), turn }
     }
 
     /// Locks the generation's state.
-    fn course(&self) -> MutexGuard<'_, GenerationState> {
-        self.course.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, GenerationState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stats(&self, py: Python<'_>) -> GenerationStats {
-        py.detach(|| self.course().stats())
+        py.detach(|| self.state().stats())
     }
 }
 
@@ -40,14 +40,14 @@ impl Generation {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let session = self.session.get();
         py.detach(|| {
-            let mut course = self.course();
-            if course.stats().finish.is_some() {
+            let mut state = self.state();
+            if state.stats().finish.is_some() {
                 return Ok(None);
             }
-            match course.next(session.lock()?.of(self.turn)?) {
+            match state.next(session.lock()?.of(self.turn)?) {
                 Some(token) => token.map(|token| Some(token.text)).map_err(refused),
                 // The bytes of an incomplete last character.
-                None => Ok(Some(course.finish_text()).filter(|rest| !rest.is_empty())),
+                None => Ok(Some(state.finish_text()).filter(|rest| !rest.is_empty())),
             }
         })
     }

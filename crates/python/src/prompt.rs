@@ -47,7 +47,7 @@ impl Prompt {
                 let mut images = Vec::new();
                 let messages = messages
                     .iter()
-                    .map(|said| message(model, said, &mut images))
+                    .map(|fields| message(model, fields, &mut images))
                     .collect::<PyResult<Vec<_>>>()?;
                 model.chat_prompt_with_images(&messages, &images).map_err(refused)
             }
@@ -61,7 +61,7 @@ fn message(
     message: &HashMap<String, MessageValue>,
     images: &mut Vec<EncodedImage>,
 ) -> PyResult<Message> {
-    let part = |key: &str| match message.get(key) {
+    let text_of = |key: &str| match message.get(key) {
         Some(MessageValue::Text(text)) => Ok(text),
         Some(MessageValue::Images(_)) => {
             Err(PyTypeError::new_err(format!("{key} of a message: expected str")))
@@ -80,5 +80,5 @@ fn message(
         }
         None => {}
     }
-    Ok(Message::new(part("role")?, part("content")?).with_images(images.len() - before))
+    Ok(Message::new(text_of("role")?, text_of("content")?).with_images(images.len() - before))
 }

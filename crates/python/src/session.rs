@@ -15,7 +15,7 @@ use crate::{KvantError, refused};
 /// A conversation: tokens and their KV cache.
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Session {
-    turns: Mutex<SharedSession>,
+    shared: Mutex<SharedSession>,
     /// The thread that holds the lock.
     holder: Mutex<Option<ThreadId>>,
 }
@@ -46,22 +46,22 @@ impl SharedSession {
 
 impl Session {
     pub(crate) fn new(session: kvant::Session) -> Self {
-        Self { turns: Mutex::new(SharedSession { session, turn: 0 }), holder: Mutex::default() }
+        Self { shared: Mutex::new(SharedSession { session, turn: 0 }), holder: Mutex::default() }
     }
 
     /// Locks the session; the caller must have released the interpreter. A signal handler that runs
     /// within a call on the same thread would deadlock, so it gets an error.
     pub(crate) fn lock(&self) -> PyResult<SessionGuard<'_>> {
-        let me = thread::current().id();
-        if *self.holder() == Some(me) {
+        let this_thread = thread::current().id();
+        if *self.holder() == Some(this_thread) {
             return Err(KvantError::new_err(
                 "the session is in use on this thread: a signal handler cannot use it",
             ));
         }
         let broken = |_| KvantError::new_err("an internal error of Kvant has broken this session");
-        let turns = self.turns.lock().map_err(broken)?;
-        *self.holder() = Some(me);
-        Ok(SessionGuard { session: self, turns })
+        let shared = self.shared.lock().map_err(broken)?;
+        *self.holder() = Some(this_thread);
+        Ok(SessionGuard { session: self, shared })
     }
 
     fn holder(&self) -> MutexGuard<'_, Option<ThreadId>> {
@@ -81,20 +81,20 @@ impl Session {
 /// A locked session.
 pub(crate) struct SessionGuard<'s> {
     session: &'s Session,
-    turns: MutexGuard<'s, SharedSession>,
+    shared: MutexGuard<'s, SharedSession>,
 }
 
 impl Deref for SessionGuard<'_> {
     type Target = SharedSession;
 
     fn deref(&self) -> &SharedSession {
-        &self.turns
+        &self.shared
     }
 }
 
 impl DerefMut for SessionGuard<'_> {
     fn deref_mut(&mut self) -> &mut SharedSession {
-        &mut self.turns
+        &mut self.shared
     }
 }
 
@@ -127,7 +127,7 @@ fn begin(
     prompt: &[u32],
     options: GenerateOptions,
 ) -> PyResult<GenerationState> {
-    until_signal(|cancel, look| session.begin(prompt, options, cancel, &mut |_| look()))
+    until_signal(|cancel, check_signals| session.begin(prompt, options, cancel, &mut |_| check_signals()))
 }
 
 #[pymethods]
@@ -161,21 +161,21 @@ impl Session {
             ..SamplerParams::default()
         };
         let options = GenerateOptions { max_tokens, sampler, ignore_eos, ..GenerateOptions::default() };
-        let (course, turn) = slf.get().with(slf.py(), |turns| {
-            let session = turns.begin_use();
+        let (generation, turn) = slf.get().with(slf.py(), |shared| {
+            let session = shared.begin_use();
             let tokens = prompt.tokens(session.model())?;
-            Ok((begin(session, &tokens, options)?, turns.turn))
+            Ok((begin(session, &tokens, options)?, shared.turn))
         })?;
-        Ok(Generation::new(slf.clone().unbind(), course, turn))
+        Ok(Generation::new(slf.clone().unbind(), generation, turn))
     }
 
     fn feed(&self, py: Python<'_>, prompt: Prompt) -> PyResult<()> {
-        self.with(py, |turns| {
-            let session = turns.begin_use();
+        self.with(py, |shared| {
+            let session = shared.begin_use();
             let tokens = prompt.tokens(session.model())?;
-            until_signal(|cancel, look| {
+            until_signal(|cancel, check_signals| {
                 session.feed(&tokens, &mut |_| {
-                    look();
+                    check_signals();
                     !cancel.is_cancelled()
                 })
             })
@@ -183,34 +183,34 @@ impl Session {
     }
 
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let bytes: Vec<u8> = self.with(py, |turns| {
-            let logits = turns.session.logits().map_err(refused)?;
+        let bytes: Vec<u8> = self.with(py, |shared| {
+            let logits = shared.session.logits().map_err(refused)?;
             Ok(logits.iter().flat_map(|logit| logit.to_ne_bytes()).collect())
         })?;
         PyModule::import(py, "array")?.getattr("array")?.call1(("f", PyBytes::new(py, &bytes)))
     }
 
     fn rewind(&self, py: Python<'_>, n_tokens: usize) -> PyResult<()> {
-        self.with(py, |turns| turns.begin_use().rewind(n_tokens).map_err(refused))
+        self.with(py, |shared| shared.begin_use().rewind(n_tokens).map_err(refused))
     }
 
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
-        self.with(py, |turns| Ok(Self::new(turns.session.fork())))
+        self.with(py, |shared| Ok(Self::new(shared.session.fork())))
     }
 
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.with(py, |turns| Ok(turns.session.tokens().to_vec()))
+        self.with(py, |shared| Ok(shared.session.tokens().to_vec()))
     }
 
     #[getter]
     fn n_ctx(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |turns| Ok(turns.session.n_ctx()))
+        self.with(py, |shared| Ok(shared.session.n_ctx()))
     }
 
     #[getter]
     fn kv(&self, py: Python<'_>) -> PyResult<KvUse> {
-        self.with(py, |turns| Ok(KvUse::from(turns.session.kv())))
+        self.with(py, |shared| Ok(KvUse::from(shared.session.kv())))
     }
 }
 

@@ -63,8 +63,8 @@ class Generating(unittest.TestCase):
         text = "Once upon a time"
         tokens = self.model.tokens(text)
         self.assertEqual((self.model.text(tokens), self.model.tokens(tokens)), (text, tokens))
-        said = ["".join(self.model.session().generate(p, max_tokens=8, temperature=0)) for p in (text, tokens)]
-        self.assertEqual(said[0], said[1])
+        outputs = ["".join(self.model.session().generate(p, max_tokens=8, temperature=0)) for p in (text, tokens)]
+        self.assertEqual(outputs[0], outputs[1])
         with self.assertRaises(KeyError):
             self.model.tokens([{"role": "user"}])
         for no_prompt in (3, b"abc", bytearray(b"abc")):
@@ -127,17 +127,17 @@ class Sessions(unittest.TestCase):
     def test_a_vision_model_encodes_images(self):
         folder = CRATES / "vision/tests"
         model = folder / "models/smolvlm/text.gguf"
-        seeing = kvant.Model.open(model, n_threads=1, mmproj=model.with_name("mmproj.gguf"))
+        vision_model = kvant.Model.open(model, n_threads=1, mmproj=model.with_name("mmproj.gguf"))
         wide, tall = ((folder / f"images/{name}.png").read_bytes() for name in ("wide", "tall"))
 
-        def tokens(images, of=seeing):
+        def tokens(images, of=vision_model):
             return of.tokens([{"role": "user", "content": "What?", "images": images}])
 
         self.assertGreater(len(tokens([wide])), len(tokens([])) + 28)
         self.assertEqual(tokens([wide]), tokens([wide]))
         self.assertNotEqual(tokens([wide]), tokens([tall]))
-        self.assertGreater(max(tokens([wide])), seeing.n_vocab)
-        self.assertTrue(list(seeing.session().generate(tokens([wide, tall]), max_tokens=2)))
+        self.assertGreater(max(tokens([wide])), vision_model.n_vocab)
+        self.assertTrue(list(vision_model.session().generate(tokens([wide, tall]), max_tokens=2)))
         with self.assertRaisesRegex(kvant.KvantError, "a model with a vision encoder"):
             tokens([wide], self.model)
         with self.assertRaisesRegex(kvant.KvantError, "not a readable image"):

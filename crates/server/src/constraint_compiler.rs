@@ -57,7 +57,7 @@ impl ConstraintCompilers {
         let lane = self.lanes.enter(&owner).await;
         let Compilation { compiled, first } = self.start(model, format, owner, lane)?;
         let ended =
-            |_| ConstraintError::Wrong("an internal error while the constraint was compiled".to_owned());
+            |_| ConstraintError::Invalid("an internal error while the constraint was compiled".to_owned());
         let compiled = timeout(COMPILE_TIME, compiled).await.map_err(|_| ConstraintError::SlowToCompile)?;
         // Dropped with a client that disconnects.
         let cancellation = compiled.map_err(ended)??;
@@ -109,13 +109,13 @@ impl ConstraintCompilers {
             }
         };
         let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(COMPILER_STACK);
-        thread.spawn(compile).map_err(|error| ConstraintError::Wrong(error.to_string()))?;
+        thread.spawn(compile).map_err(|error| ConstraintError::Invalid(error.to_string()))?;
         Ok(Compilation { compiled, first })
     }
 }
 
 fn tokenizer(model: &Model) -> Result<&Tokenizer, ConstraintError> {
-    model.tokenizer().map_err(|error| ConstraintError::Wrong(error.to_string()))
+    model.tokenizer().map_err(|error| ConstraintError::Invalid(error.to_string()))
 }
 
 #[cfg(test)]

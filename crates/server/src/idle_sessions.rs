@@ -23,10 +23,11 @@ pub(crate) struct CacheSpec {
 }
 
 impl CacheSpec {
-    pub fn new(options: KvOptions, strengths: Option<Arc<[f32]>>) -> Arc<Self> {
-        let adapters = strengths.as_ref().map_or_else(String::new, |strengths| format!(" {strengths:?}"));
+    pub fn new(options: KvOptions, lora_scales: Option<Arc<[f32]>>) -> Arc<Self> {
+        let adapters =
+            lora_scales.as_ref().map_or_else(String::new, |lora_scales| format!(" {lora_scales:?}"));
         let name = xxh3_64(format!("{options:?}{adapters}").as_bytes());
-        Arc::new(Self { options, lora_scales: strengths, cost: OnceLock::new(), name })
+        Arc::new(Self { options, lora_scales, cost: OnceLock::new(), name })
     }
 
     /// Returns the size of a cache of the model with these options.
@@ -148,26 +149,26 @@ impl IdleSessions {
     }
 
     /// Returns the session with the longest prefix of `prompt`, without its last token, if longer
-    /// than `least`: a conversation that the prompt continues, or else a fork that shares its
+    /// than `min_len`: a conversation that the prompt continues, or else a fork that shares its
     /// blocks, truncated to the common prefix.
-    pub fn take(&mut self, kind: &CacheKey, prompt: &[u32], least: usize) -> Option<Session> {
-        let most = prompt.len() - 1;
+    pub fn take(&mut self, kind: &CacheKey, prompt: &[u32], min_len: usize) -> Option<Session> {
+        let max_len = prompt.len() - 1;
         let of_kind = self.idle.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
-        let shared: Vec<_> = of_kind.map(|(index, idle)| (idle.common(prompt).min(most), index)).collect();
+        let shared: Vec<_> = of_kind.map(|(index, idle)| (idle.common(prompt).min(max_len), index)).collect();
         let &(common, index) = shared.iter().max()?;
         let is_whole = |&(n, index): &(usize, usize)| n == self.idle[index].session.tokens().len();
         let whole = shared.iter().copied().filter(is_whole).max();
         let n_whole = whole.map_or(0, |(n, _)| n);
         // The truncated fork may end earlier than the common prefix.
-        let cut = (common > n_whole.max(least)).then(|| {
+        let cut = (common > n_whole.max(min_len)).then(|| {
             let mut cut = self.idle[index].session.fork();
             cut.reuse_prefix(prompt);
             cut
         });
-        let cut = cut.filter(|cut| cut.tokens().len() > n_whole.max(least));
+        let cut = cut.filter(|cut| cut.tokens().len() > n_whole.max(min_len));
         let (index, session) = match (cut, whole) {
             (Some(cut), _) => (index, Some(cut)),
-            (None, Some((n, index))) if n > least => (index, None),
+            (None, Some((n, index))) if n > min_len => (index, None),
             _ => return None,
         };
         let idle = self.idle.remove(index)?;

@@ -223,11 +223,11 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let (broken, has_broken) = tokio::sync::mpsc::channel(1);
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), broken)?);
     let is_leaving = AtomicBool::new(false);
-    let (n_asked, bodies, work) = (AtomicU64::new(0), Bodies::default(), Arc::default());
+    let (n_requests, bodies, work) = (AtomicU64::new(0), Bodies::default(), Arc::default());
     let server = Arc::new(Server {
         options,
         pool: Arc::clone(&pool),
-        n_requests: n_asked,
+        n_requests,
         bodies,
         is_shutting_down: is_leaving,
         work,

@@ -122,7 +122,7 @@ async fn serve(
 /// Returns once a shutdown signal has arrived and the last response has ended, or at a second
 /// signal.
 async fn end(server: Arc<Server>, mut signals: Signals) {
-    signals.come().await;
+    signals.recv().await;
     tracing::info!("shutting down: no more work is accepted");
     server.is_shutting_down.store(true, Ordering::Relaxed);
     let drained = async {
@@ -133,7 +133,7 @@ async fn end(server: Arc<Server>, mut signals: Signals) {
     tokio::select! {
         () = drained => {}
         () = tokio::time::sleep(DRAIN) => tracing::warn!("the last responses take too long: they are aborted"),
-        () = signals.come() => tracing::warn!("second signal: the last responses are aborted"),
+        () = signals.recv() => tracing::warn!("second signal: the last responses are aborted"),
     }
 }
 
@@ -158,7 +158,7 @@ impl Signals {
     }
 
     /// Returns when a signal arrives.
-    async fn come(&mut self) {
+    async fn recv(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {}, _ = hangup.recv() => {} }
     }
@@ -175,7 +175,7 @@ impl Signals {
     }
 
     /// Returns when the signal arrives.
-    async fn come(&mut self) {
+    async fn recv(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             // No signal can be received.
             std::future::pending::<()>().await;

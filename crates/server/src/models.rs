@@ -270,9 +270,9 @@ impl ModelRegistry {
         let disk = options.kv_disk.clone().map(|(folder, bytes)| (folder, of_it(bytes)));
         let store = Store::open(of_it(options.kv_ram), disk, &model, blocks.clone())?;
         let status = Arc::new(Mutex::default());
-        let told = (Arc::clone(&self.metrics), Arc::clone(&status));
+        let reporting = (Arc::clone(&self.metrics), Arc::clone(&status));
         let lengths = (options.n_ctx, options.draft_max);
-        let worker = Worker::new(model.clone(), lengths, limits, (store, blocks), told);
+        let worker = Worker::new(model.clone(), lengths, limits, (store, blocks), reporting);
         let (jobs, received) = mpsc::channel();
         let alarm = PanicGuard(Some(self.broken.clone()));
         let work = move || {

@@ -413,14 +413,14 @@ impl Scheduler {
     /// Reports that a step of these tokens took `took`; zero if all were accepted draft tokens of
     /// earlier steps.
     pub fn ran(&mut self, rows: &[(Id, usize)], took: Duration) {
-        let (mut n_speaking, mut n_read) = (0, 0);
+        let (mut n_decode, mut n_read) = (0, 0);
         let mut readers = BTreeSet::new();
         for &(id, n) in rows {
             let Some(sequence) = self.sequences.get_mut(&id) else { continue };
             self.owners.entry(sequence.request.owner).or_default().n_rows += n as u64;
             sequence.n_tokens += n;
             if sequence.stage == Stage::Decode {
-                n_speaking += n;
+                n_decode += n;
                 continue;
             }
             n_read += n;
@@ -432,7 +432,7 @@ impl Scheduler {
         for owner in readers {
             self.owners.entry(owner).or_default().n_steps += 1;
         }
-        self.pace.ran(n_speaking, n_read, took.as_secs_f64());
+        self.pace.ran(n_decode, n_read, took.as_secs_f64());
     }
 
     /// Returns the next action.
@@ -551,10 +551,10 @@ impl Scheduler {
 
     /// Plans the batch of a step.
     fn rows(&mut self) -> Vec<(Id, usize)> {
-        let speaking = self.running().filter(|(_, s)| s.stage == Stage::Decode && !s.paused);
-        let speaking: Vec<_> = speaking.take(self.limits.n_rows).collect();
-        let speakers: BTreeSet<u64> = speaking.iter().map(|(_, s)| s.request.owner).collect();
-        let mut rows: Vec<_> = speaking.iter().map(|&(id, _)| (id, 1)).collect();
+        let decoding = self.running().filter(|(_, s)| s.stage == Stage::Decode && !s.paused);
+        let decoding: Vec<_> = decoding.take(self.limits.n_rows).collect();
+        let decoding_owners: BTreeSet<u64> = decoding.iter().map(|(_, s)| s.request.owner).collect();
+        let mut rows: Vec<_> = decoding.iter().map(|&(id, _)| (id, 1)).collect();
         let reading = self.running().filter(|(_, s)| s.stage == Stage::Prefill);
         let mut reading: Vec<_> = reading
             .map(|(id, s)| (self.priority(id, s, |owner| owner.n_steps), s.tokens_to_branch()))
@@ -562,7 +562,8 @@ impl Scheduler {
         reading.sort_unstable();
         let first = reading.first().and_then(|((.., id), _)| self.sequences.get(id));
         let is_crowded_out = first.is_some_and(|first| {
-            !speakers.contains(&first.request.owner) && rows.len() >= CROWDED_SEQUENCES * speakers.len()
+            !decoding_owners.contains(&first.request.owner)
+                && rows.len() >= CROWDED_SEQUENCES * decoding_owners.len()
         });
         let gap = if is_crowded_out { MAX_ITL_RATIO_OF_MANY } else { MAX_ITL_RATIO };
         let mut room = self.pace.rows(rows.len(), self.limits.n_rows - rows.len(), gap);

@@ -138,7 +138,7 @@ pub(crate) struct Worker {
     /// Maximum draft tokens per sequence.
     draft_max: usize,
     scheduler: Scheduler,
-    courses: BTreeMap<Id, Sequence>,
+    sequences: BTreeMap<Id, Sequence>,
     idle: IdleSessions,
     /// Offload tier for conversations that exceed the memory.
     store: Store,
@@ -165,7 +165,7 @@ impl Worker {
             n_ctx,
             draft_max,
             scheduler: Scheduler::new(limits),
-            courses: BTreeMap::new(),
+            sequences: BTreeMap::new(),
             idle: IdleSessions::new(blocks.clone()),
             store,
             blocks,
@@ -188,7 +188,7 @@ impl Worker {
                 }
             }
             self.drop_disconnected();
-            let awaits_masks = self.look_for_masks();
+            let awaits_masks = self.resume_ready();
             self.blocks.publish();
             let act = self.scheduler.next(self.memory());
             if act != Action::Wait {
@@ -196,7 +196,7 @@ impl Worker {
                 continue;
             }
             self.publish_status();
-            match (self.courses.is_empty(), is_open) {
+            match (self.sequences.is_empty(), is_open) {
                 (true, false) => return self.flush_to_disk(),
                 (true, true) => match jobs.recv() {
                     Ok(job) => self.submit(job),
@@ -241,9 +241,9 @@ impl Worker {
         };
         match self.scheduler.submit(request) {
             Ok(id) => {
-                let course = Sequence::new(Arc::new(job), 0);
-                course.tell(Event::Accepted);
-                self.courses.insert(id, course);
+                let sequence = Sequence::new(Arc::new(job), 0);
+                sequence.send(Event::Accepted);
+                self.sequences.insert(id, sequence);
             }
             Err(refusal) => {
                 self.metrics.refused.inc();
@@ -273,11 +273,11 @@ impl Worker {
                 self.metrics.preempted.inc();
                 // If it cannot be offloaded, its tokens suffice to recompute it.
                 self.await_mask(id, false);
-                if let Some(course) = self.courses.get_mut(&id)
-                    && let Some(session) = course.take_session()
+                if let Some(sequence) = self.sequences.get_mut(&id)
+                    && let Some(session) = sequence.take_session()
                 {
-                    let kind = course.job.kind.clone();
-                    if course.pooled.is_none() {
+                    let kind = sequence.job.kind.clone();
+                    if sequence.pooled.is_none() {
                         self.store.save(&kind, &session);
                     }
                 }
@@ -294,44 +294,44 @@ impl Worker {
     /// Assigns a session with the longest cached prefix to a sequence. Returns the number of cached
     /// tokens.
     fn begin(&mut self, id: Id) -> Result<usize, Error> {
-        let Some(course) = self.courses.get_mut(&id) else { return Ok(0) };
-        let CacheKey { spec: stored, owner } = course.job.kind.clone();
+        let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(0) };
+        let CacheKey { spec: stored, owner } = sequence.job.kind.clone();
         let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
         let mut session = self.model.session(options)?.with_cache_salt(owner);
-        if let Some(strengths) = &stored.lora_scales {
-            session = session.with_lora_scales(strengths)?;
+        if let Some(lora_scales) = &stored.lora_scales {
+            session = session.with_lora_scales(lora_scales)?;
         }
-        if course.reuses_prefix() {
-            let attached = session.attach_prefix(course.text.tokens());
-            self.scheduler.branch(id, self.idle.common(&course.job.kind, course.text.tokens()));
-            if let Some(idle) = self.idle.take(&course.job.kind, course.text.tokens(), attached) {
+        if sequence.reuses_prefix() {
+            let attached = session.attach_prefix(sequence.text.tokens());
+            self.scheduler.branch(id, self.idle.common(&sequence.job.kind, sequence.text.tokens()));
+            if let Some(idle) = self.idle.take(&sequence.job.kind, sequence.text.tokens(), attached) {
                 session = idle;
             }
-            self.store.load(&mut session, &course.job.kind, course.text.tokens());
+            self.store.load(&mut session, &sequence.job.kind, sequence.text.tokens());
         }
         let n = session.tokens().len();
-        if course.progress.done == 0 {
-            course.progress = Progress { cached: n, done: n, ..course.progress };
+        if sequence.progress.done == 0 {
+            sequence.progress = Progress { cached: n, done: n, ..sequence.progress };
             self.metrics.cached_tokens.inc_by(n as u64);
-            if course.job.reports_progress {
-                course.tell(Event::Prefilled(course.progress));
+            if sequence.job.reports_progress {
+                sequence.send(Event::Prefilled(sequence.progress));
             }
         }
-        course.set_session(session, &self.blocks);
+        sequence.set_session(session, &self.blocks);
         Ok(n)
     }
 
     fn step(&mut self, rows: &[(Id, usize)]) {
         let started = Instant::now();
-        let is_scored = |id: &Id| self.courses.get(id).is_some_and(|course| course.scores().is_some());
+        let is_scored = |id: &Id| self.sequences.get(id).is_some_and(|sequence| sequence.scores().is_some());
         let (scored, together): (Vec<_>, Vec<_>) = rows.iter().copied().partition(|(id, _)| is_scored(id));
         let was_short = std::mem::take(&mut self.is_short);
         let mut ran = Vec::with_capacity(rows.len());
         let BatchResult { read, mut n_rows, result } = self.feed(&together);
         if let [(id, _)] = together[..]
-            && let Some(course) = self.courses.get_mut(&id)
+            && let Some(sequence) = self.sequences.get_mut(&id)
         {
-            course.text.drafting().1.observe_step_time(n_rows, started.elapsed());
+            sequence.text.drafting().1.observe_step_time(n_rows, started.elapsed());
         }
         // Of several steps some may have completed.
         let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
@@ -340,8 +340,8 @@ impl Worker {
             ran.extend(self.recover_from_failed_step(&left, was_short, &error));
         }
         for (id, n) in scored {
-            let Some(course) = self.courses.get_mut(&id) else { continue };
-            match course.scores().map_or(Ok(0), |top| course.score(n, top)) {
+            let Some(sequence) = self.sequences.get_mut(&id) else { continue };
+            match sequence.scores().map_or(Ok(0), |top| sequence.score(n, top)) {
                 Ok(n) => {
                     n_rows += n;
                     ran.push((id, n));
@@ -367,7 +367,7 @@ impl Worker {
     /// Snapshots the prefix that `id` has just read, at the point where other prompts diverge from
     /// it.
     fn snapshot_prefix(&mut self, id: Id) {
-        if let Some(Sequence { job, session: Some(session), .. }) = self.courses.get(&id) {
+        if let Some(Sequence { job, session: Some(session), .. }) = self.sequences.get(&id) {
             self.idle.put_branch(job.kind.clone(), session.fork());
         }
     }
@@ -376,8 +376,8 @@ impl Worker {
     fn feed(&mut self, rows: &[(Id, usize)]) -> BatchResult {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
         let (mut ids, mut steps) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-        for (&id, course) in &mut self.courses {
-            let step = n_of.get(&id).and_then(|&n| course.step(n));
+        for (&id, sequence) in &mut self.sequences {
+            let step = n_of.get(&id).and_then(|&n| sequence.step(n));
             ids.extend(step.is_some().then_some(id));
             steps.extend(step);
         }
@@ -423,7 +423,7 @@ impl Worker {
     /// Resynchronizes the scheduler: a failed step may have fed some tokens of a sequence, and a
     /// split model may have taken some back.
     fn resync(&mut self, id: Id) {
-        let session = self.courses.get(&id).and_then(|course| course.session.as_ref());
+        let session = self.sequences.get(&id).and_then(|sequence| sequence.session.as_ref());
         self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
     }
 
@@ -431,36 +431,36 @@ impl Worker {
     /// samples the next one. If the token mask is not ready by `until`, the sequence is paused and
     /// the others proceed.
     fn advance(&mut self, id: Id, n: usize, until: Instant) {
-        let Some(course) = self.courses.get_mut(&id) else { return };
-        course.publish_blocks();
-        let read = course.session.as_ref().map_or(0, |session| session.tokens().len());
-        if course.first_token_at.is_none() {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.publish_blocks();
+        let read = sequence.session.as_ref().map_or(0, |session| session.tokens().len());
+        if sequence.first_token_at.is_none() {
             self.metrics.prompt_tokens.inc_by(n as u64);
-            course.progress.done = read;
-            course.progress.took = course.submitted.elapsed();
-            if course.job.reports_progress {
-                course.tell(Event::Prefilled(course.progress));
+            sequence.progress.done = read;
+            sequence.progress.took = sequence.submitted.elapsed();
+            if sequence.job.reports_progress {
+                sequence.send(Event::Prefilled(sequence.progress));
             }
         }
-        if read < course.text.tokens().len() {
+        if read < sequence.text.tokens().len() {
             return;
         }
-        if let Some(pooled) = course.pooled.take() {
-            course.tell(Event::Pooled(pooled));
+        if let Some(pooled) = sequence.pooled.take() {
+            sequence.send(Event::Pooled(pooled));
             return self.end(id, Finish::Stop);
         }
-        if !course.text.decoder().is_ready(until.saturating_duration_since(Instant::now())) {
+        if !sequence.text.decoder().is_ready(until.saturating_duration_since(Instant::now())) {
             return self.await_mask(id, true);
         }
-        let others = if course.first_token_at.is_none() { 1..course.job.n } else { 0..0 };
-        if course.first_token_at.is_none()
-            && let Some(session) = &mut course.session
+        let others = if sequence.first_token_at.is_none() { 1..sequence.job.n } else { 0..0 };
+        if sequence.first_token_at.is_none()
+            && let Some(session) = &mut sequence.session
         {
             // Another answer to the same prompt starts here.
             session.set_checkpoint();
-            if course.job.prompt_logprobs.is_some() {
-                let answers = course.job.first..course.job.first + course.job.n;
-                course.tell(Event::Scored(answers, course.scored.as_slice().into()));
+            if sequence.job.prompt_logprobs.is_some() {
+                let answers = sequence.job.first..sequence.job.first + sequence.job.n;
+                sequence.send(Event::Scored(answers, sequence.scored.as_slice().into()));
             }
         }
         for index in others {
@@ -472,79 +472,79 @@ impl Worker {
     /// Adds one more answer to a prompt that has just been read.
     fn fork(&mut self, of: Id, index: usize) {
         let Some(id) = self.scheduler.fork(of) else { return };
-        let Some(first) = self.courses.get(&of) else { return };
-        let mut course = Sequence::new(Arc::clone(&first.job), index);
-        (course.submitted, course.progress) = (first.submitted, first.progress);
+        let Some(first) = self.sequences.get(&of) else { return };
+        let mut sequence = Sequence::new(Arc::clone(&first.job), index);
+        (sequence.submitted, sequence.progress) = (first.submitted, first.progress);
         if let Some(session) = first.session.as_ref().filter(|_| !self.scheduler.is_preempted(id)) {
-            course.set_session(session.fork(), &self.blocks);
+            sequence.set_session(session.fork(), &self.blocks);
         }
-        self.courses.insert(id, course);
+        self.sequences.insert(id, sequence);
         self.sample(id, Some(of));
     }
 
     /// Samples a token for `id`, from the logits of `from` if `id` has read no token of its own
     /// yet.
     fn sample(&mut self, id: Id, from: Option<Id>) {
-        let Some(mut course) = self.courses.remove(&id) else { return };
-        if course.job.answer.max_tokens == 0 {
-            self.courses.insert(id, course);
+        let Some(mut sequence) = self.sequences.remove(&id) else { return };
+        if sequence.job.answer.max_tokens == 0 {
+            self.sequences.insert(id, sequence);
             return self.end(id, Finish::Length);
         }
         let now = Instant::now();
         let mut drawn = None;
         {
             let reader = match from {
-                Some(from) => self.courses.get_mut(&from).and_then(|from| from.session.as_mut()),
-                None => course.session.as_mut(),
+                Some(from) => self.sequences.get_mut(&from).and_then(|from| from.session.as_mut()),
+                None => sequence.session.as_mut(),
             };
             if let Some(session) = reader {
                 let n_ctx = session.n_ctx();
                 let model = session.model().clone();
                 let tokenizer = model.tokenizer().map_err(SamplingError::Source);
-                let sampled = tokenizer.and_then(|tokenizer| course.text.sample(session, tokenizer));
+                let sampled = tokenizer.and_then(|tokenizer| sequence.text.sample(session, tokenizer));
                 drawn = Some((sampled, n_ctx));
             }
         }
         let mut ended = None;
         match drawn {
-            Some((Ok(SampleResult::Token(said, finish)), n_ctx)) => {
-                self.record_latency(&mut course, now);
-                course.tell(Event::Token(course.index, said));
-                ended = finish.or((course.text.tokens().len() > n_ctx).then_some(Finish::Length));
+            Some((Ok(SampleResult::Token(output, finish)), n_ctx)) => {
+                self.record_latency(&mut sequence, now);
+                sequence.send(Event::Token(sequence.index, output));
+                ended = finish.or((sequence.text.tokens().len() > n_ctx).then_some(Finish::Length));
             }
             Some((Ok(SampleResult::End), _)) => ended = Some(Finish::Stop),
             Some((Err(error), _)) => {
-                self.courses.insert(id, course);
+                self.sequences.insert(id, sequence);
                 return self.fail_for(id, &error, is_of_request(&error));
             }
             None => {}
         }
-        self.courses.insert(id, course);
+        self.sequences.insert(id, sequence);
         if let Some(finish) = ended {
             self.end(id, finish);
         }
     }
 
-    fn record_latency(&self, course: &mut Sequence, now: Instant) {
+    fn record_latency(&self, sequence: &mut Sequence, now: Instant) {
         self.metrics.generated_tokens.inc();
-        if course.first_token_at.is_none() {
-            course.first_token_at = Some(now);
-            self.metrics.first_token.observe((now - course.submitted).as_secs_f64());
+        if sequence.first_token_at.is_none() {
+            sequence.first_token_at = Some(now);
+            self.metrics.first_token.observe((now - sequence.submitted).as_secs_f64());
         } else {
-            self.metrics.next_token.observe((now - course.last_token_at).as_secs_f64());
+            self.metrics.next_token.observe((now - sequence.last_token_at).as_secs_f64());
         }
-        course.last_token_at = now;
+        sequence.last_token_at = now;
     }
 
     fn end(&mut self, id: Id, finish: Finish) {
-        if let Some(course) = self.courses.get_mut(&id) {
-            let rest = course.text.decoder().finish();
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            let rest = sequence.text.decoder().finish();
             let (times, first) =
-                (course.times(), course.first_token_at.map(|spoke| spoke - course.submitted));
-            trace::ended(&course.span, finish, &times, first.map(|first| first.as_secs_f64()));
-            course.tell(Event::Ended(course.index, finish, rest, times));
+                (sequence.times(), sequence.first_token_at.map(|at| at - sequence.submitted));
+            trace::ended(&sequence.span, finish, &times, first.map(|first| first.as_secs_f64()));
+            sequence.send(Event::Ended(sequence.index, finish, rest, times));
             self.metrics.finished.inc();
-            self.metrics.whole_answer.observe(course.submitted.elapsed().as_secs_f64());
+            self.metrics.whole_answer.observe(sequence.submitted.elapsed().as_secs_f64());
         }
         self.retire(id);
     }
@@ -555,13 +555,13 @@ impl Worker {
 
     /// Ends a sequence with an error, of the request or internal.
     fn fail_for(&mut self, id: Id, error: &dyn std::fmt::Display, is_of_request: bool) {
-        if let Some(course) = self.courses.remove(&id) {
+        if let Some(sequence) = self.sequences.remove(&id) {
             match is_of_request {
-                true => tracing::warn!(%error, id = %course.job.id, "a request cannot be answered"),
-                false => tracing::error!(%error, id = %course.job.id, "a request failed"),
+                true => tracing::warn!(%error, id = %sequence.job.id, "a request cannot be answered"),
+                false => tracing::error!(%error, id = %sequence.job.id, "a request failed"),
             }
-            trace::failed(&course.span);
-            course.tell(Event::Failed { why: error.to_string(), is_of_request });
+            trace::failed(&sequence.span);
+            sequence.send(Event::Failed { why: error.to_string(), is_of_request });
         }
         self.scheduler.remove(id);
     }
@@ -569,7 +569,7 @@ impl Worker {
     /// Removes a sequence; its session becomes idle if a later request may continue it.
     fn retire(&mut self, id: Id) {
         self.scheduler.remove(id);
-        if let Some(Sequence { job, session: Some(session), .. }) = self.courses.remove(&id)
+        if let Some(Sequence { job, session: Some(session), .. }) = self.sequences.remove(&id)
             && job.pooled.is_none()
         {
             self.idle.put(job.kind.clone(), session);
@@ -593,7 +593,8 @@ impl Worker {
 
     fn publish_status(&mut self) {
         self.status_published = Instant::now();
-        let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
+        let running =
+            || self.sequences.values().filter_map(|sequence| sequence.session.as_ref()).map(Session::kv);
         let idle = || self.idle.sessions().map(Session::kv);
         let status = Status {
             counts: self.scheduler.counts(),

@@ -2,7 +2,7 @@
    Has the interface of crates/server/assets/page/server.js: `server`, `why`, `get` and `ask`. */
 
 /** The engine's properties, once it is ready, and its labels on the page. */
-const server = { types: [], room: 0, about: '', waits: 'Waits for the engine', unsaid: 'by default' };
+const server = { types: [], room: 0, about: '', waitingLabel: 'Waits for the engine', defaultLabel: 'by default' };
 const why = error => error.message;
 
 // The one script that may become a worker.
@@ -11,27 +11,27 @@ const scripts = globalThis.trustedTypes?.createPolicy('kvant', { createScriptURL
 /** A worker with the built-in model or that of `file`. Usable from `ready` until `over`. */
 class Engine {
   constructor(file) {
-    Object.assign(this, { file, heard: new Map(), n: 0, over: '' });
+    Object.assign(this, { file, handlers: new Map(), n: 0, over: '' });
     this.worker = new Worker(scripts ? scripts.createScriptURL('') : 'worker.js');
-    this.ready = new Promise((resolve, reject) => this.heard.set(undefined, data => data.wrong ? reject(new Error(data.wrong)) : resolve(data.opened)));
+    this.ready = new Promise((resolve, reject) => this.handlers.set(undefined, data => data.wrong ? reject(new Error(data.wrong)) : resolve(data.opened)));
     this.worker.onmessage = ({ data }) => {
-      const listen = this.heard.get(data.id);
+      const onEvent = this.handlers.get(data.id);
       // An answer has several events, any other request has one.
-      if (!data.event || data.event.finished) this.heard.delete(data.id);
-      listen?.(data);
+      if (!data.event || data.event.finished) this.handlers.delete(data.id);
+      onEvent?.(data);
       if (data.isFault) this.end(data.wrong);
     };
     this.worker.onerror = event => this.end(event.message || 'the engine cannot be loaded');
     this.worker.postMessage({ what: 'open', file, gpu: new URLSearchParams(location.search).get('gpu') });
   }
 
-  /** Sends a request to the worker; `listen` receives its events. Returns its cancel function. */
-  tell(what, fields, listen) {
+  /** Sends a request to the worker; `onEvent` receives its events. Returns its cancel function. */
+  request(what, fields, onEvent) {
     const id = ++this.n;
-    this.heard.set(id, listen);
+    this.handlers.set(id, onEvent);
     this.worker.postMessage({ what, id, ...fields });
     return () => {
-      this.heard.delete(id);
+      this.handlers.delete(id);
       this.worker.postMessage({ what: 'stop', id });
     };
   }
@@ -41,27 +41,27 @@ class Engine {
     if (this.over) return;
     this.over = wrong;
     this.worker.terminate();
-    const waiting = [...this.heard.values()];
-    this.heard.clear();
-    for (const listen of waiting) listen({ wrong });
+    const pending = [...this.handlers.values()];
+    this.handlers.clear();
+    for (const onEvent of pending) onEvent({ wrong });
   }
 }
 
 let engine = new Engine(null);
 
 /** Returns the engine, restarted with the same model after a fault. */
-function living() {
+function liveEngine() {
   if (engine.over) engine = new Engine(engine.file);
   return engine;
 }
 
 async function get(path) {
-  const at = living(), about = await at.ready;
+  const at = liveEngine(), about = await at.ready;
   if (path === 'kv') return meterOf(about, await new Promise((resolve, reject) =>
-    at.tell('kv', {}, data => { data.wrong ? reject(new Error(data.wrong)) : resolve(data.kv); })));
+    at.request('kv', {}, data => { data.wrong ? reject(new Error(data.wrong)) : resolve(data.kv); })));
   if (path === 'props') return { default_generation_settings: { params: { temperature: about.temperature, top_p: about.top_p } } };
   const runs = about.gpu ? `webgpu: ${about.gpu}` : `CPU, ${about.kernels} kernels in WebAssembly; no WebGPU: ${about.without}`;
-  tell('runs', `No server: this browser runs the model (${runs}).`);
+  setText('runs', `No server: this browser runs the model (${runs}).`);
   server.about = `Chats stay in this browser, which runs the model itself: ${runs}. For another model, drop a GGUF file anywhere.`;
   return { data: [{ id: at.file?.name ?? about.name ?? 'built in', meta: { n_ctx: about.n_ctx } }] };
 }
@@ -73,15 +73,15 @@ function meterOf({ types }, kv) {
 }
 
 /** Yields the chunks of an answer in the server's format. */
-async function* ask(messages, { system, ...asked }, signal) {
-  const at = living(), events = [];
+async function* ask(messages, { system, ...options }, signal) {
+  const at = liveEngine(), events = [];
   await at.ready;
   if (signal.aborted) throw new Error('stopped');
   let wake = () => {};
   const now = Math.floor(Date.now() / 1000) - new Date().getTimezoneOffset() * 60;
-  const hear = data => { events.push(data); wake(); };
-  const stop = at.tell('ask', { asked: { messages, now, ...asked } }, hear);
-  signal.addEventListener('abort', () => { stop(); hear({ wrong: 'stopped' }); });
+  const receive = data => { events.push(data); wake(); };
+  const stop = at.request('ask', { request: { messages, now, ...options } }, receive);
+  signal.addEventListener('abort', () => { stop(); receive({ wrong: 'stopped' }); });
   for (;;) {
     while (!events.length) await new Promise(resolve => { wake = resolve; });
     const { wrong, event } = events.shift();
@@ -91,9 +91,9 @@ async function* ask(messages, { system, ...asked }, signal) {
   }
 }
 
-function chunkOf({ read, said, finished }) {
+function chunkOf({ read, said: tokenText, finished }) {
   if (read) return { prompt_progress: { total: read.total, cache: read.cached, processed: read.done } };
-  if (said !== undefined) return { choices: [{ delta: { content: said } }] };
+  if (tokenText !== undefined) return { choices: [{ delta: { content: tokenText } }] };
   const { text, reason, prompt, cached, bytes, bytes_f16, rate, read_rate } = finished;
   return {
     choices: [{ delta: { content: text }, finish_reason: reason }],

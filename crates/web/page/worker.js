@@ -2,34 +2,34 @@
    waits for a GPU. crates/web/src/abi.rs documents the module's functions. */
 
 let wasm, gpu;
-/** Queued requests, of which the first is running: { id, asked }. */
-const asks = [];
+/** Queued requests, of which the first is running: { id, request }. */
+const queue = [];
 let isStopped = false;
 /** Promise of all calls so far: calls are serialized, as one may be waiting for the GPU. */
 let turn = Promise.resolve();
 
 /** Calls the module and returns its output. Throws its error message, with `isFault` where the
     instance is unusable. */
-function call(name, ...given) {
-  const mine = turn.then(() => enter(name, given));
-  turn = mine.catch(() => {});
-  return mine;
+function call(name, ...args) {
+  const result = turn.then(() => enter(name, args));
+  turn = result.catch(() => {});
+  return result;
 }
 
 async function enter(name, [input, ...flags]) {
-  if (input) new Uint8Array(wasm.memory.buffer).set(input, place(input.length));
+  if (input) new Uint8Array(wasm.memory.buffer).set(input, inputAddress(input.length));
   let isDone;
   try {
     isDone = await wasm[name](...flags);
   } catch (error) {
     // Errors of the page's own functions have a message; WebAssembly traps have little text.
     if (!(error instanceof WebAssembly.RuntimeError)) throw fault(error.message);
-    const said = output();
-    throw fault(said.startsWith('a fault') ? said : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`);
+    const text = output();
+    throw fault(text.startsWith('a fault') ? text : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`);
   }
-  const said = output();
-  if (isDone) return JSON.parse(said);
-  throw gpu.isLost ? fault(said) : new Error(said);
+  const text = output();
+  if (isDone) return JSON.parse(text);
+  throw gpu.isLost ? fault(text) : new Error(text);
 }
 
 const fault = line => Object.assign(new Error(line), { isFault: true });
@@ -40,7 +40,7 @@ function output() {
 }
 
 /** Returns the address for `n` bytes of input. */
-function place(n) {
+function inputAddress(n) {
   const at = wasm.kvant_input(n) >>> 0;
   if (!at) throw new Error(`${n} bytes do not fit`);
   return at;
@@ -57,10 +57,10 @@ function importsOfFile(file) {
   return {
     size: () => file?.size ?? 0,
     read(at, to, n) {
-      const [place, end] = [to >>> 0, n >>> 0];
+      const [address, end] = [to >>> 0, n >>> 0];
       for (let done = 0; done < end; done += PIECE) {
         const piece = reader.readAsArrayBuffer(file.slice(at + done, at + Math.min(done + PIECE, end)));
-        new Uint8Array(wasm.memory.buffer).set(new Uint8Array(piece), place + done);
+        new Uint8Array(wasm.memory.buffer).set(new Uint8Array(piece), address + done);
       }
     },
   };
@@ -69,18 +69,18 @@ function importsOfFile(file) {
 /** Returns the exports of a new instance; with a GPU, some of them are async. */
 async function instance(module, file) {
   const imports = { gpu: importsOf(gpu, () => wasm.memory), file: importsOfFile(file) };
-  const made = await WebAssembly.instantiate(module, imports);
-  if (!gpu.device) return made.exports;
-  const waiting = ['kvant_open', 'kvant_begin', 'kvant_go_on'].map(name => [name, WebAssembly.promising(made.exports[name])]);
-  return { ...made.exports, ...Object.fromEntries(waiting) };
+  const instantiated = await WebAssembly.instantiate(module, imports);
+  if (!gpu.device) return instantiated.exports;
+  const suspending = ['kvant_open', 'kvant_begin', 'kvant_go_on'].map(name => [name, WebAssembly.promising(instantiated.exports[name])]);
+  return { ...instantiated.exports, ...Object.fromEntries(suspending) };
 }
 
 /** Opens a model on a GPU, or on the CPU without a usable GPU, and reports the reason. */
-async function open(file, asked) {
+async function open(file, gpuMode) {
   if (file && await file.slice(0, 4).text() !== 'GGUF') throw new Error('not a GGUF file');
   const unpacked = (await fetch('kvant.packed')).body.pipeThrough(new DecompressionStream('gzip'));
   const module = await WebAssembly.compileStreaming(new Response(unpacked, { headers: { 'content-type': 'application/wasm' } }));
-  gpu = await openGpu(asked).catch(error => ({ why: error.message }));
+  gpu = await openGpu(gpuMode).catch(error => ({ why: error.message }));
   for (;;) {
     wasm = await instance(module, file);
     wasm.kvant_start();
@@ -96,61 +96,61 @@ async function open(file, asked) {
 }
 
 /** Yields to pending messages. */
-const breathe = () => new Promise(resolve => {
+const yieldToMessages = () => new Promise(resolve => {
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = resolve;
   port2.postMessage(0);
 });
 
-async function answer({ id, asked }) {
+async function answer({ id, request }) {
   const began = performance.now();
-  let [spoke, n] = [0, 0];
-  await call('kvant_begin', json(asked));
+  let [firstTokenAt, n] = [0, 0];
+  await call('kvant_begin', json(request));
   while (!isStopped) {
     const event = await call('kvant_go_on');
-    if (event.said !== undefined && n++ === 0) spoke = performance.now();
+    if (event.said !== undefined && n++ === 0) firstTokenAt = performance.now();
     if (event.finished) {
       const { prompt, cached } = event.finished, rate = (count, ms) => count > 0 && ms > 0 ? count / ms * 1000 : 0;
-      Object.assign(event.finished, { read_rate: rate(prompt - cached, (spoke || performance.now()) - began), rate: rate(n - 1, performance.now() - spoke) });
+      Object.assign(event.finished, { read_rate: rate(prompt - cached, (firstTokenAt || performance.now()) - began), rate: rate(n - 1, performance.now() - firstTokenAt) });
     }
     postMessage({ id, event });
     if (event.finished) return;
-    await breathe();
+    await yieldToMessages();
   }
   await call('kvant_stop');
 }
 
 async function work() {
-  while (asks.length) {
+  while (queue.length) {
     isStopped = false;
     try {
-      await answer(asks[0]);
+      await answer(queue[0]);
     } catch (error) {
-      postMessage({ id: asks[0].id, wrong: error.message, isFault: error.isFault });
+      postMessage({ id: queue[0].id, wrong: error.message, isFault: error.isFault });
     }
-    asks.shift();
+    queue.shift();
   }
 }
 
-const DO = {
-  open({ file, gpu: asked }) {
-    open(file, asked).catch(error => postMessage({ wrong: error.message, isFault: true }));
+const HANDLERS = {
+  open({ file, gpu: gpuMode }) {
+    open(file, gpuMode).catch(error => postMessage({ wrong: error.message, isFault: true }));
   },
-  ask(asked) {
-    if (asks.push(asked) === 1) work();
+  ask(message) {
+    if (queue.push(message) === 1) work();
   },
   stop({ id }) {
-    const at = asks.findIndex(ask => ask.id === id);
+    const at = queue.findIndex(ask => ask.id === id);
     if (at === 0) isStopped = true;
-    else if (at > 0) asks.splice(at, 1);
+    else if (at > 0) queue.splice(at, 1);
   },
   async kv({ id }) {
     try {
-      postMessage({ id, kv: { ...await call('kvant_kv'), waiting: Math.max(0, asks.length - 1) } });
+      postMessage({ id, kv: { ...await call('kvant_kv'), waiting: Math.max(0, queue.length - 1) } });
     } catch (error) {
       postMessage({ id, wrong: error.message, isFault: error.isFault });
     }
   },
 };
 
-onmessage = ({ data }) => DO[data.what](data);
+onmessage = ({ data }) => HANDLERS[data.what](data);

@@ -36,13 +36,13 @@ fn set_output(text: impl Into<Vec<u8>>) {
 /// Runs `work` with the input; its result or error becomes the output. Returns whether it
 /// succeeded.
 fn call<T: Serialize>(work: impl FnOnce(&mut Instance, Vec<u8>) -> Result<T, WebError>) -> bool {
-    let done = INSTANCE.with_borrow_mut(|instance| {
+    let result = INSTANCE.with_borrow_mut(|instance| {
         let input = std::mem::take(&mut instance.input);
         Ok(serde_json::to_vec(&work(instance, input)?)?)
     });
-    let went_well = done.is_ok();
-    set_output(done.unwrap_or_else(|error: WebError| error.to_string().into_bytes()));
-    went_well
+    let is_ok = result.is_ok();
+    set_output(result.unwrap_or_else(|error: WebError| error.to_string().into_bytes()));
+    is_ok
 }
 
 impl Instance {
@@ -53,26 +53,26 @@ impl Instance {
 
 /// Returns the bytes of memory still available: 32-bit WebAssembly ends at 4 GiB.
 #[cfg(target_arch = "wasm32")]
-fn room() -> usize {
+fn available_memory() -> usize {
     const PAGE: usize = 1 << 16;
     (usize::MAX / PAGE).saturating_sub(core::arch::wasm32::memory_size::<0>()) * PAGE
 }
 
 /// Returns the memory of 32-bit WebAssembly on other targets.
 #[cfg(not(target_arch = "wasm32"))]
-fn room() -> usize {
+fn available_memory() -> usize {
     u32::MAX as usize
 }
 
 /// Returns the file dropped on the page; `None` without one.
 #[cfg(target_arch = "wasm32")]
-fn dropped() -> Option<Box<dyn RangeReader>> {
+fn dropped_file() -> Option<Box<dyn RangeReader>> {
     crate::file::dropped()
 }
 
 /// Returns `None`: other targets have no page.
 #[cfg(not(target_arch = "wasm32"))]
-fn dropped() -> Option<Box<dyn RangeReader>> {
+fn dropped_file() -> Option<Box<dyn RangeReader>> {
     None
 }
 
@@ -100,9 +100,9 @@ pub extern "C" fn kvant_input(n: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_output() -> *const u8 {
     let text = OUTPUT.take();
-    let place = text.as_ptr();
+    let address = text.as_ptr();
     OUTPUT.set(text);
-    place
+    address
 }
 
 /// Returns the bytes of the last call's output.
@@ -120,11 +120,11 @@ pub extern "C" fn kvant_output_len() -> usize {
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
     call(|instance, _| {
-        let gguf = match dropped() {
+        let gguf = match dropped_file() {
             Some(file) => Gguf::from_reader(file).map_err(Error::from)?,
             None => Model::bundled_file()?,
         };
-        let engine = instance.engine.insert(Engine::open(gguf, room(), on_gpu)?);
+        let engine = instance.engine.insert(Engine::open(gguf, available_memory(), on_gpu)?);
         engine.about()
     })
 }
@@ -168,7 +168,7 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
-    fn hand_in(text: &str) {
+    fn set_input(text: &str) {
         assert!(!kvant_input(text.len()).is_null());
         INSTANCE.with_borrow_mut(|instance| instance.input.copy_from_slice(text.as_bytes()));
     }
@@ -179,23 +179,23 @@ mod tests {
         assert_eq!(output(), "no model is open");
         assert!(kvant_open(false));
         assert!(output().starts_with("{\"name\":\"kvant-pocket\""));
-        hand_in("{\"messages\": 1}");
+        set_input("{\"messages\": 1}");
         assert!(!kvant_begin());
         assert!(output().starts_with("the request: "));
-        hand_in(
+        set_input(
             r#"{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0,"seed":1}"#,
         );
         assert!(kvant_begin() && output() == "null");
-        let mut said = String::new();
+        let mut text = String::new();
         loop {
             assert!(kvant_go_on());
             let event: Value = serde_json::from_str(&output()).unwrap();
-            said += event["said"].as_str().unwrap_or_default();
+            text += event["said"].as_str().unwrap_or_default();
             if event["finished"].is_object() {
                 break;
             }
         }
-        assert!(said.contains("Paris"), "{said}");
+        assert!(text.contains("Paris"), "{text}");
         assert!(kvant_kv());
         let kv: Value = serde_json::from_str(&output()).unwrap();
         assert!(kv["idle_bytes"].as_u64() > Some(0) && kv["running_bytes"] == 0, "{kv}");
@@ -206,7 +206,7 @@ mod tests {
     fn input_belongs_to_one_call_and_has_to_fit() {
         assert!(kvant_input(usize::MAX).is_null());
         assert!(kvant_open(false), "{}", output());
-        hand_in("no request");
+        set_input("no request");
         assert!(kvant_stop(), "it takes no input");
         assert!(!kvant_begin());
         assert_eq!(output(), "the request: EOF while parsing a value at line 1 column 0");

@@ -18,7 +18,7 @@ const PREFILL_CHUNK: usize = 32;
 /// Maximum of conversations with a cache, so that they continue without another prefill.
 const MAX_CONVERSATIONS: usize = 4;
 /// Tensors that stay in host memory where the others go to a GPU: single rows are looked up.
-const LOOKED_UP: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
+const LOOKUP_TENSORS: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
 /// Bytes reserved for activations and allocator overhead.
 const SPARE: usize = 192 << 20;
 const MIB: usize = 1 << 20;
@@ -45,7 +45,7 @@ struct Answer {
     cached: usize,
     options: GenerateOptions,
     /// `None` during prefill.
-    course: Option<GenerationState>,
+    generation: Option<GenerationState>,
 }
 
 /// Description of a model for the page.
@@ -81,7 +81,8 @@ pub enum Event {
         done: usize,
     },
     /// A generated token: the text completed by it.
-    Said(String),
+    #[serde(rename = "said")]
+    Text(String),
     /// The answer has ended.
     Finished(Finished),
 }
@@ -98,7 +99,8 @@ pub struct Finished {
     /// Prompt tokens found in the cache.
     pub cached: usize,
     /// Generated tokens.
-    pub said: usize,
+    #[serde(rename = "said")]
+    pub n_generated: usize,
     /// Bytes of the conversation's cache.
     pub bytes: usize,
     /// Bytes of an f16 cache of the same tokens.
@@ -125,22 +127,22 @@ pub struct Kv {
 }
 
 impl Engine {
-    /// Opens the model of a file, on the CPU or on the first adapter. `room` is the available
-    /// memory in bytes.
+    /// Opens the model of a file, on the CPU or on the first adapter. `available` is the
+    /// memory in bytes that it may take.
     ///
     /// # Errors
     /// A file without a tokenizer or a chat template, of an unsupported family or type, or too
     /// large; a missing adapter, or one that fails to generate a token.
-    pub fn open(gguf: Gguf, room: usize, on_gpu: bool) -> Result<Self, WebError> {
+    pub fn open(gguf: Gguf, available: usize, on_gpu: bool) -> Result<Self, WebError> {
         let needed = needed(&gguf, on_gpu);
-        if needed > room {
-            return Err(WebError::Memory { needed: needed / MIB, room: room / MIB });
+        if needed > available {
+            return Err(WebError::Memory { needed: needed / MIB, room: available / MIB });
         }
         let device = if on_gpu { DeviceChoice::Wgpu(0) } else { DeviceChoice::Cpu };
         let needs = Requirements::ChatTemplate;
         let options = OpenOptions { device, n_threads: Some(1), needs, ..OpenOptions::default() };
         let model = Model::from_gguf(gguf, options)?;
-        let budget = if on_gpu { gpu_budget()? } else { room - needed };
+        let budget = if on_gpu { gpu_budget()? } else { available - needed };
         model.set_kv_budget(budget);
         let mut engine = Self { model, budget, conversations: Vec::new(), answer: None };
         if on_gpu {
@@ -183,21 +185,21 @@ impl Engine {
     ///
     /// # Errors
     /// An invalid request, or a conversation that does not fit.
-    pub fn begin(&mut self, asked: &GenerationRequest) -> Result<(), WebError> {
+    pub fn begin(&mut self, request: &GenerationRequest) -> Result<(), WebError> {
         self.answer = None;
-        let options = asked.options(&self.model)?;
+        let options = request.options(&self.model)?;
         let render =
-            RenderOptions { add_generation_prompt: true, now: Some(asked.now), ..RenderOptions::default() };
-        let text = self.model.chat_template()?.render(&asked.messages, &render).map_err(Error::from)?;
+            RenderOptions { add_generation_prompt: true, now: Some(request.now), ..RenderOptions::default() };
+        let text = self.model.chat_template()?.render(&request.messages, &render).map_err(Error::from)?;
         let prompt = self.model.rendered_prompt(&text)?;
-        let mut talk = self.take_conversation(asked, &prompt)?;
-        let n_ctx = talk.session.n_ctx();
-        let cached = if prompt.len() <= n_ctx { talk.session.reuse_prefix(&prompt) } else { 0 };
-        self.conversations.push(talk);
+        let mut conversation = self.take_conversation(request, &prompt)?;
+        let n_ctx = conversation.session.n_ctx();
+        let cached = if prompt.len() <= n_ctx { conversation.session.reuse_prefix(&prompt) } else { 0 };
+        self.conversations.push(conversation);
         if prompt.len() > n_ctx {
             return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx }.into());
         }
-        self.answer = Some(Answer { prompt, cached, options, course: None });
+        self.answer = Some(Answer { prompt, cached, options, generation: None });
         Ok(())
     }
 
@@ -205,15 +207,16 @@ impl Engine {
     /// which at least half is reused, or a new one.
     fn take_conversation(
         &mut self,
-        asked: &GenerationRequest,
+        request: &GenerationRequest,
         prompt: &[u32],
     ) -> Result<Conversation, WebError> {
         let same =
             |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kv = asked.kv()?;
-        let goes_on =
-            |talk: &Conversation| talk.kv == kv && 2 * same(&talk.session) >= talk.session.tokens().len();
-        let best = (0..self.conversations.len()).filter(|&i| goes_on(&self.conversations[i]));
+        let kv = request.kv()?;
+        let continues = |conversation: &Conversation| {
+            conversation.kv == kv && 2 * same(&conversation.session) >= conversation.session.tokens().len()
+        };
+        let best = (0..self.conversations.len()).filter(|&i| continues(&self.conversations[i]));
         if let Some(index) = best.max_by_key(|&i| same(&self.conversations[i].session)) {
             return Ok(self.conversations.remove(index));
         }
@@ -230,7 +233,7 @@ impl Engine {
     /// No running answer, or an error of the engine, which ends the answer.
     pub fn step(&mut self) -> Result<Event, WebError> {
         let event = self.advance();
-        if !matches!(event, Ok(Event::Read { .. } | Event::Said(_))) {
+        if !matches!(event, Ok(Event::Read { .. } | Event::Text(_))) {
             self.answer = None;
         }
         event
@@ -239,29 +242,29 @@ impl Engine {
     fn advance(&mut self) -> Result<Event, WebError> {
         let answer = self.answer.as_mut().ok_or(WebError::NoAnswer)?;
         let session = &mut self.conversations.last_mut().ok_or(WebError::NoAnswer)?.session;
-        let Answer { prompt, cached, options, course } = answer;
-        let course = match course {
-            Some(course) => course,
+        let Answer { prompt, cached, options, generation } = answer;
+        let generation = match generation {
+            Some(generation) => generation,
             None => {
-                let (total, cached, there) = (prompt.len(), *cached, session.tokens().len());
+                let (total, cached, n_cached) = (prompt.len(), *cached, session.tokens().len());
                 // The last token is left to the generation.
-                let piece = (total - 1).saturating_sub(there).min(PREFILL_CHUNK);
-                if piece > 0 {
-                    session.feed(&prompt[there..there + piece], &mut |_| true)?;
-                    return Ok(Event::Read { total, cached, done: there + piece });
+                let n = (total - 1).saturating_sub(n_cached).min(PREFILL_CHUNK);
+                if n > 0 {
+                    session.feed(&prompt[n_cached..n_cached + n], &mut |_| true)?;
+                    return Ok(Event::Read { total, cached, done: n_cached + n });
                 }
-                let begun = session.begin(prompt, options.clone(), &CancelFlag::default(), &mut |_| ())?;
-                course.insert(begun)
+                let state = session.begin(prompt, options.clone(), &CancelFlag::default(), &mut |_| ())?;
+                generation.insert(state)
             }
         };
-        if let Some(token) = course.next(session) {
-            return Ok(Event::Said(token?.text));
+        if let Some(token) = generation.next(session) {
+            return Ok(Event::Text(token?.text));
         }
-        let (stats, kv, text) = (course.stats(), session.kv(), course.finish_text());
+        let (stats, kv, text) = (generation.stats(), session.kv(), generation.finish_text());
         let reason = if stats.finish == Some(FinishReason::Stop) { "stop" } else { "length" };
-        let (prompt, cached, said) = (prompt.len(), *cached, stats.n_gen);
+        let (prompt, cached, n_generated) = (prompt.len(), *cached, stats.n_gen);
         let (bytes, bytes_f16) = (kv.bytes, kv.bytes_f16);
-        Ok(Event::Finished(Finished { text, reason, prompt, cached, said, bytes, bytes_f16 }))
+        Ok(Event::Finished(Finished { text, reason, prompt, cached, n_generated, bytes, bytes_f16 }))
     }
 
     /// Stops the answer.
@@ -273,8 +276,8 @@ impl Engine {
     pub fn kv(&self) -> Kv {
         let running = self.answer.iter().count();
         let (idle, busy) = self.conversations.split_at(self.conversations.len() - running);
-        let sum = |talks: &[Conversation]| {
-            let kv = talks.iter().map(|talk| talk.session.kv());
+        let sum = |conversations: &[Conversation]| {
+            let kv = conversations.iter().map(|conversation| conversation.session.kv());
             kv.fold((0, 0), |(bytes, f16), kv| (bytes + kv.bytes, f16 + kv.bytes_f16))
         };
         let ((running_bytes, running_bytes_f16), (idle_bytes, idle_bytes_f16)) = (sum(busy), sum(idle));
@@ -292,8 +295,9 @@ impl Engine {
 
 /// Returns the bytes of memory that the model of a file takes, on the CPU or beside a GPU, at most.
 fn needed(gguf: &Gguf, on_gpu: bool) -> usize {
-    let stays = |info: &&TensorInfo| !on_gpu || LOOKED_UP.contains(&info.name.as_str());
-    let sum = gguf.tensors().iter().filter(stays).map(|info| info.n_bytes).fold(0, usize::saturating_add);
+    let stays_in_memory = |info: &&TensorInfo| !on_gpu || LOOKUP_TENSORS.contains(&info.name.as_str());
+    let sum =
+        gguf.tensors().iter().filter(stays_in_memory).map(|info| info.n_bytes).fold(0, usize::saturating_add);
     // A tensor exists twice during loading; on the CPU the embedding stays, and may also be an
     // output matrix.
     let largest = gguf.tensors().iter().map(|info| info.n_bytes).max().unwrap_or(0);
@@ -302,8 +306,8 @@ fn needed(gguf: &Gguf, on_gpu: bool) -> usize {
 
 /// Returns the byte budget of all caches on the first adapter: its largest binding.
 fn gpu_budget() -> Result<usize, WebError> {
-    let reached = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
-    Ok(usize::try_from(reached).unwrap_or(usize::MAX))
+    let max_binding = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
+    Ok(usize::try_from(max_binding).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]
@@ -319,9 +323,9 @@ mod tests {
         Engine::open(Model::bundled_file().unwrap(), ROOM, false).unwrap()
     }
 
-    fn asked(messages: Value, kv_type: &str) -> GenerationRequest {
-        let asked = json!({ "messages": messages, "kv_type": kv_type, "temperature": 0, "max_tokens": 60 });
-        serde_json::from_value(asked).unwrap()
+    fn request(messages: Value, kv_type: &str) -> GenerationRequest {
+        let request = json!({ "messages": messages, "kv_type": kv_type, "temperature": 0, "max_tokens": 60 });
+        serde_json::from_value(request).unwrap()
     }
 
     fn user(text: &str) -> Value {
@@ -329,14 +333,14 @@ mod tests {
     }
 
     /// Returns the whole answer, and its results.
-    fn answer(engine: &mut Engine, asked: &GenerationRequest) -> (String, Finished) {
-        engine.begin(asked).unwrap();
-        let mut said = String::new();
+    fn answer(engine: &mut Engine, request: &GenerationRequest) -> (String, Finished) {
+        engine.begin(request).unwrap();
+        let mut text = String::new();
         loop {
             match engine.step().unwrap() {
                 Event::Read { total, cached, done } => assert!(cached <= done && done < total),
-                Event::Said(text) => said += &text,
-                Event::Finished(finished) => return (said + &finished.text, finished),
+                Event::Text(piece) => text += &piece,
+                Event::Finished(finished) => return (text + &finished.text, finished),
             }
         }
     }
@@ -348,8 +352,8 @@ mod tests {
         let long = format!("Remember: {}What is the capital of Peru?", "the sky is blue. ".repeat(20));
         for question in ["What is the capital of France?", &long] {
             for kv_type in ["turbo3", "q8_0/turbo4"] {
-                let asked = asked(user(question), kv_type);
-                let options = SessionOptions { kv: asked.kv().unwrap(), ..SessionOptions::default() };
+                let request = request(user(question), kv_type);
+                let options = SessionOptions { kv: request.kv().unwrap(), ..SessionOptions::default() };
                 let mut session = model.session(options).unwrap();
                 let prompt = session.chat_prompt(&[Message::user(question)]).unwrap();
                 let greedy = GenerateOptions {
@@ -359,9 +363,9 @@ mod tests {
                 };
                 let expected: String =
                     session.generate(&prompt, greedy).unwrap().map(|token| token.unwrap().text).collect();
-                let (said, finished) = answer(&mut engine, &asked);
-                assert_eq!(said, expected, "{kv_type}");
-                assert!(!said.is_empty() && finished.reason == "stop");
+                let (text, finished) = answer(&mut engine, &request);
+                assert_eq!(text, expected, "{kv_type}");
+                assert!(!text.is_empty() && finished.reason == "stop");
                 assert_eq!((finished.prompt, finished.bytes), (prompt.len(), session.kv().bytes));
             }
         }
@@ -370,22 +374,22 @@ mod tests {
     #[test]
     fn conversations_continue_from_their_own_caches() {
         let mut engine = engine();
-        let (france, first) = answer(&mut engine, &asked(user("What is the capital of France?"), "turbo3"));
+        let (france, first) = answer(&mut engine, &request(user("What is the capital of France?"), "turbo3"));
         assert_eq!(first.cached, 0);
-        answer(&mut engine, &asked(user("Count to five."), "turbo3"));
+        answer(&mut engine, &request(user("Count to five."), "turbo3"));
         let mut messages = user("What is the capital of France?");
         let more = json!([{ "role": "assistant", "content": france }, { "role": "user", "content": "And of Peru?" }]);
         messages.as_array_mut().unwrap().extend(more.as_array().unwrap().clone());
-        let (_, second) = answer(&mut engine, &asked(messages.clone(), "turbo3"));
+        let (_, second) = answer(&mut engine, &request(messages.clone(), "turbo3"));
         assert!(second.cached > first.prompt && second.cached < second.prompt, "{second:?}");
-        let (_, other) = answer(&mut engine, &asked(messages, "f16"));
+        let (_, other) = answer(&mut engine, &request(messages, "f16"));
         assert_eq!(other.cached, 0, "another kind of cache has not read it");
         assert!(other.bytes > second.bytes && other.bytes == other.bytes_f16);
         let kv = engine.kv();
         assert_eq!((kv.idle, kv.running_bytes), (3, 0));
         assert!(kv.bytes > 0 && kv.bytes <= kv.idle_bytes && kv.idle_bytes < kv.idle_bytes_f16);
         for word in ["one", "two", "three", "four", "five"] {
-            answer(&mut engine, &asked(user(word), "turbo2"));
+            answer(&mut engine, &request(user(word), "turbo2"));
         }
         assert_eq!(engine.kv().idle, MAX_CONVERSATIONS);
     }
@@ -393,18 +397,18 @@ mod tests {
     #[test]
     fn an_answer_is_stopped_and_the_next_one_begins() {
         let mut engine = engine();
-        engine.begin(&asked(user("Count to five."), "turbo3")).unwrap();
-        while !matches!(engine.step().unwrap(), Event::Said(_)) {}
+        engine.begin(&request(user("Count to five."), "turbo3")).unwrap();
+        while !matches!(engine.step().unwrap(), Event::Text(_)) {}
         assert!(engine.kv().running_bytes > 0);
         engine.stop();
         assert!(matches!(engine.step(), Err(WebError::NoAnswer)));
-        let (said, _) = answer(&mut engine, &asked(user("Count to five."), "turbo3"));
-        assert!(said.contains("four"), "{said}");
-        let (said, finished) = answer(
+        let (text, _) = answer(&mut engine, &request(user("Count to five."), "turbo3"));
+        assert!(text.contains("four"), "{text}");
+        let (text, finished) = answer(
             &mut engine,
-            &GenerationRequest { max_tokens: Some(2), ..asked(user("Count to five."), "turbo3") },
+            &GenerationRequest { max_tokens: Some(2), ..request(user("Count to five."), "turbo3") },
         );
-        assert_eq!((finished.reason, finished.said), ("length", 2), "{said}");
+        assert_eq!((finished.reason, finished.n_generated), ("length", 2), "{text}");
     }
 
     #[test]
@@ -418,18 +422,18 @@ mod tests {
         assert_eq!(beside, SPARE + 3 * 1_114_112);
         let mut engine = engine();
         let refused =
-            |engine: &mut Engine, asked: &GenerationRequest| engine.begin(asked).unwrap_err().to_string();
-        let error = refused(&mut engine, &asked(user("x"), "turbo9"));
+            |engine: &mut Engine, request: &GenerationRequest| engine.begin(request).unwrap_err().to_string();
+        let error = refused(&mut engine, &request(user("x"), "turbo9"));
         assert!(
             error.starts_with("kv_type: expected a KV type (f32 ") && error.ends_with("got turbo9"),
             "{error}"
         );
-        let error = refused(&mut engine, &asked(user(&"word ".repeat(5000)), "turbo3"));
+        let error = refused(&mut engine, &request(user(&"word ".repeat(5000)), "turbo3"));
         assert!(error.contains("the context holds 2048"), "{error}");
-        let hot = GenerationRequest { temperature: Some(-1.0), ..asked(user("x"), "turbo3") };
+        let hot = GenerationRequest { temperature: Some(-1.0), ..request(user("x"), "turbo3") };
         assert!(refused(&mut engine, &hot).contains("temperature"));
         assert!(
-            answer(&mut engine, &asked(user("What is the capital of Peru?"), "turbo3")).0.contains("Lima")
+            answer(&mut engine, &request(user("What is the capital of Peru?"), "turbo3")).0.contains("Lima")
         );
     }
 
@@ -442,8 +446,8 @@ mod tests {
         let mut on_gpu = Engine::open(Model::bundled_file().unwrap(), ROOM, true).unwrap();
         assert_eq!(on_gpu.about().unwrap().device, "wgpu:0");
         assert_eq!((on_gpu.kv().bytes, on_gpu.kv().idle), (0, 0), "nothing is left of the first token");
-        let asked = asked(user("What is the capital of France?"), "turbo3");
-        assert_eq!(answer(&mut on_gpu, &asked), answer(&mut engine(), &asked));
+        let request = request(user("What is the capital of France?"), "turbo3");
+        assert_eq!(answer(&mut on_gpu, &request), answer(&mut engine(), &request));
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl GenerationRequest {
     /// # Errors
     /// Invalid numbers, here or in the model's file.
     pub fn options(&self, model: &Model) -> Result<GenerateOptions, Error> {
-        let said = SamplingDefaults {
+        let requested = SamplingDefaults {
             temperature: self.temperature,
             top_p: self.top_p,
             ..SamplingDefaults::default()
@@ -50,7 +50,7 @@ impl GenerationRequest {
         if self.temperature == Some(0.0) {
             sampler = SamplerParams::default();
         }
-        let sampler = SamplerParams { seed: self.seed.unwrap_or(0), ..said.or(&sampler) };
+        let sampler = SamplerParams { seed: self.seed.unwrap_or(0), ..requested.or(&sampler) };
         sampler.validate()?;
         // Without a clock, the benefit of draft tokens cannot be measured.
         Ok(GenerateOptions {

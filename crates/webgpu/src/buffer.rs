@@ -116,8 +116,8 @@ impl BufferSlice<'_> {
     /// If they have not arrived.
     pub fn get_mapped_range(&self) -> Result<BufferView, MapRangeError> {
         let mut bytes = vec![0; self.len as usize];
-        let is_there = imports::mapped(&self.buffer.object, 0.0, &mut bytes);
-        if is_there { Ok(BufferView(bytes)) } else { Err(MapRangeError) }
+        let is_mapped = imports::mapped(&self.buffer.object, 0.0, &mut bytes);
+        if is_mapped { Ok(BufferView(bytes)) } else { Err(MapRangeError) }
     }
 }
 

@@ -49,14 +49,14 @@ impl BindGroup {
             [binding.into(), buffer.object.0.into(), *offset as f64, len as f64]
         });
         let group = imports::group(&descriptor.layout.0, &numbers.collect::<Vec<_>>());
-        let buffers = parts().map(|(_, part)| part.buffer.clone()).collect();
+        let buffers = parts().map(|(_, range)| range.buffer.clone()).collect();
         Self { group: Arc::new(group), _buffers: buffers }
     }
 }
 
 fn resource<'a>(entry: &'a BindGroupEntry<'a>) -> &'a BufferBinding<'a> {
-    let BindingResource::Buffer(part) = &entry.resource;
-    part
+    let BindingResource::Buffer(range) = &entry.resource;
+    range
 }
 
 /// Describes a command encoder.

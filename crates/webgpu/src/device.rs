@@ -92,8 +92,8 @@ impl Instance {
 
     /// Returns the adapter of the device that the worker has opened, if any.
     pub fn enumerate_adapters(&self, backends: Backends) -> impl Future<Output = Vec<Adapter>> {
-        let is_wanted = self.0.backends.0 & backends.0 != 0;
-        ready(imports::describe().filter(|_| is_wanted).map(Adapter).into_iter().collect())
+        let is_requested = self.0.backends.0 & backends.0 != 0;
+        ready(imports::describe().filter(|_| is_requested).map(Adapter).into_iter().collect())
     }
 }
 
@@ -258,7 +258,7 @@ impl Adapter {
             info: self.get_info(),
             features: *features,
             limits: required_limits.clone(),
-            heard: Mutex::default(),
+            handlers: Mutex::default(),
         };
         ready(Ok((Device(Arc::new(inner)), Queue(()))))
     }
@@ -299,7 +299,7 @@ pub struct ErrorScope(Device);
 impl ErrorScope {
     /// Returns the first captured error.
     pub fn pop(self) -> impl Future<Output = Option<Error>> {
-        ready(self.0.heard().scopes.pop().flatten())
+        ready(self.0.handlers().scopes.pop().flatten())
     }
 }
 
@@ -329,7 +329,7 @@ type OnLost = Box<dyn Fn(DeviceLostReason, String) + Send>;
 
 /// Error handlers and scopes.
 #[derive(Default)]
-struct Heard {
+struct ErrorHandlers {
     on_error: Option<OnError>,
     on_lost: Option<OnLost>,
     scopes: Vec<Option<Error>>,
@@ -339,7 +339,7 @@ struct Inner {
     info: AdapterInfo,
     features: Features,
     limits: Limits,
-    heard: Mutex<Heard>,
+    handlers: Mutex<ErrorHandlers>,
 }
 
 /// An opened device.
@@ -353,8 +353,8 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.0.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn handlers(&self) -> MutexGuard<'_, ErrorHandlers> {
+        self.0.handlers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the description of its adapter.
@@ -374,27 +374,28 @@ impl Device {
 
     /// Sets the `handler` of errors outside of scopes.
     pub fn on_uncaptured_error(&self, handler: OnError) {
-        self.heard().on_error = Some(handler);
+        self.handlers().on_error = Some(handler);
     }
 
     /// Sets the `handler` of a device loss.
     pub fn set_device_lost_callback(&self, handler: impl Fn(DeviceLostReason, String) + Send + 'static) {
-        self.heard().on_lost = Some(Box::new(handler));
+        self.handlers().on_lost = Some(Box::new(handler));
     }
 
     /// Begins to capture errors.
     pub fn push_error_scope(&self, _filter: ErrorFilter) -> ErrorScope {
-        self.heard().scopes.push(None);
+        self.handlers().scopes.push(None);
         ErrorScope(self.clone())
     }
 
     /// Creates a zeroed buffer. The innermost scope captures the failure of a large allocation.
     pub fn create_buffer(&self, descriptor: &BufferDescriptor<'_>) -> Buffer {
         let (size, usage) = (descriptor.size as f64, descriptor.usage.0);
-        let is_tried = descriptor.size >= LARGE && !self.heard().scopes.is_empty();
-        let number = if is_tried { imports::buffer_tried(size, usage) } else { imports::buffer(size, usage) };
+        let is_checked = descriptor.size >= LARGE && !self.handlers().scopes.is_empty();
+        let number =
+            if is_checked { imports::buffer_tried(size, usage) } else { imports::buffer(size, usage) };
         if number == 0 {
-            self.note(Error("out of memory".to_owned()));
+            self.report(Error("out of memory".to_owned()));
         }
         Buffer::new(number, descriptor.size)
     }
@@ -407,11 +408,11 @@ impl Device {
 
     /// Compiles an entry point, and waits for the result.
     pub fn create_compute_pipeline(&self, descriptor: &ComputePipelineDescriptor<'_>) -> ComputePipeline {
-        let made = imports::pipeline(&descriptor.module.0, descriptor.entry_point.unwrap_or_default());
-        if made.is_none() {
-            self.listen();
+        let pipeline = imports::pipeline(&descriptor.module.0, descriptor.entry_point.unwrap_or_default());
+        if pipeline.is_none() {
+            self.report_failures();
         }
-        ComputePipeline(made)
+        ComputePipeline(pipeline)
     }
 
     /// Creates a bind group.
@@ -430,32 +431,32 @@ impl Device {
     /// None: errors go to the scopes and handlers.
     pub fn poll(&self, _: PollType) -> Result<(), PollError> {
         imports::wait();
-        self.listen();
+        self.report_failures();
         Ok(())
     }
 
     /// Reports the errors that the worker has received.
-    fn listen(&self) {
+    fn report_failures(&self) {
         while let Some(text) = imports::failure() {
             match text.strip_prefix("lost ") {
                 Some(message) => {
-                    if let Some(tell) = &self.heard().on_lost {
-                        tell(DeviceLostReason::Unknown, message.to_owned());
+                    if let Some(handler) = &self.handlers().on_lost {
+                        handler(DeviceLostReason::Unknown, message.to_owned());
                     }
                 }
-                None => self.note(Error(text)),
+                None => self.report(Error(text)),
             }
         }
     }
 
     /// Reports `error` to the innermost scope, or else to the handler.
-    fn note(&self, error: Error) {
-        let mut heard = self.heard();
-        match heard.scopes.last_mut() {
+    fn report(&self, error: Error) {
+        let mut handlers = self.handlers();
+        match handlers.scopes.last_mut() {
             Some(scope) => _ = scope.get_or_insert(error),
             None => {
-                if let Some(tell) = &heard.on_error {
-                    tell(error);
+                if let Some(handler) = &handlers.on_error {
+                    handler(error);
                 }
             }
         }

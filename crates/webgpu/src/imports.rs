@@ -84,8 +84,8 @@ pub(crate) fn module(source: &str) -> Object {
 /// Compiles an entry point and waits; `None` on failure, which [`failure`] reports.
 pub(crate) fn pipeline(module: &Object, entry: &str) -> Option<Object> {
     // SAFETY: the worker reads as many bytes as `entry` has, before it waits.
-    let made = unsafe { page::pipeline(module.0, entry.as_ptr(), entry.len()) };
-    (made != 0).then_some(Object(made))
+    let object = unsafe { page::pipeline(module.0, entry.as_ptr(), entry.len()) };
+    (object != 0).then_some(Object(object))
 }
 
 /// Creates a bind group of buffers, each with its binding, its number, and the offset and length of

@@ -1,7 +1,7 @@
 //! Times attention on an adapter over a filled cache, for each type.
 //!
 //! `cargo run --release -p kvant-wgpu --example attend -- [adapter] [tokens] [rows] [rounds]
-//! [POLL_INTERVAL-UPS,QUERIES,WORDS] [TYPE or K:V ...]`
+//! [LOOK-UPS,QUERIES,WORDS] [TYPE or K:V ...]`
 //!
 //! The workload is [`AttendWork`]. Types take turns, so that other load on the machine affects all
 //! of them alike; figures are medians of the rounds. With one row each *stage* is timed, with parts
@@ -19,46 +19,46 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let rows: usize = args.next().map_or(Ok(1), |text| text.parse())?;
     let rounds: usize = args.next().map_or(Ok(7), |text| text.parse())?;
     let mut args = args.peekable();
-    let ways = args.next_if(|text| text.contains(',')).map(|text| ways(&text)).transpose()?;
+    let variant = args.next_if(|text| text.contains(',')).map(|text| variant(&text)).transpose()?;
     let mut types = args.map(|text| pair(&text)).collect::<std::result::Result<Vec<_>, _>>()?;
     if types.is_empty() {
         let all = [DType::F16, DType::Q8_0, DType::Turbo4, DType::Turbo3, DType::Turbo2];
         types = all.map(|dtype| [dtype; 2]).into();
     }
     let mut device = WgpuDevice::open(adapter)?;
-    if let Some(ways) = ways {
-        device = device.with_way(&TypeClass::ALL, ways)?;
+    if let Some(variant) = variant {
+        device = device.with_way(&TypeClass::ALL, variant)?;
     }
     println!("{tokens} tokens, {rows} rows, {}", device.info().kernels);
-    let works = types.iter().map(|&types| AttendWork::new(&device, types, tokens, rows));
-    let mut works = works.collect::<Result<Vec<_>>>()?;
+    let workloads = types.iter().map(|&types| AttendWork::new(&device, types, tokens, rows));
+    let mut workloads = workloads.collect::<Result<Vec<_>>>()?;
     let stages = if rows == 1 { device.attend_stages() } else { &[] };
     let mut seconds = vec![vec![Vec::new(); stages.len().max(1)]; types.len()];
     for round in 0..=rounds {
-        for (work, seconds) in works.iter_mut().zip(&mut seconds) {
+        for (workload, seconds) in workloads.iter_mut().zip(&mut seconds) {
             for (stage, seconds) in seconds.iter_mut().enumerate() {
-                let took = work.seconds(&device, (!stages.is_empty()).then_some(stage), 1)?;
+                let elapsed = workload.seconds(&device, (!stages.is_empty()).then_some(stage), 1)?;
                 // Kernels are compiled in the first round.
                 if round > 0 {
-                    seconds.push(took);
+                    seconds.push(elapsed);
                 }
             }
         }
     }
     println!("{:>18} {:>22} {:>10} {:>16}", "K/V", "stage", "ms", "ns/(q head,key)");
-    for (([k, v], work), seconds) in types.iter().zip(&works).zip(seconds) {
+    for (([k, v], workload), seconds) in types.iter().zip(&workloads).zip(seconds) {
         for (stage, seconds) in seconds.into_iter().enumerate() {
             let seconds = median(seconds);
             let (name, ms) = (format!("{k}/{v}"), seconds * 1e3);
             let stage = stages.get(stage).copied().unwrap_or("attention");
-            println!("{name:>18} {stage:>22} {ms:>10.2} {:>16.3}", seconds * 1e9 / work.pairs() as f64);
+            println!("{name:>18} {stage:>22} {ms:>10.2} {:>16.3}", seconds * 1e9 / workload.pairs() as f64);
         }
     }
     Ok(())
 }
 
 /// Parses an attention variant, as `select,8,1`.
-fn ways(text: &str) -> std::result::Result<AttendVariant, Box<dyn std::error::Error>> {
+fn variant(text: &str) -> std::result::Result<AttendVariant, Box<dyn std::error::Error>> {
     let parts: Vec<_> = text.split(',').collect();
     let [look_ups, queries, words] = parts[..] else { return Err("expected LOOK-UPS,QUERIES,WORDS".into()) };
     let known = CodebookLookup::ALL.into_iter().find(|known| known.name() == look_ups);

@@ -17,7 +17,7 @@ fn subject() -> Option<DeviceUnderTest<WgpuDevice>> {
 }
 
 /// Runs the suite `op`, and prints the cases that it skips.
-fn hold(op: &str) {
+fn run_suite(op: &str) {
     let Some(subject) = subject() else { return };
     let suites = suites();
     let suite = suites.iter().find(|suite| suite.op == op).expect("a suite of this name");
@@ -87,31 +87,32 @@ fn every_attention_variant_gives_the_same_bits() {
     let shape = Shape { group: 3, ..Shape::new(DType::Turbo3, DType::Turbo4) };
     let tokens = Tokens::gaussian(shape, 150, 3);
     let q = gaussian(4, 5 * shape.n_heads() * shape.k_head_dim, 1.0);
-    let mut of_first = None;
-    let with_look_ups = CodebookLookup::ALL.map(|look_ups| AttendVariant { look_ups, queries: 4, words: 1 });
+    let mut first_result = None;
+    let lookup_variants =
+        CodebookLookup::ALL.map(|look_ups| AttendVariant { look_ups, queries: 4, words: 1 });
     let more = [(4, 4), (8, 1)].map(|(queries, words)| AttendVariant {
         look_ups: CodebookLookup::Select,
         queries,
         words,
     });
-    for ways in with_look_ups.into_iter().chain(more) {
+    for variant in lookup_variants.into_iter().chain(more) {
         let Some(device) = device() else { return };
         let has_subgroups = device.report().has_subgroups;
-        let device = match device.with_way(&TypeClass::ALL, ways) {
+        let device = match device.with_way(&TypeClass::ALL, variant) {
             Ok(device) => device,
             Err(error) => {
-                assert!(ways.look_ups.needs_subgroups() && !has_subgroups, "{error}");
+                assert!(variant.look_ups.needs_subgroups() && !has_subgroups, "{error}");
                 skipped(&error.to_string());
                 continue;
             }
         };
         let subject = DeviceUnderTest::new("wgpu", device, Arithmetic::Float, Attention::Exact);
-        let what = || subject.case("attend", ways);
+        let what = || subject.case("attend", variant);
         let mut batch = Batch::fed(&subject, &tokens, 145, 100).unwrap();
         batch.append(&[5]).unwrap();
         let got = batch.attend(&q, &what).unwrap();
         batch.assert_answers(&q, &got, &what);
-        let first = of_first.get_or_insert_with(|| got.clone());
+        let first = first_result.get_or_insert_with(|| got.clone());
         assert!(*first == got, "{}: other bits than the first variant", what());
     }
 }
@@ -120,8 +121,8 @@ fn every_attention_variant_gives_the_same_bits() {
 fn variants_without_kernels_are_rejected() {
     for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
         let Some(device) = device() else { return };
-        let way = AttendVariant { look_ups: CodebookLookup::Select, queries, words };
-        let refused = device.with_way(&[TypeClass::Floats], way).map(|_| ());
+        let variant = AttendVariant { look_ups: CodebookLookup::Select, queries, words };
+        let refused = device.with_way(&[TypeClass::Floats], variant).map(|_| ());
         assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
     }
 }
@@ -132,7 +133,7 @@ macro_rules! tests {
         $(
             #[test]
             fn $op() {
-                hold(stringify!($op));
+                run_suite(stringify!($op));
             }
         )*
 

@@ -13,10 +13,10 @@ use crate::{append, attend, elementwise, experts, matmul, norm, recurrent, rope,
 
 static PLAIN: [&Source; 11] = [
     &append::SOURCE,
-    &attend::ENDS,
+    &attend::PROLOGUE_EPILOGUE,
     &elementwise::SOURCE,
-    &experts::CHOOSE,
-    &experts::JOIN,
+    &experts::ROUTE,
+    &experts::COMBINE,
     &norm::SOURCE,
     &matmul::OPERAND,
     &matmul::ORDER,
@@ -61,10 +61,10 @@ fn every_kernel_becomes_text_for_metal() {
     for source in sources() {
         let (module, info) = valid(source);
         let options = msl::Options { lang_version: (2, 4), ..Default::default() };
-        let (text, told) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
-        for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
-            let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(text.contains(&format!("kernel void {written}(")), "{name} is missing");
+        let (text, translation) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
+        for (name, emitted) in names(&module).into_iter().zip(&translation.entry_point_names) {
+            let emitted = emitted.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(text.contains(&format!("kernel void {emitted}(")), "{name} is missing");
         }
     }
 }
@@ -74,10 +74,11 @@ fn every_kernel_becomes_text_for_dx12() {
     for source in sources() {
         let (module, info) = valid(source);
         let (mut text, options, pipeline) = (String::new(), hlsl::Options::default(), Default::default());
-        let told = hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
-        for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
-            let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(text.contains(&format!("void {written}(")), "{name} is missing");
+        let reflection =
+            hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
+        for (name, emitted) in names(&module).into_iter().zip(&reflection.entry_point_names) {
+            let emitted = emitted.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(text.contains(&format!("void {emitted}(")), "{name} is missing");
         }
     }
 }

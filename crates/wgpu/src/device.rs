@@ -31,7 +31,7 @@ pub struct WgpuDevice {
     /// Host buffer for rows on their way to the device or from it.
     rows: Mutex<Vec<f32>>,
     /// The variant of each class of types, in the order of [`TypeClass::ALL`].
-    ways: [AttendVariant; 3],
+    variants: [AttendVariant; 3],
 }
 
 impl WgpuDevice {
@@ -60,8 +60,8 @@ impl WgpuDevice {
     fn new(gpu: Gpu, report: AdapterReport) -> Result<Self> {
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
-        let ways = [AttendVariant::of_adapter(&report); 3];
-        Ok(Self { gpu, arena, report, rows: Mutex::default(), ways })
+        let variants = [AttendVariant::of_adapter(&report); 3];
+        Ok(Self { gpu, arena, report, rows: Mutex::default(), variants })
     }
 
     /// Returns the description of the adapter.
@@ -75,21 +75,21 @@ impl WgpuDevice {
     /// # Errors
     /// [`BackendError::Unsupported`] for look-ups that need a missing feature, and for values
     /// without kernels.
-    pub fn with_way(mut self, classes: &[TypeClass], way: AttendVariant) -> Result<Self> {
-        classes.iter().try_for_each(|class| self.set_way(*class, way))?;
+    pub fn with_way(mut self, classes: &[TypeClass], variant: AttendVariant) -> Result<Self> {
+        classes.iter().try_for_each(|class| self.set_way(*class, variant))?;
         Ok(self)
     }
 
     /// As [`WgpuDevice::with_way`].
-    pub(crate) fn set_way(&mut self, class: TypeClass, way: AttendVariant) -> Result<()> {
-        way.check(&self.report)?;
-        self.ways[class as usize] = way;
+    pub(crate) fn set_way(&mut self, class: TypeClass, variant: AttendVariant) -> Result<()> {
+        variant.check(&self.report)?;
+        self.variants[class as usize] = variant;
         Ok(())
     }
 
     /// Returns the attention variant of a class of types.
     pub fn way(&self, class: TypeClass) -> AttendVariant {
-        self.ways[class as usize]
+        self.variants[class as usize]
     }
 
     /// Returns the work submitted and the bytes moved since the device was opened.
@@ -112,7 +112,7 @@ impl WgpuDevice {
     ) -> Result<()> {
         let y = Rows { buffer: y, first: 0, stride: w.n_out() };
         let bias = bias.map(|bias| &bias.buffer);
-        Ok(matmul::product(&self.gpu, weights(op, w)?, x, y, bias, accumulates)?)
+        Ok(matmul::multiply(&self.gpu, weights(op, w)?, x, y, bias, accumulates)?)
     }
 
     /// Reads values of `src` from value `from` on to the host.
@@ -129,7 +129,7 @@ impl Backend for WgpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let AdapterReport { device, product, interface, .. } = &self.report;
-        let is_tuned = self.ways != [AttendVariant::of_adapter(&self.report); 3];
+        let is_tuned = self.variants != [AttendVariant::of_adapter(&self.report); 3];
         DeviceInfo {
             name: device.clone(),
             kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
@@ -295,14 +295,14 @@ impl Backend for WgpuDevice {
         let input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
         let (logits, n_experts) = (&logits.buffer, gate.n_experts());
-        let routes = experts::Routes { logits, selection_bias, scales, n_experts, routing };
+        let router = experts::RouterInputs { logits, selection_bias, scales, n_experts, routing };
         let biases = biases.map(|biases| biases.map(|bias| &bias.buffer));
         let layer = experts::Layer { activation, gate, up, down, biases };
         let sum = match &to {
             Some(to) => experts::MoeOutput { to: &to.buffer, accumulates: false },
             None => experts::MoeOutput { to: &x.buffer, accumulates: true },
         };
-        experts::expert_ffn(&self.gpu, input, sum, routes, layer)
+        experts::expert_ffn(&self.gpu, input, sum, router, layer)
     }
 
     fn project_per_expert(
@@ -319,7 +319,7 @@ impl Backend for WgpuDevice {
             let x = Rows { buffer: &x.buffer, first: i * n_in, stride: n * n_in };
             let y = Rows { buffer: &y.buffer, first: i * n_out, stride: n * n_out };
             let mut x = Operand::new(&self.gpu, x, [rows, n_in], None);
-            matmul::product(&self.gpu, weights, &mut x, y, None, false)?;
+            matmul::multiply(&self.gpu, weights, &mut x, y, None, false)?;
         }
         Ok(())
     }
@@ -404,11 +404,11 @@ impl Backend for WgpuDevice {
         parts: &mut [KvBatchEntry<'_, WgpuPage>],
         k: &WgpuBuffer,
         v: &WgpuBuffer,
-        band: Option<&mut WgpuPage>,
+        step_tiles: Option<&mut WgpuPage>,
     ) -> Result<()> {
-        let band = band.as_deref();
-        check_append(parts, [k.n_values, v.n_values], band.map_or(0, Page::n_bytes))?;
-        append::append(&self.gpu, &self.arena.buffer(), parts, [&k.buffer, &v.buffer], band)
+        let step_tiles = step_tiles.as_deref();
+        check_append(parts, [k.n_values, v.n_values], step_tiles.map_or(0, Page::n_bytes))?;
+        append::append(&self.gpu, &self.arena.buffer(), parts, [&k.buffer, &v.buffer], step_tiles)
     }
 
     fn attend(
@@ -417,15 +417,15 @@ impl Backend for WgpuDevice {
         parts: &[KvBatchEntry<'_, WgpuPage>],
         q: &WgpuBuffer,
         sinks: Option<&WgpuBuffer>,
-        band: Option<&WgpuPage>,
+        step_tiles: Option<&WgpuPage>,
         out: &mut WgpuBuffer,
     ) -> Result<()> {
         let lens = [q.n_values, out.n_values];
-        check_attend(params, parts, lens, sinks.map(Buffer::n_values), band.map_or(0, Page::n_bytes))?;
+        check_attend(params, parts, lens, sinks.map(Buffer::n_values), step_tiles.map_or(0, Page::n_bytes))?;
         let buffers =
             attend::Buffers { q: &q.buffer, sinks: sinks.map(|sinks| &sinks.buffer), out: &out.buffer };
-        let whole = (self.ways, attend::STAGES.len() - 1);
-        attend::attend(&self.gpu, &self.arena.buffer(), whole, params, parts, band, buffers)
+        let all_stages = (self.variants, attend::STAGES.len() - 1);
+        attend::attend(&self.gpu, &self.arena.buffer(), all_stages, params, parts, step_tiles, buffers)
     }
 
     fn attend_stages(&self) -> &'static [&'static str] {
@@ -438,12 +438,20 @@ impl Backend for WgpuDevice {
         params: &AttendParams,
         parts: &[KvBatchEntry<'_, WgpuPage>],
         q: &WgpuBuffer,
-        band: Option<&WgpuPage>,
+        step_tiles: Option<&WgpuPage>,
         out: &mut WgpuBuffer,
     ) -> Result<()> {
-        check_attend(params, parts, [q.n_values, out.n_values], None, band.map_or(0, Page::n_bytes))?;
+        check_attend(params, parts, [q.n_values, out.n_values], None, step_tiles.map_or(0, Page::n_bytes))?;
         let buffers = attend::Buffers { q: &q.buffer, sinks: None, out: &out.buffer };
-        attend::attend(&self.gpu, &self.arena.buffer(), (self.ways, stage), params, parts, band, buffers)
+        attend::attend(
+            &self.gpu,
+            &self.arena.buffer(),
+            (self.variants, stage),
+            params,
+            parts,
+            step_tiles,
+            buffers,
+        )
     }
 
     fn short_conv(
@@ -467,7 +475,7 @@ impl Backend for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         check_recur(parts, &heads, inputs, y)?;
-        Ok(recurrent::recur(&self.gpu, &self.arena.buffer(), parts, &heads, inputs, &y.buffer)?)
+        Ok(recurrent::linear_attention(&self.gpu, &self.arena.buffer(), parts, &heads, inputs, &y.buffer)?)
     }
 
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {

@@ -23,7 +23,7 @@ struct Running<'a, B: Backend> {
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
     /// LoRA scale of each sequence, if the model has a LoRA.
-    strengths: Vec<Option<[f32; 1]>>,
+    lora_scales: Vec<Option<[f32; 1]>>,
 }
 
 fn fixture(name: &str) -> Gguf {
@@ -49,7 +49,7 @@ impl<'a, B: Backend> Running<'a, B> {
         let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(device, 64).unwrap();
         let caches = (0..n).map(|_| Cache::new(Arc::clone(&layout), 128)).collect();
-        Self { device, decoder, pool: BlockPool::default(), caches, act, strengths: vec![None; n] }
+        Self { device, decoder, pool: BlockPool::default(), caches, act, lora_scales: vec![None; n] }
     }
 
     /// Runs a step in which sequence i has the first `ns[i]` of the remaining tokens, and is left
@@ -59,16 +59,16 @@ impl<'a, B: Backend> Running<'a, B> {
     }
 
     fn try_step(&mut self, ns: &[usize], tokens: &[u32]) -> Result<Vec<f32>, ModelError> {
-        let Self { device, decoder, pool, caches, act, strengths } = self;
+        let Self { device, decoder, pool, caches, act, lora_scales } = self;
         let mut parts = Vec::new();
-        for ((cache, &n), strengths) in caches.iter_mut().zip(ns).zip(strengths) {
+        for ((cache, &n), lora_scales) in caches.iter_mut().zip(ns).zip(lora_scales) {
             if n > 0 {
-                let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
+                let lora_scales = lora_scales.as_ref().map(|lora_scales| &lora_scales[..]);
                 parts.push(BatchSequence {
                     cache,
                     n,
                     logits_for: LogitsFor::Last,
-                    lora_scales: strengths,
+                    lora_scales,
                     places: None,
                 });
             }
@@ -83,7 +83,7 @@ impl<'a, B: Backend> Running<'a, B> {
     }
 
     /// Returns the final hidden states of these tokens of the first sequence.
-    fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
+    fn hidden_states(&mut self, tokens: &[u32]) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, .. } = self;
         let parts = &mut [BatchSequence {
             cache: &mut caches[0],
@@ -93,9 +93,9 @@ impl<'a, B: Backend> Running<'a, B> {
             places: None,
         }];
         decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
-        let mut streams = vec![f32::NAN; tokens.len() * decoder.config().n_embd];
-        decoder.hidden_states(device, act, tokens.len(), &mut streams).unwrap();
-        streams
+        let mut hidden_states = vec![f32::NAN; tokens.len() * decoder.config().n_embd];
+        decoder.hidden_states(device, act, tokens.len(), &mut hidden_states).unwrap();
+        hidden_states
     }
 }
 
@@ -131,8 +131,8 @@ fn assert_models_match_cpu(models: &[(&str, DType)]) {
 /// Prefill of two sequences, alone and in one batch, and tokens after it: every step gives the
 /// logits of the CPU. Rounding changes neither the router's choice nor any code on these texts.
 fn assert_matches_cpu(device: &WgpuDevice, model: &str, kv: DType) {
-    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
-    let mut cpu = Running::new(&of_cpu, model, kv, 2);
+    let cpu_device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    let mut cpu = Running::new(&cpu_device, model, kv, 2);
     let mut gpu = Running::new(device, model, kv, 2);
     let text = tokens(64);
     let mut rest = &text[..];
@@ -149,12 +149,12 @@ fn assert_matches_cpu(device: &WgpuDevice, model: &str, kv: DType) {
 #[test]
 fn hidden_states_match_the_cpu() {
     let (Some(device), text) = (tests::device(), tokens(21)) else { return };
-    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    let cpu_device = CpuDevice::new(Isa::Scalar, 1).unwrap();
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
-        let mut cpu = Running::new(&of_cpu, model, DType::F32, 1);
+        let mut cpu = Running::new(&cpu_device, model, DType::F32, 1);
         let mut gpu = Running::new(&device, model, DType::F32, 1);
         for tokens in [&text[..20], &text[20..]] {
-            let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
+            let (got, want) = (gpu.hidden_states(tokens), cpu.hidden_states(tokens));
             let largest = want.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
             // The bound of logits, which are of order 3.
             let (error, tol) = (distance(&got, &want), bound(DType::F32) / 3.0 * largest);
@@ -167,18 +167,18 @@ fn hidden_states_match_the_cpu() {
 #[test]
 fn models_with_adapters() {
     let (Some(device), text) = (tests::device(), tokens(64)) else { return };
-    let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
+    let cpu_device = CpuDevice::new(Isa::Scalar, 1).unwrap();
     for model in ["llama-h64-g8.gguf", "arcee-h64-g2-yarn.gguf"] {
         let adapter = Arc::new(fixture(&format!("adapters/{model}")));
         let loras = [Lora::new(adapter, 0.5, &fixture(model)).unwrap()];
-        let mut cpu = Running::with_loras(&of_cpu, model, DType::F32, 2, &loras);
+        let mut cpu = Running::with_loras(&cpu_device, model, DType::F32, 2, &loras);
         let mut gpu = Running::with_loras(&device, model, DType::F32, 2, &loras);
-        let mut plain = Running::new(&of_cpu, model, DType::F32, 2);
+        let mut plain = Running::new(&cpu_device, model, DType::F32, 2);
         let mut rest = &text[..];
-        for (ns, of_second) in
+        for (ns, second_scale) in
             [([1, 0], None), ([15, 19], Some([1.0])), ([20, 1], Some([1.0])), ([1, 1], None)]
         {
-            (cpu.strengths[1], gpu.strengths[1]) = (of_second, of_second);
+            (cpu.lora_scales[1], gpu.lora_scales[1]) = (second_scale, second_scale);
             let (step, after) = rest.split_at(ns[0] + ns[1]);
             rest = after;
             let (got, want) = (gpu.step(&ns, step), cpu.step(&ns, step));
@@ -215,7 +215,7 @@ fn models_with_states() {
 }
 
 #[test]
-fn models_with_caches_whose_codes_remember() {
+fn models_with_trellis_caches() {
     assert_models_match_cpu(&[
         ("qwen3-h192-g3.gguf", DType::Turbo3T),
         ("llama-h96-g2-bias.gguf", DType::Turbo2T),
@@ -223,7 +223,7 @@ fn models_with_caches_whose_codes_remember() {
 }
 
 #[test]
-fn models_whose_heads_meet_one_vector() {
+fn models_with_mla() {
     assert_models_match_cpu(&[
         ("deepseek2-latent512-lite.gguf", DType::F32),
         ("glm4moelite-latent128.gguf", DType::F32),
@@ -239,7 +239,7 @@ fn device_loss_is_an_error_and_saved_sessions_resume() {
     let text = tokens(64);
     lost.step(&[40], &text[..40]);
     let cache = &lost.caches[0];
-    let (state, images) = (cache.state(), cache.pages(&device).collect::<Result<Vec<_>, _>>().unwrap());
+    let (state, pages) = (cache.state(), cache.pages(&device).collect::<Result<Vec<_>, _>>().unwrap());
     let want = lost.step(&[24], &text[40..]);
     device.gpu().destroy();
     let error = lost.try_step(&[1], &[7]).unwrap_err();
@@ -249,11 +249,11 @@ fn device_loss_is_an_error_and_saved_sessions_resume() {
     assert!(error.contains("the device is lost"), "{error}");
 
     let other = open_again();
-    let mut found = Running::new(&other, model, kv, 1);
-    let layout = Arc::clone(found.caches[0].layout());
-    let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
-    found.caches[0] = Cache::from_pages(&other, &found.pool, layout, 128, state, &mut next).unwrap();
-    assert_eq!(found.step(&[24], &text[40..]), want);
+    let mut resumed = Running::new(&other, model, kv, 1);
+    let layout = Arc::clone(resumed.caches[0].layout());
+    let mut next = |index: usize| Ok::<_, KvError>(pages[index].clone());
+    resumed.caches[0] = Cache::from_pages(&other, &resumed.pool, layout, 128, state, &mut next).unwrap();
+    assert_eq!(resumed.step(&[24], &text[40..]), want);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_token_is_one_submission_and_reuses_bind_groups() {
     let text = tokens(60);
     gpu.step(&[20], &text[..20]);
     gpu.step(&[1], &[text[20]]);
-    let mut steps_anew = 0;
+    let mut n_new = 0;
     for token in &text[21..] {
         let before = device.traffic();
         gpu.step(&[1], &[*token]);
@@ -272,8 +272,8 @@ fn a_token_is_one_submission_and_reuses_bind_groups() {
         // The logits, for which this test allocates a buffer.
         assert_eq!(after.allocations - before.allocations, 1);
         assert_eq!(after.from_device - before.from_device, 64 * size_of::<f32>() as u64);
-        steps_anew += usize::from(after.groups - before.groups > 1);
+        n_new += usize::from(after.groups - before.groups > 1);
     }
     // The step that encodes a block of tokens, and the one after it.
-    assert!(steps_anew <= 2, "{steps_anew} steps had other bindings than the last one");
+    assert!(n_new <= 2, "{n_new} steps had other bindings than the last one");
 }

@@ -16,10 +16,10 @@ use crate::shader::{self, Kernel, Source};
 
 /// First size in bytes of the allocations that probe the free memory, and the size that ends the
 /// probe.
-const LARGEST_PIECE: u64 = 4 << 30;
-const SMALLEST_PIECE: usize = 64 << 20;
+const MAX_PROBE_BYTES: u64 = 4 << 30;
+const MIN_PROBE_BYTES: usize = 64 << 20;
 /// Maximum number of successful probes.
-const MAX_PIECES: usize = 256;
+const MAX_PROBES: usize = 256;
 
 /// The address of a source, the name of an entry point and the numbers of a variant.
 type KernelKey = (usize, &'static str, Vec<u32>);
@@ -47,16 +47,18 @@ pub(crate) type Binding<'a> = (u32, &'a wgpu::Buffer);
 impl Gpu {
     pub fn new(device: wgpu::Device, queue: wgpu::Queue) -> Self {
         let failure = Arc::new(Mutex::new(None));
-        let of_handler = Arc::clone(&failure);
-        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_handler, error.to_string())));
-        let of_callback = Arc::clone(&failure);
+        let handler_failure = Arc::clone(&failure);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            record_failure(&handler_failure, error.to_string())
+        }));
+        let callback_failure = Arc::clone(&failure);
         device.set_device_lost_callback(move |_, message| {
             // Other errors follow from the loss.
             let problem = format!("the device is lost: {message}");
-            *of_callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
+            *callback_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
         });
         let limits = device.limits();
-        let nothing = new_buffer(&device, 16, wgpu::BufferUsages::STORAGE);
+        let unused_buffer = new_buffer(&device, 16, wgpu::BufferUsages::STORAGE);
         let recording = Mutex::new(Recording::new(&device, queue, &limits));
         let is_software = device.adapter_info().device_type == wgpu::DeviceType::Cpu;
         Self {
@@ -67,7 +69,7 @@ impl Gpu {
             kernels: Mutex::default(),
             is_software,
             failure,
-            unused_buffer: nothing,
+            unused_buffer,
         }
     }
 
@@ -84,8 +86,8 @@ impl Gpu {
 
     /// Returns the maximum size of a binding in bytes.
     pub fn max_binding(&self) -> usize {
-        let most = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
-        usize::try_from(most).unwrap_or(usize::MAX)
+        let max = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
+        usize::try_from(max).unwrap_or(usize::MAX)
     }
 
     /// Returns a buffer of 16 bytes that no kernel reads.
@@ -122,16 +124,16 @@ impl Gpu {
     /// # Errors
     /// If the device is lost.
     pub fn free_bytes(&self) -> Result<usize, WgpuError> {
-        let mut asked = Vec::new();
-        let mut piece = self.limits.max_buffer_size.min(LARGEST_PIECE) as usize / 4 * 4;
-        while piece >= SMALLEST_PIECE && asked.len() < MAX_PIECES {
-            match self.try_allocate(piece) {
-                Some(buffer) => asked.push(buffer),
-                None => piece = piece / 8 * 4,
+        let mut buffers = Vec::new();
+        let mut size = self.limits.max_buffer_size.min(MAX_PROBE_BYTES) as usize / 4 * 4;
+        while size >= MIN_PROBE_BYTES && buffers.len() < MAX_PROBES {
+            match self.try_allocate(size) {
+                Some(buffer) => buffers.push(buffer),
+                None => size = size / 8 * 4,
             }
         }
         self.check()?;
-        Ok(asked.iter().map(|buffer| buffer.size() as usize).sum())
+        Ok(buffers.iter().map(|buffer| buffer.size() as usize).sum())
     }
 
     fn try_allocate(&self, size: usize) -> Option<wgpu::Buffer> {
@@ -181,8 +183,8 @@ impl Gpu {
         if groups.contains(&0) {
             return Ok(());
         }
-        let numbers = [bytemuck::bytes_of(params), bytemuck::cast_slice(list)].concat();
-        self.recording().launch(&self.device, kernel, groups, &numbers, bindings);
+        let param_bytes = [bytemuck::bytes_of(params), bytemuck::cast_slice(list)].concat();
+        self.recording().launch(&self.device, kernel, groups, &param_bytes, bindings);
         self.check()
     }
 
@@ -246,7 +248,7 @@ impl Gpu {
 }
 
 /// Stores the first error.
-fn note(failure: &Mutex<Option<String>>, problem: String) {
+fn record_failure(failure: &Mutex<Option<String>>, problem: String) {
     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
 }
 

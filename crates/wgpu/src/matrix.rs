@@ -9,7 +9,7 @@ use kvant_backend::{
 use kvant_codec::DType;
 
 use crate::Gpu;
-use crate::matmul::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
+use crate::matmul::{PANEL, VECTOR_BYTES, pack_panels, row_vectors};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
@@ -119,19 +119,19 @@ impl Experts for WgpuExperts {
     }
 }
 
-/// Minimum bytes per thread, and the size of the pieces of an upload.
-const SHARE: usize = 1 << 20;
-const PIECE: usize = 32 << 20;
+/// Minimum bytes per thread, and the maximum bytes of a write.
+const MIN_THREAD_BYTES: usize = 1 << 20;
+const UPLOAD_BYTES: usize = 32 << 20;
 
 /// Uploads the rows of `source`.
 fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
     let row_bytes = bytes.len() / n_out.max(1);
     let vectors = row_vectors(dtype, n_in);
-    let most = gpu.max_binding() / (vectors * VECTOR_BYTES).max(1);
+    let max_rows = gpu.max_binding() / (vectors * VECTOR_BYTES).max(1);
     // Whole panels, if one fits.
-    let most = if most > PANEL { most / PANEL * PANEL } else { most };
-    if most == 0 {
+    let max_rows = if max_rows > PANEL { max_rows / PANEL * PANEL } else { max_rows };
+    if max_rows == 0 {
         return Err(BackendError::Unsupported {
             op: "matrix",
             wanted: format!("rows of {n_in} values in {dtype}"),
@@ -139,36 +139,36 @@ fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
         });
     }
     let slab = |first: usize| {
-        let rows = first..n_out.min(first + most);
+        let rows = first..n_out.min(first + max_rows);
         let buffer = gpu.allocate(rows.len() * vectors * VECTOR_BYTES, "weights")?;
-        let piece = (PIECE / (PANEL * row_bytes).max(1)).max(1) * PANEL;
-        for at in rows.clone().step_by(piece) {
-            let rows_of_piece = at..rows.end.min(at + piece);
-            let rows_of_file = &bytes[rows_of_piece.start * row_bytes..rows_of_piece.end * row_bytes];
-            let laid_out = lay_out(dtype, n_in, rows_of_file, row_bytes);
+        let upload_rows = (UPLOAD_BYTES / (PANEL * row_bytes).max(1)).max(1) * PANEL;
+        for at in rows.clone().step_by(upload_rows) {
+            let range = at..rows.end.min(at + upload_rows);
+            let rows_of_file = &bytes[range.start * row_bytes..range.end * row_bytes];
+            let packed = pack_rows(dtype, n_in, rows_of_file, row_bytes);
             let to = (at - rows.start) * vectors * VECTOR_BYTES;
-            gpu.write(&buffer, to, bytemuck::cast_slice(&laid_out))?;
+            gpu.write(&buffer, to, bytemuck::cast_slice(&packed))?;
         }
         Ok(Slab { buffer, rows })
     };
-    (0..n_out).step_by(most).map(slab).collect()
+    (0..n_out).step_by(max_rows).map(slab).collect()
 }
 
 /// Returns rows in panels, laid out on several cores if there are many.
-fn lay_out(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize) -> Vec<[u32; 4]> {
+fn pack_rows(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize) -> Vec<[u32; 4]> {
     let vectors = row_vectors(dtype, n_in);
     let mut panels = vec![[0; 4]; rows.len() / row_bytes * vectors];
     let n_panels = rows.len().div_ceil(PANEL * row_bytes);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let of_thread = n_panels.div_ceil(threads).max(SHARE.div_ceil(PANEL * row_bytes));
-    if of_thread >= n_panels {
-        put_panels(dtype, n_in, rows, row_bytes, &mut panels);
+    let panels_per_thread = n_panels.div_ceil(threads).max(MIN_THREAD_BYTES.div_ceil(PANEL * row_bytes));
+    if panels_per_thread >= n_panels {
+        pack_panels(dtype, n_in, rows, row_bytes, &mut panels);
         return panels;
     }
     std::thread::scope(|scope| {
-        let parts = panels.chunks_mut(of_thread * PANEL * vectors);
-        for (panels, rows) in parts.zip(rows.chunks(of_thread * PANEL * row_bytes)) {
-            scope.spawn(move || put_panels(dtype, n_in, rows, row_bytes, panels));
+        let parts = panels.chunks_mut(panels_per_thread * PANEL * vectors);
+        for (panels, rows) in parts.zip(rows.chunks(panels_per_thread * PANEL * row_bytes)) {
+            scope.spawn(move || pack_panels(dtype, n_in, rows, row_bytes, panels));
         }
     });
     panels

@@ -57,9 +57,9 @@ impl Page for WgpuPage {
         let buffer = self.arena.buffer();
         // A device does not copy within one buffer: copies through another.
         let gpu = self.arena.gpu();
-        let between = gpu.scratch(self.padded(), "a copy of a page")?;
-        gpu.copy((&buffer, self.at), (&between, 0), self.padded());
-        gpu.copy((&between, 0), (&buffer, new.at), self.padded());
+        let staging = gpu.scratch(self.padded(), "a copy of a page")?;
+        gpu.copy((&buffer, self.at), (&staging, 0), self.padded());
+        gpu.copy((&staging, 0), (&buffer, new.at), self.padded());
         Ok(new)
     }
 }

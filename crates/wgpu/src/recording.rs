@@ -36,7 +36,7 @@ pub struct Traffic {
 
 /// The bindings of a launch: the address of its kernel, the range of its parameters in the ring,
 /// and the buffers.
-type Bound = (usize, [u64; 2], Vec<(u32, wgpu::Buffer)>);
+type BindingKey = (usize, [u64; 2], Vec<(u32, wgpu::Buffer)>);
 
 #[derive(Debug)]
 pub(crate) struct Recording {
@@ -50,7 +50,7 @@ pub(crate) struct Recording {
     /// Staging buffer of reads; as large as the largest read so far.
     read_buffer: wgpu::Buffer,
     /// Bind groups, and the submission count of their last use.
-    groups: HashMap<Bound, (wgpu::BindGroup, u64)>,
+    groups: HashMap<BindingKey, (wgpu::BindGroup, u64)>,
     traffic: Traffic,
 }
 
@@ -63,7 +63,7 @@ impl Recording {
             ring: new_buffer(device, RING as u64, usage),
             pending: Vec::new(),
             align: limits.min_storage_buffer_offset_alignment as usize,
-            read_buffer: landing(device, 4096),
+            read_buffer: new_read_buffer(device, 4096),
             groups: HashMap::new(),
             traffic: Traffic::default(),
         }
@@ -78,11 +78,11 @@ impl Recording {
         device: &wgpu::Device,
         kernel: &Kernel,
         [x, y, z]: [u32; 3],
-        numbers: &[u8],
+        params: &[u8],
         bindings: &[Binding<'_>],
     ) {
-        let offset = self.wait(numbers) as u64;
-        let group = self.group(device, kernel, [offset, numbers.len() as u64], bindings);
+        let offset = self.stage(params) as u64;
+        let group = self.group(device, kernel, [offset, params.len() as u64], bindings);
         let mut pass = self.encoder(device).begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         pass.set_pipeline(&kernel.pipeline);
         pass.set_bind_group(0, &group, &[]);
@@ -101,20 +101,20 @@ impl Recording {
         bindings: &[Binding<'_>],
     ) -> wgpu::BindGroup {
         let buffers = bindings.iter().map(|(binding, buffer)| (*binding, (*buffer).clone())).collect();
-        let bound = (std::ptr::from_ref(kernel) as usize, [offset, len], buffers);
+        let key = (std::ptr::from_ref(kernel) as usize, [offset, len], buffers);
         let now = self.traffic.submissions;
-        if let Some((group, needed)) = self.groups.get_mut(&bound) {
-            *needed = now;
+        if let Some((group, last_used)) = self.groups.get_mut(&key) {
+            *last_used = now;
             return group.clone();
         }
-        let numbers = wgpu::BufferBinding { buffer: &self.ring, offset, size: wgpu::BufferSize::new(len) };
+        let params = wgpu::BufferBinding { buffer: &self.ring, offset, size: wgpu::BufferSize::new(len) };
         let entry = |binding, resource| wgpu::BindGroupEntry { binding, resource };
-        let mut entries = vec![entry(0, wgpu::BindingResource::Buffer(numbers))];
+        let mut entries = vec![entry(0, wgpu::BindingResource::Buffer(params))];
         entries.extend(bindings.iter().map(|(binding, buffer)| entry(*binding, buffer.as_entire_binding())));
         let layout = &kernel.layout;
         let group =
             device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries });
-        self.groups.insert(bound, (group.clone(), now));
+        self.groups.insert(key, (group.clone(), now));
         self.traffic.groups += 1;
         group
     }
@@ -138,7 +138,7 @@ impl Recording {
             return;
         }
         if bytes.len() <= RING / 4 {
-            let from = self.wait(bytes) as u64;
+            let from = self.stage(bytes) as u64;
             let ring = self.ring.clone();
             self.encoder(device).copy_buffer_to_buffer(&ring, from, to, at, Some(bytes.len() as u64));
             return;
@@ -181,7 +181,7 @@ impl Recording {
         }
         let len = bytes.len() as u64;
         if self.read_buffer.size() < len {
-            self.read_buffer = landing(device, len);
+            self.read_buffer = new_read_buffer(device, len);
         }
         let to = self.read_buffer.clone();
         self.encoder(device).copy_buffer_to_buffer(from, at as u64, &to, 0, Some(len));
@@ -207,12 +207,12 @@ impl Recording {
     }
 
     /// Adds bytes to the ring; returns their offset.
-    fn wait(&mut self, bytes: &[u8]) -> usize {
+    fn stage(&mut self, bytes: &[u8]) -> usize {
         debug_assert!(bytes.len() <= RING, "{} bytes for a ring of {RING}", bytes.len());
         let at = self.pending.len().next_multiple_of(self.align);
         if at + bytes.len() > RING {
             self.submit();
-            return self.wait(bytes);
+            return self.stage(bytes);
         }
         self.pending.resize(at, 0);
         self.pending.extend_from_slice(bytes);
@@ -229,11 +229,11 @@ impl Recording {
         self.traffic.to_device += self.pending.len() as u64;
         self.pending.clear();
         let now = self.traffic.submissions;
-        self.groups.retain(|_, (_, needed)| now - *needed <= IDLE_SUBMISSIONS);
+        self.groups.retain(|_, (_, last_used)| now - *last_used <= IDLE_SUBMISSIONS);
     }
 }
 
-fn landing(device: &wgpu::Device, size: u64) -> wgpu::Buffer {
+fn new_read_buffer(device: &wgpu::Device, size: u64) -> wgpu::Buffer {
     new_buffer(device, size, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST)
 }
 

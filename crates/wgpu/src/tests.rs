@@ -41,7 +41,7 @@ fn project(
 }
 
 #[test]
-fn a_step_is_one_submission_and_brings_back_candidates_alone() {
+fn a_step_is_one_submission_and_reads_only_candidates() {
     let Some(device) = device() else { return };
     let (n, vocab) = (64, 5000);
     let matrix = |n_out: usize| {
@@ -77,12 +77,12 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
 }
 
 #[test]
-fn a_step_that_does_what_the_last_one_did_makes_nothing_anew() {
+fn repeated_steps_create_no_buffers_or_bind_groups() {
     let Some(device) = device() else { return };
     let (n, vocab) = (64, 5000);
     let [hidden, head] = [n, vocab].map(|n_out| device.upload_matrix(rows(n_out, n)).unwrap());
     let [gain, mut x, mut y, mut logits] = [n, n, n, vocab].map(|len| device.buffer(len).unwrap());
-    let mut made = || {
+    let mut created = || {
         let before = device.traffic();
         project(&device, &x, &gain, &hidden, &mut y)?;
         device.gated_ffn(
@@ -97,23 +97,23 @@ fn a_step_that_does_what_the_last_one_did_makes_nothing_anew() {
         let after = device.traffic();
         Ok::<_, BackendError>([after.groups - before.groups, after.allocations - before.allocations])
     };
-    let [groups, allocations] = made().unwrap();
+    let [groups, allocations] = created().unwrap();
     assert!(groups > 0 && allocations > 0, "{groups}, {allocations}");
     // The parameters of the first step were queued behind the upload of the weights.
-    made().unwrap();
+    created().unwrap();
     for _ in 0..20 {
-        assert_eq!(made().unwrap(), [0, 0]);
+        assert_eq!(created().unwrap(), [0, 0]);
     }
     // Unused groups are dropped.
-    let held = device.gpu().groups();
+    let n_cached = device.gpu().groups();
     for _ in 0..10 {
         device.read(&y, 0, &mut [0.0]).unwrap();
     }
-    assert!(held > 0 && device.gpu().groups() == 0, "{held}");
+    assert!(n_cached > 0 && device.gpu().groups() == 0, "{n_cached}");
 }
 
 #[test]
-fn an_adapter_that_is_not_there_is_refused_with_what_is_there() {
+fn a_missing_adapter_is_an_error_that_counts_adapters() {
     let Err(BackendError::Failed { device: "wgpu", problem }) = WgpuDevice::open(9999) else {
         panic!("no machine has so many")
     };
@@ -217,14 +217,14 @@ fn drops_rows<T>(take: impl FnOnce(WeightSource) -> Result<T>) -> (T, bool) {
     let source = rows(40, 64);
     let all = 0..source.bytes.len();
     let owner = Arc::new(source.bytes.to_vec());
-    let held = Arc::downgrade(&owner);
+    let weak = Arc::downgrade(&owner);
     let bytes = SharedBytes::new(owner, all).expect("all of it");
-    let taken = take(WeightSource { bytes, ..source }).unwrap();
-    (taken, held.upgrade().is_none())
+    let matrix = take(WeightSource { bytes, ..source }).unwrap();
+    (matrix, weak.upgrade().is_none())
 }
 
 #[test]
-fn rows_stay_in_host_memory_where_they_are_looked_up_alone() {
+fn only_lookup_tables_stay_in_host_memory() {
     let Some(device) = device() else { return };
     let (matrix, is_gone) = drops_rows(|source| device.upload_matrix(source));
     assert!(is_gone, "a matrix is in memory twice");

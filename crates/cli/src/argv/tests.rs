@@ -115,22 +115,22 @@ fn every_foreign_option_is_accepted_or_rejected_in_one_line() {
         &["eval", "niah"],
     ];
     for name in foreign_flags::names() {
-        let tries = commands.map(|command| (command, read_line(&[command, &[name, "1"]].concat())));
-        let is_done = |means| {
-            tries.iter().any(|(command, tried)| match (means, tried) {
+        let outcomes = commands.map(|command| (command, read_line(&[command, &[name, "1"]].concat())));
+        let has_effect = |meaning| {
+            outcomes.iter().any(|(command, outcome)| match (meaning, outcome) {
                 (Meaning::Is(ours), Ok(argv)) => argv.args.iter().any(|arg| arg.to_str() == Some(ours)),
                 (Meaning::Nothing { takes, why }, Ok(argv)) => {
                     let n_left = usize::from(takes == Arity::Nothing);
-                    let noted = takes != Arity::Switch && !why.is_empty();
-                    argv.args.len() == 1 + command.len() + n_left && argv.notes.is_empty() != noted
+                    let expects_note = takes != Arity::Switch && !why.is_empty();
+                    argv.args.len() == 1 + command.len() + n_left && argv.notes.is_empty() != expects_note
                 }
                 (Meaning::Only(_, why) | Meaning::No(why), Err(line)) => *line == format!("{name}: {why}"),
                 _ => false,
             })
         };
-        let is_ours = |(_, tried): &(_, Result<Argv, _>)| {
-            tried.as_ref().is_ok_and(|argv| argv.args.iter().any(|arg| arg.to_str() == Some(name)))
+        let is_own_option = |(_, outcome): &(_, Result<Argv, _>)| {
+            outcome.as_ref().is_ok_and(|argv| argv.args.iter().any(|arg| arg.to_str() == Some(name)))
         };
-        assert!(foreign_flags::of(name).any(is_done) || tries.iter().any(is_ours), "{name}");
+        assert!(foreign_flags::of(name).any(has_effect) || outcomes.iter().any(is_own_option), "{name}");
     }
 }

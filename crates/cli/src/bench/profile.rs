@@ -16,12 +16,12 @@ pub fn profile(
     model: &Model,
 ) -> Result<(), Failure> {
     let depths: Vec<usize> = args.n_depth.0.iter().copied().filter(|&depth| depth > 0).collect();
-    let Some(&most) = depths.iter().max() else {
+    let Some(&max_depth) = depths.iter().max() else {
         return Err(Failure::Usage("--profile needs a depth: try -d 4096".to_owned()));
     };
     let mut rows = Vec::new();
     for kv in args.caches(pairs, model)? {
-        let mut session = model.session(SessionOptions { n_ctx: Some(most), kv })?;
+        let mut session = model.session(SessionOptions { n_ctx: Some(max_depth), kv })?;
         for &depth in &depths {
             if depth < session.tokens().len() {
                 session.rewind(depth)?;

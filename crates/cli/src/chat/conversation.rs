@@ -48,7 +48,7 @@ pub struct Chat {
 }
 
 impl Chat {
-    pub fn take(&mut self, input: Input) -> Result<(), Failure> {
+    pub fn handle(&mut self, input: Input) -> Result<(), Failure> {
         match input {
             Input::Message(text) => self.answer(&text)?,
             Input::Regenerate => self.regenerate()?,
@@ -57,8 +57,8 @@ impl Chat {
             Input::System(None) => {
                 console::eprint_line(self.system.as_deref().unwrap_or("(no system message)"))
             }
-            Input::Stats => self.say_stats(),
-            Input::Kv => self.say_kv(),
+            Input::Stats => self.print_stats(),
+            Input::Kv => self.print_kv(),
             Input::Save(file) => {
                 check_output_path(Some(Path::new(&file)))?;
                 let bytes = self.session.save(&file)?;
@@ -69,7 +69,7 @@ impl Chat {
                 ));
             }
             Input::Load(file) => self.load(Path::new(&file))?,
-            Input::Image(file) => self.show(file.into())?,
+            Input::Image(file) => self.attach_image(file.into())?,
             Input::Help => console::eprint_line(HELP),
             Input::Exit => {}
         }
@@ -77,8 +77,8 @@ impl Chat {
     }
 
     fn answer(&mut self, question: &str) -> Result<(), Failure> {
-        let shown = self.n_sent_images();
-        self.messages.push(Message::user(question).with_images(self.images.len() - shown));
+        let n_sent = self.n_sent_images();
+        self.messages.push(Message::user(question).with_images(self.images.len() - n_sent));
         match self.generate_answer() {
             Ok(answer) => self.messages.push(Message::assistant(answer)),
             Err(failure) => {
@@ -91,7 +91,7 @@ impl Chat {
     }
 
     /// Encodes an image for the next message.
-    fn show(&mut self, file: PathBuf) -> Result<(), Failure> {
+    fn attach_image(&mut self, file: PathBuf) -> Result<(), Failure> {
         let images = encode_images(&self.model, &[file], false)?;
         let n_tokens: usize = images.iter().map(|image| image.tokens().len()).sum();
         console::eprint_line(format_args!("(an image of {n_tokens} tokens, for the next message)"));
@@ -114,10 +114,10 @@ impl Chat {
     /// drops the oldest turns, prefills the rest again and continues the answer.
     fn generate_answer(&mut self) -> Result<String, Failure> {
         let interrupt = self.interrupt.clone();
-        let (mut answer, mut voice) = (Answer::default(), None);
+        let (mut answer, mut view) = (Answer::default(), None);
         interrupt.cancellable(|| {
-            while self.continue_answer(&mut answer, &mut voice)? == Some(FinishReason::ContextFull) {
-                if !(self.context_shift && self.make_room(answer.tokens.len())?) {
+            while self.continue_answer(&mut answer, &mut view)? == Some(FinishReason::ContextFull) {
+                if !(self.context_shift && self.shift_context(answer.tokens.len())?) {
                     let n_ctx = self.session.n_ctx();
                     console::eprint_line(format_args!(
                         "(the context of {n_ctx} tokens is full: {})",
@@ -128,8 +128,8 @@ impl Chat {
             }
             Ok::<_, Failure>(())
         })?;
-        if let Some(voice) = &mut voice {
-            voice.end(&mut console::results())?;
+        if let Some(view) = &mut view {
+            view.end(&mut console::results())?;
         }
         end_line()?;
         Ok(answer.text)
@@ -138,25 +138,25 @@ impl Chat {
     fn continue_answer(
         &mut self,
         answer: &mut Answer,
-        voice: &mut Option<ReasoningView>,
+        view: &mut Option<ReasoningView>,
     ) -> Result<Option<FinishReason>, Failure> {
         let (mut prompt, text) = self.prompt()?;
         let source = self.model.chat_template()?.source();
-        let voice = voice.get_or_insert_with(|| ReasoningView::new(source, text.as_str(), self.reasoning));
-        let (n_ctx, n_said) = (self.session.n_ctx(), answer.tokens.len());
-        if prompt.len() + n_said > n_ctx && self.context_shift && self.make_room(n_said)? {
+        let view = view.get_or_insert_with(|| ReasoningView::new(source, text.as_str(), self.reasoning));
+        let (n_ctx, n_generated) = (self.session.n_ctx(), answer.tokens.len());
+        if prompt.len() + n_generated > n_ctx && self.context_shift && self.shift_context(n_generated)? {
             prompt = self.prompt()?.0;
         }
         prompt.extend_from_slice(&answer.tokens);
         let mut options = self.generate.clone();
         options.sampler.seed = options.sampler.seed.wrapping_add(self.n_answers);
-        options.max_tokens = options.max_tokens.map(|max| max.saturating_sub(n_said));
+        options.max_tokens = options.max_tokens.map(|max| max.saturating_sub(n_generated));
         self.n_answers += 1;
-        let (cancel, way_out) = (self.interrupt.cancel.clone(), self.full_context_advice());
+        let (cancel, advice) = (self.interrupt.cancel.clone(), self.full_context_advice());
         let generation = self.session.generate_with(&prompt, options, &cancel, &mut |_| ());
-        let mut generation = generation.map_err(|error| too_long(error, way_out))?;
+        let mut generation = generation.map_err(|error| too_long(error, advice))?;
         let mut out = console::results();
-        take_tokens(&mut generation, answer, &mut |piece| voice.say(piece, &mut out))?;
+        take_tokens(&mut generation, answer, &mut |piece| view.write(piece, &mut out))?;
         drop(out);
         let stats = generation.stats();
         self.last = Some(stats);
@@ -191,9 +191,9 @@ impl Chat {
     /// and the text after the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
-        let shown = self.n_sent_images();
-        if shown > 0 {
-            return self.prompt_with(&self.images[..shown]);
+        let n_sent = self.n_sent_images();
+        if n_sent > 0 {
+            return self.prompt_with(&self.images[..n_sent]);
         }
         let Some(loaded) = &self.loaded else {
             let text = template.render(&self.messages, &self.render).map_err(Error::from)?;
@@ -228,12 +228,12 @@ impl Chat {
         Ok((tokens, text))
     }
 
-    /// Drops the oldest turns until the conversation and `n_said` answer tokens leave a quarter of
-    /// the context free. Returns `false` if no turn could be dropped.
-    fn make_room(&mut self, n_said: usize) -> Result<bool, Failure> {
-        let most = self.session.n_ctx() - self.session.n_ctx() / 4;
+    /// Drops the oldest turns until the conversation and `n_generated` answer tokens leave a quarter
+    /// of the context free. Returns `false` if no turn could be dropped.
+    fn shift_context(&mut self, n_generated: usize) -> Result<bool, Failure> {
+        let limit = self.session.n_ctx() - self.session.n_ctx() / 4;
         let mut n_turns = 0;
-        while (n_turns == 0 || self.prompt()?.0.len() + n_said > most) && self.forget_oldest() {
+        while (n_turns == 0 || self.prompt()?.0.len() + n_generated > limit) && self.drop_oldest_turn() {
             n_turns += 1;
         }
         if n_turns > 0 {
@@ -244,7 +244,7 @@ impl Chat {
 
     /// Drops the loaded tokens, or else the oldest question and its answer; never the last
     /// question.
-    fn forget_oldest(&mut self) -> bool {
+    fn drop_oldest_turn(&mut self) -> bool {
         if self.loaded.take().is_some() {
             self.messages.splice(0..0, self.system.as_deref().map(Message::system));
             return true;
@@ -281,7 +281,7 @@ impl Chat {
     }
 
     fn load(&mut self, path: &Path) -> Result<(), Failure> {
-        let asked = self.model.session(self.options.clone())?.kv();
+        let requested = self.model.session(self.options.clone())?.kv();
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
@@ -292,16 +292,16 @@ impl Chat {
             printable_path(path)
         ));
         let kv = self.session.kv();
-        if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {
+        if (kv.type_k, kv.type_v) != (requested.type_k, requested.type_v) {
             console::eprint_line(format_args!(
                 "(its cache is {}/{}, not {}/{} as requested; /clear returns to those)",
-                kv.type_k, kv.type_v, asked.type_k, asked.type_v
+                kv.type_k, kv.type_v, requested.type_k, requested.type_v
             ));
         }
         Ok(())
     }
 
-    fn say_stats(&self) {
+    fn print_stats(&self) {
         let sampler = &self.generate.sampler;
         let (kv, stats) = (self.session.kv(), self.last.unwrap_or_default());
         console::eprint_line(Summary {
@@ -315,11 +315,11 @@ impl Chat {
         });
     }
 
-    fn say_kv(&self) {
+    fn print_kv(&self) {
         let (kv, n_ctx) = (self.session.kv(), self.session.n_ctx());
-        let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
+        let (size, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
         console::eprint_line(format_args!(
-            "{} of {n_ctx} tokens, {}/{}: {held}, as f16 {f16}",
+            "{} of {n_ctx} tokens, {}/{}: {size}, as f16 {f16}",
             kv.tokens, kv.type_k, kv.type_v
         ));
         kv.notes.iter().for_each(console::eprint_line);
@@ -327,11 +327,11 @@ impl Chat {
 }
 
 /// Converts an error; adds advice to that of a conversation that is too long.
-fn too_long(error: Error, way_out: &str) -> Failure {
+fn too_long(error: Error, advice: &str) -> Failure {
     let (tokens, n_ctx) = match error {
         Error::PromptTooLong { tokens, n_ctx } => (tokens.to_string(), n_ctx),
         Error::TextTooLong { fewest, n_ctx } => (format!("{fewest} or more"), n_ctx),
         error => return error.into(),
     };
-    Failure::Work(format!("the conversation has {tokens} tokens, the context holds {n_ctx}: {way_out}"))
+    Failure::Work(format!("the conversation has {tokens} tokens, the context holds {n_ctx}: {advice}"))
 }

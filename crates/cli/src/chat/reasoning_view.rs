@@ -33,8 +33,8 @@ impl ReasoningDisplay {
 
 /// Writes an answer to the terminal.
 pub struct ReasoningView {
-    thoughts: ReasoningParser,
-    shown: ReasoningDisplay,
+    parser: ReasoningParser,
+    display: ReasoningDisplay,
     /// Reasoning was written; the answer begins below it.
     has_reasoning: bool,
     /// The output is a terminal, which interprets control characters.
@@ -43,30 +43,30 @@ pub struct ReasoningView {
 
 impl ReasoningView {
     /// Creates the writer of an answer to `prompt`, rendered by the template `source`.
-    pub fn new(source: &str, prompt: &str, shown: ReasoningDisplay) -> Self {
-        let thoughts = match shown {
+    pub fn new(source: &str, prompt: &str, display: ReasoningDisplay) -> Self {
+        let parser = match display {
             ReasoningDisplay::AsWritten => ReasoningParser::none(),
             ReasoningDisplay::Dimmed | ReasoningDisplay::Hidden => ReasoningParser::of(source, prompt),
         };
-        Self { thoughts, shown, has_reasoning: false, is_terminal: console::stdout_is_terminal() }
+        Self { parser, display, has_reasoning: false, is_terminal: console::stdout_is_terminal() }
     }
 
     /// Writes the text that is certain after `text` arrived.
-    pub fn say(&mut self, text: &str, out: &mut impl Write) -> io::Result<()> {
-        let said = self.thoughts.push(text);
-        self.write(said, out)
+    pub fn write(&mut self, text: &str, out: &mut impl Write) -> io::Result<()> {
+        let parts = self.parser.push(text);
+        self.write_parts(parts, out)
     }
 
     /// Writes the withheld rest at the end.
     pub fn end(&mut self, out: &mut impl Write) -> io::Result<()> {
-        let said = self.thoughts.rest();
-        self.write(said, out)
+        let parts = self.parser.rest();
+        self.write_parts(parts, out)
     }
 
-    fn write(&mut self, said: Vec<TextPart>, out: &mut impl Write) -> io::Result<()> {
-        for said in said {
-            match said {
-                TextPart::Reasoning(_) if self.shown == ReasoningDisplay::Hidden => {}
+    fn write_parts(&mut self, parts: Vec<TextPart>, out: &mut impl Write) -> io::Result<()> {
+        for part in parts {
+            match part {
+                TextPart::Reasoning(_) if self.display == ReasoningDisplay::Hidden => {}
                 // Each piece is closed by itself: an answer may stop after any.
                 TextPart::Reasoning(text) => {
                     self.has_reasoning = true;
@@ -88,14 +88,14 @@ impl ReasoningView {
 mod tests {
     use super::*;
 
-    fn shown(shown: ReasoningDisplay, pieces: &[&str]) -> String {
-        said(ReasoningView { is_terminal: false, ..ReasoningView::new("</think>", "", shown) }, pieces)
+    fn displayed(display: ReasoningDisplay, pieces: &[&str]) -> String {
+        written(ReasoningView { is_terminal: false, ..ReasoningView::new("</think>", "", display) }, pieces)
     }
 
-    fn said(mut voice: ReasoningView, pieces: &[&str]) -> String {
+    fn written(mut view: ReasoningView, pieces: &[&str]) -> String {
         let mut out = Vec::new();
-        pieces.iter().for_each(|piece| voice.say(piece, &mut out).unwrap());
-        voice.end(&mut out).unwrap();
+        pieces.iter().for_each(|piece| view.write(piece, &mut out).unwrap());
+        view.end(&mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -103,25 +103,26 @@ mod tests {
     fn reasoning_is_dimmed_hidden_or_verbatim() {
         let pieces = ["<thi", "nk>\nHm", ", so.\n</think>\n", "\nYes", "."];
         assert_eq!(
-            shown(ReasoningDisplay::Dimmed, &pieces),
+            displayed(ReasoningDisplay::Dimmed, &pieces),
             "\u{1b}[2mHm\u{1b}[0m\u{1b}[2m, so.\u{1b}[0m\n\nYes."
         );
-        assert_eq!(shown(ReasoningDisplay::Hidden, &pieces), "Yes.");
-        assert_eq!(shown(ReasoningDisplay::AsWritten, &pieces), pieces.concat());
+        assert_eq!(displayed(ReasoningDisplay::Hidden, &pieces), "Yes.");
+        assert_eq!(displayed(ReasoningDisplay::AsWritten, &pieces), pieces.concat());
         for how in [ReasoningDisplay::Dimmed, ReasoningDisplay::Hidden, ReasoningDisplay::AsWritten] {
-            assert_eq!(shown(how, &["Yes", "."]), "Yes.");
+            assert_eq!(displayed(how, &["Yes", "."]), "Yes.");
         }
     }
 
     #[test]
     fn terminals_receive_no_control_characters_of_the_model() {
         let pieces = ["<think>\nHm\u{1b}[31m", "\n</think>\n", "\nYes\u{1b}]52;c;b3du\u{7}", "\u{9b}2J."];
-        let voice = |shown| ReasoningView { is_terminal: true, ..ReasoningView::new("</think>", "", shown) };
+        let view =
+            |display| ReasoningView { is_terminal: true, ..ReasoningView::new("</think>", "", display) };
         assert_eq!(
-            said(voice(ReasoningDisplay::Dimmed), &pieces),
+            written(view(ReasoningDisplay::Dimmed), &pieces),
             "\u{1b}[2mHm[31m\u{1b}[0m\n\nYes]52;c;b3du2J."
         );
-        assert_eq!(said(voice(ReasoningDisplay::Hidden), &pieces), "Yes]52;c;b3du2J.");
-        assert!(!said(voice(ReasoningDisplay::AsWritten), &pieces).contains(['\u{1b}', '\u{7}', '\u{9b}']));
+        assert_eq!(written(view(ReasoningDisplay::Hidden), &pieces), "Yes]52;c;b3du2J.");
+        assert!(!written(view(ReasoningDisplay::AsWritten), &pieces).contains(['\u{1b}', '\u{7}', '\u{9b}']));
     }
 }

@@ -53,15 +53,15 @@ const DEFAULT: [(DType, DType); 5] = [
 pub fn run(args: AgreeArgs) -> Result<(), Failure> {
     let configs = args.configs.configs(&DEFAULT)?;
     let text = text(args.file.as_deref())?;
-    let asked = args.questions.as_deref().map(read_text).transpose()?;
+    let question_text = args.questions.as_deref().map(read_text).transpose()?;
     let model = args.model.open(args.results.quiet)?;
     let configs = args.configs.with_plan(configs, &model)?;
     let options = AgreeOptions { configs, max_tokens: args.predict };
     let pieces =
         text_prompts(&Chunks::new(&model, &text, context_length(args.ctx_size, &model), Some(args.chunks))?);
-    let questions = match question_prompts(&model, asked.as_deref().unwrap_or(QUESTIONS)) {
+    let questions = match question_prompts(&model, question_text.as_deref().unwrap_or(QUESTIONS)) {
         // The questions are the default, not a request.
-        Err(error) if asked.is_none() => {
+        Err(error) if question_text.is_none() => {
             log::note(format_args!("questions are skipped: {error}"));
             Vec::new()
         }

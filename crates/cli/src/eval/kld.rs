@@ -83,20 +83,20 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     let base = match (&args.base, &args.against) {
         (Some(path), _) => Base::open(path, &model)?,
         (None, Some(other)) => {
-            let exact = args.model.with_exact_prompts();
+            let exact = args.model.with_exact_prefill();
             Base::model(exact.load_other(other, args.results.quiet)?, &model)?
         }
         (None, None) => Base::F16,
     };
     let in_file = base.chunks(&model, args.chunks)?;
-    let asked = args.ctx_size.map(|n| context_length(n, &model));
-    if let Some(in_file) = in_file.as_ref().filter(|chunks| asked.is_some_and(|n| n != chunks.n_ctx())) {
+    let requested = args.ctx_size.map(|n| context_length(n, &model));
+    if let Some(in_file) = in_file.as_ref().filter(|chunks| requested.is_some_and(|n| n != chunks.n_ctx())) {
         return Err(Failure::Usage(format!("-c: the base has chunks of {} tokens", in_file.n_ctx())));
     }
     let chunks = match (in_file, &text) {
         (Some(chunks), None) => chunks,
         (in_file, text) => {
-            let n_ctx = in_file.as_ref().map(Chunks::n_ctx).or(asked).unwrap_or(512);
+            let n_ctx = in_file.as_ref().map(Chunks::n_ctx).or(requested).unwrap_or(512);
             let max = args.chunks.or(in_file.as_ref().map(Chunks::len));
             Chunks::new(&model, text.as_deref().unwrap_or_default(), n_ctx, max)?
         }

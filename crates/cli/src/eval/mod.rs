@@ -80,8 +80,8 @@ fn text(file: Option<&Path>) -> Result<String, Failure> {
 }
 
 /// Resolves the length of `-c`: 0 is the model's training context.
-fn context_length(asked: usize, model: &Model) -> usize {
-    if asked == 0 { model.config().n_ctx_train } else { asked }
+fn context_length(requested: usize, model: &Model) -> usize {
+    if requested == 0 { model.config().n_ctx_train } else { requested }
 }
 
 /// Selects the KV caches to measure.

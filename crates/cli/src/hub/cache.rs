@@ -65,7 +65,8 @@ impl Cache {
 
     /// Returns whether a file of a commit is present and not empty.
     pub fn has(&self, commit: &str, file: &str) -> bool {
-        fs::metadata(self.snapshot(commit, file)).is_ok_and(|there| there.is_file() && there.len() > 0)
+        fs::metadata(self.snapshot(commit, file))
+            .is_ok_and(|metadata| metadata.is_file() && metadata.len() > 0)
     }
 
     /// Returns the present files of a commit, with `/` between folders.
@@ -89,11 +90,13 @@ impl Cache {
         }
         let blob = self.folder.join("blobs").join(&about.etag);
         // A file of an earlier download under this name may be truncated.
-        let is_whole = || {
-            let there = fs::metadata(&blob).ok().filter(fs::Metadata::is_file);
-            there.is_some_and(|there| there.len() > 0 && about.size.is_none_or(|size| size == there.len()))
+        let is_complete = || {
+            let metadata = fs::metadata(&blob).ok().filter(fs::Metadata::is_file);
+            metadata.is_some_and(|metadata| {
+                metadata.len() > 0 && about.size.is_none_or(|size| size == metadata.len())
+            })
         };
-        if !is_whole() {
+        if !is_complete() {
             let part = blob.with_file_name(format!("{}.incomplete", about.etag));
             let open = || {
                 create_parent(&part)?;
@@ -104,7 +107,7 @@ impl Cache {
                 Ok((file, n_bytes))
             };
             let (mut open_part, n_bytes) = open().map_err(|error| failed(&part, error))?;
-            if !is_whole() {
+            if !is_complete() {
                 match fetch(&mut open_part, n_bytes) {
                     Ok(()) => fs::rename(&part, &blob).map_err(|error| failed(&blob, error))?,
                     Err(problem) => {

@@ -4,7 +4,7 @@ use kvant::hf::ADAPTER_FILES;
 
 use super::Id;
 use super::remote::Problem;
-use crate::vision::is_vision_tensor;
+use crate::vision::is_vision_encoder_name;
 
 /// Default quantization, as in llama.cpp.
 const DEFAULT: &str = "Q4_K_M";
@@ -19,11 +19,11 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     let mut models: Vec<&String> =
         names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
     models.sort();
-    let is_there = |file: &&str| names.iter().any(|name| name == file);
-    if models.is_empty() && ADAPTER_FILES.iter().all(is_there) {
+    let exists = |file: &&str| names.iter().any(|name| name == file);
+    if models.is_empty() && ADAPTER_FILES.iter().all(exists) {
         return Ok(ADAPTER_FILES.map(str::to_owned).to_vec());
     }
-    let text = models.iter().copied().filter(|name| !is_vision_tensor(name));
+    let text = models.iter().copied().filter(|name| !is_vision_encoder_name(name));
     let of = |quant: &str| text.clone().find(|name| names_type(name, quant));
     let chosen = match (&id.file, &id.quant) {
         (Some(file), _) => models.iter().copied().find(|name| *name == file),
@@ -31,9 +31,9 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
         (None, None) => of(DEFAULT).or_else(|| text.clone().next()),
     };
     let chosen = chosen.ok_or_else(|| {
-        let there: Vec<&str> = models.iter().map(|name| name.as_str()).take(12).collect();
-        let there = if there.is_empty() { "no GGUF file".to_owned() } else { there.join(", ") };
-        Problem::Failed(format!("no such file; there is {there}"))
+        let available: Vec<&str> = models.iter().map(|name| name.as_str()).take(12).collect();
+        let available = if available.is_empty() { "no GGUF file".to_owned() } else { available.join(", ") };
+        Problem::Failed(format!("no such file; there is {available}"))
     })?;
     let Some((stem, count)) = split(chosen) else { return Ok(vec![chosen.clone()]) };
     let parts: Vec<String> = (1..=count).map(|i| format!("{stem}-{i:05}-of-{count:05}.gguf")).collect();
@@ -45,9 +45,9 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
 
 /// Returns the vision encoder file among `names`, if any: of several the one in the type nearest to
 /// the encoder's training precision.
-pub fn sight(names: &[String]) -> Vec<String> {
+pub fn vision_encoder(names: &[String]) -> Vec<String> {
     const TYPES: [&str; 4] = ["f16", "bf16", "q8_0", "f32"];
-    let mut encoders: Vec<_> = names.iter().filter(|name| is_vision_tensor(name)).collect();
+    let mut encoders: Vec<_> = names.iter().filter(|name| is_vision_encoder_name(name)).collect();
     encoders
         .sort_by_key(|name| (TYPES.iter().position(|of| names_type(name, of)).unwrap_or(TYPES.len()), *name));
     encoders.into_iter().take(1).cloned().collect()
@@ -106,7 +106,8 @@ mod tests {
 
     #[test]
     fn half_precision_vision_encoders_are_preferred() {
-        let chosen = |names: &[&str]| sight(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let chosen =
+            |names: &[&str]| vision_encoder(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
         assert_eq!(
             chosen(&["m-F16.gguf", "mmproj-m-F32.gguf", "mmproj-m-BF16.gguf"]),
             ["mmproj-m-BF16.gguf"]

@@ -74,7 +74,7 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
 ///
 /// As [`fetch`].
 pub fn fetch_vision_encoder(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
-    fetch_chosen(id, offline, quiet, &|names| Ok(choose::sight(names)))
+    fetch_chosen(id, offline, quiet, &|names| Ok(choose::vision_encoder(names)))
 }
 
 /// Selects files among the names of a repository.
@@ -109,8 +109,8 @@ fn fetch_chosen(id: &Id, offline: bool, quiet: bool, choose: Choose<'_>) -> Resu
 fn cached(cache: &Cache, choose: Choose<'_>) -> Option<Option<PathBuf>> {
     let commit = cache.commit()?;
     let files = choose(&cache.files(&commit)).ok()?;
-    let is_there = files.iter().all(|file| cache.has(&commit, file));
-    is_there.then(|| found(cache, &commit, &files))
+    let are_cached = files.iter().all(|file| cache.has(&commit, file));
+    are_cached.then(|| found(cache, &commit, &files))
 }
 
 /// Returns the path that opens these files: the first, or the folder of an adapter.

@@ -81,8 +81,8 @@ impl Remote {
             files.iter().filter_map(|file| file["rfilename"].as_str()).map(str::to_owned).collect()
         });
         let commit = value["sha"].as_str().map(str::to_owned);
-        let known = commit.zip(names);
-        known.ok_or_else(|| {
+        let found = commit.zip(names);
+        found.ok_or_else(|| {
             Problem::Failed(format!("{url}: expected a commit and its files, got an invalid response"))
         })
     }
@@ -125,11 +125,12 @@ impl Remote {
         let url = self.url(commit, file);
         let bar = progress::bar("fetching", about.size.unwrap_or(0), quiet);
         bar.set_message(printable(file, 64));
-        let (mut done, mut most) = (from, from);
+        let (mut done, mut max_done) = (from, from);
         let mut tries = 0;
         while about.size.is_none_or(|size| done < size) {
-            let tell = &mut |done| bar.set_position(done);
-            match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNKNOWN_SIZE)), tell) {
+            let on_progress = &mut |done| bar.set_position(done);
+            match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNKNOWN_SIZE)), on_progress)
+            {
                 Ok(()) if about.size.is_none() => break,
                 // A body that ends early is a broken connection.
                 Ok(()) => {}
@@ -138,14 +139,14 @@ impl Remote {
                 Err(_) => {}
             }
             // Progress resets the number of tries.
-            tries = if done > most { 0 } else { tries + 1 };
-            most = most.max(done);
+            tries = if done > max_done { 0 } else { tries + 1 };
+            max_done = max_done.max(done);
             if tries > RETRIES {
                 return Err(Problem::Unreachable(format!("{url}: no data after {done} bytes")));
             }
         }
         bar.finish_and_clear();
-        part.flush().map_err(broken)?;
+        part.flush().map_err(file_error)?;
         check(part, about, &url)
     }
 
@@ -155,14 +156,14 @@ impl Remote {
         url: &str,
         part: &mut File,
         (done, size): (&mut u64, u64),
-        tell: &mut dyn FnMut(u64),
+        on_progress: &mut dyn FnMut(u64),
     ) -> Result<(), Problem> {
         let request = self.get(url);
         let request = if *done > 0 { request.header("Range", format!("bytes={done}-")) } else { request };
         let response = self.answer(request.call())?;
         if *done > 0 && response.status() != 206 {
             // The server ignored the range and sends the whole file.
-            part.set_len(0).map_err(broken)?;
+            part.set_len(0).map_err(file_error)?;
             *done = 0;
         }
         let parts = parts(response.into_body());
@@ -179,9 +180,9 @@ impl Remote {
             if *done + bytes.len() as u64 > size {
                 return Err(Problem::Failed(format!("{url}: expected {size} bytes, got more")));
             }
-            part.write_all(&bytes).map_err(broken)?;
-            *done = part.metadata().map_err(broken)?.len();
-            tell(*done);
+            part.write_all(&bytes).map_err(file_error)?;
+            *done = part.metadata().map_err(file_error)?.len();
+            on_progress(*done);
         }
     }
 
@@ -251,13 +252,13 @@ fn check(part: &mut File, about: &About, url: &str) -> Result<(), Problem> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; BUFFER];
     let mut n_bytes = 0;
-    part.seek(SeekFrom::Start(0)).map_err(broken)?;
+    part.seek(SeekFrom::Start(0)).map_err(file_error)?;
     loop {
-        match part.read(&mut buffer).map_err(broken)? {
+        match part.read(&mut buffer).map_err(file_error)? {
             0 => break,
             n => hash.update(&buffer[..n]),
         }
-        n_bytes = part.stream_position().map_err(broken)?;
+        n_bytes = part.stream_position().map_err(file_error)?;
     }
     if n_bytes == 0 {
         return Err(Problem::Failed(format!("{url}: the file is empty")));
@@ -274,7 +275,7 @@ fn check(part: &mut File, about: &About, url: &str) -> Result<(), Problem> {
 }
 
 /// Converts a failure to read or write the local file.
-fn broken(error: io::Error) -> Problem {
+fn file_error(error: io::Error) -> Problem {
     Problem::Failed(error.to_string())
 }
 
@@ -293,16 +294,16 @@ mod tests {
     fn fetched(size: Option<u64>, sends: fn(&mut dyn Write)) -> (String, usize) {
         let hub = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", hub.local_addr().unwrap());
-        let (asked, connections) = std::sync::mpsc::channel();
+        let (sender, connections) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let mut held = Vec::new();
+            let mut open_streams = Vec::new();
             for stream in hub.incoming() {
                 let mut stream = stream.unwrap();
-                _ = asked.send(());
+                _ = sender.send(());
                 let mut head = [0; 4096];
                 _ = stream.read(&mut head);
                 sends(&mut stream);
-                held.push(stream);
+                open_streams.push(stream);
             }
         });
         let (agent, stall) = (Agent::new_with_defaults(), Duration::from_millis(200));
@@ -331,10 +332,10 @@ mod tests {
             _ = stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
             while stream.write_all(&[b'x'; 4096]).is_ok() {}
         }
-        let (told, n) = fetched(Some(10), endless);
-        assert!(told.ends_with("expected 10 bytes, got more") && n == 1, "{n}: {told}");
-        let (told, n) = fetched(None, endless);
-        assert!(told.ends_with("expected 16777216 bytes, got more") && n == 1, "{n}: {told}");
+        let (line, n) = fetched(Some(10), endless);
+        assert!(line.ends_with("expected 10 bytes, got more") && n == 1, "{n}: {line}");
+        let (line, n) = fetched(None, endless);
+        assert!(line.ends_with("expected 16777216 bytes, got more") && n == 1, "{n}: {line}");
     }
 
     #[test]
@@ -342,8 +343,8 @@ mod tests {
         fn stalls(stream: &mut dyn Write) {
             _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc");
         }
-        let (told, n) = fetched(Some(10), stalls);
-        assert!(told.contains("no data") && (2..=RETRIES + 3).contains(&n), "{n}: {told}");
+        let (line, n) = fetched(Some(10), stalls);
+        assert!(line.contains("no data") && (2..=RETRIES + 3).contains(&n), "{n}: {line}");
     }
 
     #[test]

@@ -57,8 +57,8 @@ fn exit_bye_quit_and_end_of_input_end_the_program() {
 #[test]
 fn lines_that_are_not_utf8_are_skipped() {
     let lines = [b"caf\xe9 \xff\n", FRANCE.as_bytes(), b"\n"].concat();
-    let (said, told) = chat_with_bytes(&["-n", "8", "--temp", "0"], &lines);
-    assert!(said.contains("Paris") && told.contains("not UTF-8"), "{said}\n{told}");
+    let (stdout, stderr) = chat_with_bytes(&["-n", "8", "--temp", "0"], &lines);
+    assert!(stdout.contains("Paris") && stderr.contains("not UTF-8"), "{stdout}\n{stderr}");
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn an_interrupt_ends_a_chat_waiting_on_a_pipe() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut said = BufReader::new(chat.stderr.take().unwrap()).lines();
-    assert!(said.any(|line| line.unwrap().contains("/exit")));
+    let mut lines = BufReader::new(chat.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("/exit")));
     let id = chat.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
     let started = Instant::now();
@@ -182,15 +182,15 @@ fn reasoning_can_be_hidden_and_is_controlled_by_the_template() {
     let template =
         "{{ messages[-1].content }}{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}";
     fs::write(&file, template).unwrap();
-    let said = |more: &[&str]| {
+    let answer = |more: &[&str]| {
         let args = ["-n", "6", "--temp", "0", "--chat-template", file.to_str().unwrap()];
         chat(&[&args[..], more].concat(), &format!("{FRANCE}\n")).0
     };
     // The reasoning does not end within six tokens.
-    assert_eq!(said(&["--think", "on", "--hide-thinking"]), "\n");
-    assert_ne!(said(&["--think", "on"]), "\n");
-    assert_ne!(said(&["--think", "off", "--hide-thinking"]), "\n");
-    assert_ne!(said(&["--hide-thinking"]), "\n");
+    assert_eq!(answer(&["--think", "on", "--hide-thinking"]), "\n");
+    assert_ne!(answer(&["--think", "on"]), "\n");
+    assert_ne!(answer(&["--think", "off", "--hide-thinking"]), "\n");
+    assert_ne!(answer(&["--hide-thinking"]), "\n");
 
     let chat = Command::new(env!("CARGO_BIN_EXE_kvant")).args(["chat", "--think", "on"]).output().unwrap();
     let error = String::from_utf8(chat.stderr).unwrap();

@@ -4,19 +4,19 @@ use crate::usage::{assert_refused, json, kvant, stderr, stdout};
 
 #[test]
 fn a_draft_model_changes_no_answer_and_is_reported() {
-    let ask = |more: &[&str]| {
+    let run = |more: &[&str]| {
         let plain =
             ["run", "-m", "bundled", "--temp", "0", "-n", "60", "-p", "Count to ten.", "--device", "cpu"];
         kvant(&[&plain[..], more].concat())
     };
-    let (plain, drafted) = (ask(&["--draft-max", "0"]), ask(&["-md", "bundled"]));
+    let (plain, drafted) = (run(&["--draft-max", "0"]), run(&["-md", "bundled"]));
     assert!(drafted.status.success(), "{}", stderr(&drafted));
     assert_eq!(stdout(&drafted), stdout(&plain));
     let summary = stderr(&drafted);
     assert!(summary.contains(" draft tokens") && summary.contains(", draft KV "), "{summary}");
     assert!(!stderr(&plain).contains("draft KV"));
-    let object = json(&ask(&["-md", "bundled", "--json"]));
+    let object = json(&run(&["-md", "bundled", "--json"]));
     assert!(object["kv"]["bytes_draft"].as_u64().unwrap() > 0, "{object}");
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/predictions/nothing.gguf");
-    assert_refused(&ask(&["-md", other]), 1, &["nothing.gguf"]);
+    assert_refused(&run(&["-md", other]), 1, &["nothing.gguf"]);
 }

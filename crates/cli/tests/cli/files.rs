@@ -85,7 +85,7 @@ fn pipes_and_devices_are_rejected_as_files_and_stay() {
     use std::os::unix::fs::FileTypeExt;
     let dir = scratch("nodes");
     let (model, text) = (asset(POCKET), asset(TEXT));
-    for (name, tool, args, says) in
+    for (name, tool, args, expected) in
         [("pipe", "mkfifo", &[][..], "is a pipe"), ("device", "mknod", &["c", "1", "3"], "is a device")]
     {
         let node = dir.join(name);
@@ -96,11 +96,11 @@ fn pipes_and_devices_are_rejected_as_files_and_stay() {
         }
         let file = node.display().to_string();
         for args in commands(&file, &model, &text).concat() {
-            assert_refused(&kvant(&args, &dir, ""), &[name, says]);
+            assert_refused(&kvant(&args, &dir, ""), &[name, expected]);
         }
-        let talk = format!("/save {file}\n/load {file}\n");
-        let chat = stderr(&kvant(&["chat", "-m", &model], &dir, &talk));
-        assert_eq!(chat.matches(says).count(), 2, "{chat}");
+        let input = format!("/save {file}\n/load {file}\n");
+        let chat = stderr(&kvant(&["chat", "-m", &model], &dir, &input));
+        assert_eq!(chat.matches(expected).count(), 2, "{chat}");
         let kind = fs::symlink_metadata(&node).unwrap().file_type();
         assert!(kind.is_fifo() || kind.is_char_device(), "{name} was replaced");
     }
@@ -210,9 +210,13 @@ fn exceeding_the_file_size_limit_is_a_one_line_error() {
         let script = format!("ulimit -f 8; exec {} {args}", env!("CARGO_BIN_EXE_kvant"));
         let output = Command::new("sh").args(["-c", &script]).current_dir(&dir).env("HOME", &dir).output();
         let output = output.unwrap();
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{args}: {told}");
-        assert_eq!(told.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{args}: {told}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{args}: {message}");
+        assert_eq!(
+            message.lines().filter(|line| line.starts_with("error: ")).count(),
+            1,
+            "{args}: {message}"
+        );
         assert!(!dir.join(made).exists(), "{args}: half a file");
     }
 }

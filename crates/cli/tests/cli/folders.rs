@@ -137,9 +137,9 @@ fn a_folder_and_its_conversion_give_the_same_answer() {
     let (folder, out) = (dir.join("pocket"), dir.join("pocket-q8_0.gguf"));
     write_bundled(&folder);
     let (folder, out) = (folder.to_str().unwrap(), out.to_str().unwrap());
-    let told = kvant(&["convert", folder, out, "q8_0"]);
-    assert!(told.status.success(), "{}", text(&told.stderr));
-    let lines = text(&told.stderr);
+    let output = kvant(&["convert", folder, out, "q8_0"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines = text(&output.stderr);
     assert!(lines.contains(&format!("{folder}: ")) && lines.contains(&format!(" -> {out}: ")), "{lines}");
     assert!(lines.contains(" s\nq8_0: 36 matrices"), "{lines}");
     let bundled = answer(&["-m", "bundled"]);
@@ -147,9 +147,9 @@ fn a_folder_and_its_conversion_give_the_same_answer() {
     assert_eq!(answer(&["-m", out]), bundled);
     assert_eq!(answer(&[folder, "--weights", "q8_0"]), bundled);
     assert_eq!(answer(&["-m", folder]), bundled);
-    let shown = kvant(&["inspect", folder, "--json"]);
+    let output = kvant(&["inspect", folder, "--json"]);
     assert_eq!(
-        serde_json::from_slice::<Value>(&shown.stdout).unwrap()["metadata"]["general.architecture"],
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()["metadata"]["general.architecture"],
         "qwen3"
     );
     // Without a type argument.
@@ -202,31 +202,31 @@ fn unset_sampling_options_follow_the_model() {
     fs::write(folder.join("generation_config.json"), generation.to_string()).unwrap();
     let (folder, out) = (folder.to_str().unwrap(), out.to_str().unwrap());
     assert!(kvant(&["convert", folder, out, "--quiet"]).status.success());
-    let told = |args: &[&str]| {
+    let notes_of = |args: &[&str]| {
         let output = kvant(&[&["run", "-p", QUESTION, "-n", "3"], args].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stderr)
     };
     for model in [folder, out] {
         let all = "| the model's temp 0.5, top-k 1, top-p 0.75, repeat-penalty 1.5";
-        let lines = told(&["-m", model]);
+        let lines = notes_of(&["-m", model]);
         assert!(lines.contains(all), "{lines}");
         #[cfg(unix)]
         {
             let server = Server::start(&["-m", model]);
             assert!(server.banner.contains(all), "{}", server.banner);
             // As a run with --temp 0: the model's penalties do not apply.
-            let ask = json!({ "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 32 });
-            let answer = server.ask(&ask.to_string());
+            let body = json!({ "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 32 });
+            let answer = server.request(&body.to_string());
             let ran = kvant(&["run", "-m", model, "-p", QUESTION, "-n", "32", "--temp", "0", "--json"]);
             let ran: Value = serde_json::from_slice(&ran.stdout).unwrap();
-            let said = json!({ "content": ran["text"].as_str().unwrap().trim() }).to_string();
-            assert!(answer.contains(said.trim_matches(['{', '}'])), "{answer} {said}");
+            let expected = json!({ "content": ran["text"].as_str().unwrap().trim() }).to_string();
+            assert!(answer.contains(expected.trim_matches(['{', '}'])), "{answer} {expected}");
         }
-        let lines = told(&["-m", model, "--temp", "0.9", "--repeat-penalty", "1"]);
+        let lines = notes_of(&["-m", model, "--temp", "0.9", "--repeat-penalty", "1"]);
         assert!(lines.contains("| the model's top-k 1, top-p 0.75") && !lines.contains("penalty"), "{lines}");
         // Greedy sampling ignores the recommendation.
-        let lines = told(&["-m", model, "--temp", "0"]);
+        let lines = notes_of(&["-m", model, "--temp", "0"]);
         assert!(!lines.contains("the model's") && !lines.contains("seed"), "{lines}");
         let output = kvant(&["run", "-m", model, "-p", "x", "-n", "1", "--json", "--min-p", "0.25"]);
         let object: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -235,7 +235,7 @@ fn unset_sampling_options_follow_the_model() {
         });
         assert_eq!(object["sampler"], want);
     }
-    let lines = told(&["-m", "bundled"]);
+    let lines = notes_of(&["-m", "bundled"]);
     assert!(!lines.contains("the model's") && lines.contains("seed"), "{lines}");
     let gguf = Gguf::open(out).unwrap();
     assert_eq!(gguf.meta().get::<u32>("tokenizer.ggml.eom_token_id").unwrap(), 1);
@@ -243,7 +243,7 @@ fn unset_sampling_options_follow_the_model() {
     // `do_sample: false` selects greedy sampling.
     fs::write(Path::new(folder).join("generation_config.json"), r#"{"do_sample": false, "top_k": 9}"#)
         .unwrap();
-    assert!(!told(&["-m", folder]).contains("the model's"));
+    assert!(!notes_of(&["-m", folder]).contains("the model's"));
     fs::write(Path::new(folder).join("generation_config.json"), r#"{"temperature": -1}"#).unwrap();
     let output = kvant(&["run", folder, "hello"]);
     assert_eq!(output.status.code(), Some(1));

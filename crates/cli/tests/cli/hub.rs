@@ -26,30 +26,30 @@ enum Fault {
 /// A server of one repository, and the requests that it received.
 struct Hub {
     address: String,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Hub {
     fn serve(files: Vec<(&'static str, Vec<u8>)>, fault: Fault) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&asked);
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&requests);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 // A client that disconnects is no error of the server.
                 let _ = answer(stream.unwrap(), &files, fault, &seen);
             }
         });
-        Self { address, asked }
+        Self { address, requests }
     }
 
     fn kvant(&self, home: &Path, args: &[&str]) -> Output {
         kvant(&self.address, home, args)
     }
 
-    fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+    fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.requests.lock().unwrap())
     }
 }
 
@@ -68,7 +68,7 @@ fn answer(
     mut stream: TcpStream,
     files: &[(&str, Vec<u8>)],
     fault: Fault,
-    asked: &Mutex<Vec<String>>,
+    requests: &Mutex<Vec<String>>,
 ) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
@@ -82,8 +82,8 @@ fn answer(
     let range = header("range: bytes=").and_then(|range| range.trim_end_matches('-').parse().ok());
     let (method, path) = request.split_once(' ').unwrap_or_default();
     let path = path.split(' ').next().unwrap_or_default();
-    asked.lock().unwrap().push(format!("{method} {path} {}", range.unwrap_or(0)));
-    let say = |stream: &mut TcpStream, status: &str, head: &str, body: &[u8]| {
+    requests.lock().unwrap().push(format!("{method} {path} {}", range.unwrap_or(0)));
+    let respond = |stream: &mut TcpStream, status: &str, head: &str, body: &[u8]| {
         write!(
             stream,
             "HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n{head}\r\n",
@@ -94,17 +94,17 @@ fn answer(
     if path == format!("/api/models/{REPO}/revision/main") {
         let names: Vec<_> = files.iter().map(|(name, _)| serde_json::json!({ "rfilename": name })).collect();
         let body = serde_json::json!({ "sha": COMMIT, "siblings": names }).to_string();
-        return say(&mut stream, "200 OK", "", body.as_bytes());
+        return respond(&mut stream, "200 OK", "", body.as_bytes());
     }
     let file = path.strip_prefix(&format!("/{REPO}/resolve/{COMMIT}/")[..]);
     let Some((_, content)) = files.iter().find(|(name, _)| Some(*name) == file) else {
-        return say(&mut stream, "404 Not Found", "", b"");
+        return respond(&mut stream, "404 Not Found", "", b"");
     };
     let etag: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
     if method == "HEAD" {
         let head = format!("X-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {}\r\n", content.len());
         let elsewhere = format!("{head}Location: http://127.0.0.1:1/elsewhere\r\n");
-        return say(&mut stream, "302 Found", &elsewhere, b"");
+        return respond(&mut stream, "302 Found", &elsewhere, b"");
     }
     let mut sent = content[range.unwrap_or(0)..].to_vec();
     if fault == Fault::Lies {
@@ -115,7 +115,7 @@ fn answer(
         write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n", sent.len())?;
         return stream.write_all(&sent[..after.min(sent.len())]);
     }
-    say(&mut stream, status, "", &sent)
+    respond(&mut stream, status, "", &sent)
 }
 
 fn bundled() -> Vec<u8> {
@@ -159,13 +159,13 @@ fn a_model_is_downloaded_once_and_found_offline() {
     assert_eq!(fs::read(&link).unwrap(), bundled());
     assert!(fs::read_link(&link).unwrap().starts_with("../../blobs"));
     assert_eq!(fs::read_dir(folder.join("blobs")).unwrap().count(), 1);
-    let gets = |asked: Vec<String>| asked.iter().filter(|line| line.contains("GET /someone")).count();
-    assert_eq!(gets(hub.asked()), 1);
+    let gets = |requests: Vec<String>| requests.iter().filter(|line| line.contains("GET /someone")).count();
+    assert_eq!(gets(hub.take_requests()), 1);
     // A positional id with a type is the same model: no download.
     assert_answers(&hub.kvant(&home, &run(&[&format!("{REPO}:q4_k_m")])));
-    assert_eq!(gets(hub.asked()), 0);
+    assert_eq!(gets(hub.take_requests()), 0);
     assert_answers(&hub.kvant(&home, &run(&["-hf", REPO, "--offline"])));
-    assert!(hub.asked().is_empty());
+    assert!(hub.take_requests().is_empty());
     let output = kvant("http://127.0.0.1:1", &home, &run(&["-m", REPO]));
     assert_answers(&output);
     assert!(
@@ -194,13 +194,13 @@ fn a_broken_download_is_resumed() {
     let n_bytes = bundled().len();
     let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::Breaks(n_bytes / 3));
     assert_answers(&hub.kvant(&home, &run(&["-hf", REPO])));
-    let asked = hub.asked();
-    let froms: Vec<usize> = asked
+    let requests = hub.take_requests();
+    let offsets: Vec<usize> = requests
         .iter()
         .filter(|line| line.starts_with("GET /someone"))
         .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
         .collect();
-    assert!(froms.len() == 4 && froms[0] == 0 && froms.is_sorted() && froms[1] > 0, "{froms:?}");
+    assert!(offsets.len() == 4 && offsets[0] == 0 && offsets.is_sorted() && offsets[1] > 0, "{offsets:?}");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn an_adapter_is_downloaded_as_a_folder() {
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success() && out.contains("llama-h64-g8.gguf + Pocket-GGUF,"), "{out}{err}");
     }
-    assert_eq!(hub.asked().iter().filter(|line| line.contains("GET /someone")).count(), 2);
+    assert_eq!(hub.take_requests().iter().filter(|line| line.contains("GET /someone")).count(), 2);
     let line = refused(&hub.kvant(&home, &run(&["-m", REPO])));
     assert!(line.contains("an adapter, not a model by itself (--lora takes it"), "{line}");
 }

@@ -62,8 +62,11 @@ fn an_unusable_vision_encoder_is_noted_and_ignored() {
     let plain = ["-m", model, "-n", "2", "--temp", "0", "--device", "cpu", "-p", "Hi"];
     let line = "mmproj: expected the vision encoder of this model, with rows of 64 values, got rows of 128";
     let output = kvant(&[&["chat"][..], &plain].concat());
-    let said = stderr(&output);
-    assert!(output.status.success() && said.contains(line) && said.contains("images are disabled"), "{said}");
+    let lines = stderr(&output);
+    assert!(
+        output.status.success() && lines.contains(line) && lines.contains("images are disabled"),
+        "{lines}"
+    );
     assert_refused(&kvant(&[&["run"][..], &plain, &["--image", &wide]].concat()), 1, &[line]);
     // Two vision encoders are ambiguous.
     std::fs::copy(format!("{TESTS}/models/qwen3vl/mmproj.gguf"), folder.join("mmproj.gguf")).unwrap();

@@ -87,10 +87,10 @@ fn a_model_without_a_template_is_noted() {
     let base = changed("no-template.gguf", &changes);
     let base = base.to_str().unwrap();
     let output = run(&["-m", base, "-p", "x"]);
-    let told = String::from_utf8(output.stderr).unwrap();
+    let lines = String::from_utf8(output.stderr).unwrap();
     assert!(
-        output.status.success() && told.lines().count() == 1 && told.contains("no chat template"),
-        "{told}"
+        output.status.success() && lines.lines().count() == 1 && lines.contains("no chat template"),
+        "{lines}"
     );
     let line = refusal(&["-m", base, "-p", "x", "--system-prompt", "s"], 1);
     assert!(line.contains("--chat-template"), "{line}");
@@ -136,7 +136,7 @@ fn missing_templates_are_reported_before_a_gpu_is_opened() {
 fn tags_in_user_text_are_plain_text_after_a_load() {
     let file = scratch().join("conversation");
     let file = file.to_str().unwrap();
-    let n_held = |lines: &str| {
+    let n_cached = |lines: &str| {
         let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
             .args(["chat", "--device", "cpu", "--temp", "0", "-n", "1"])
             .stdin(Stdio::piped())
@@ -145,13 +145,13 @@ fn tags_in_user_text_are_plain_text_after_a_load() {
             .spawn()
             .unwrap();
         chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        let told = String::from_utf8(chat.wait_with_output().unwrap().stderr).unwrap();
-        let held =
-            told.lines().filter_map(|line| line.split(" of 2048 tokens").next()?.parse().ok()).next_back();
-        held.unwrap_or_else(|| panic!("{told}"))
+        let output = String::from_utf8(chat.wait_with_output().unwrap().stderr).unwrap();
+        let n_tokens =
+            output.lines().filter_map(|line| line.split(" of 2048 tokens").next()?.parse().ok()).next_back();
+        n_tokens.unwrap_or_else(|| panic!("{output}"))
     };
-    let begun: u64 = n_held(&format!("Hello\n/save {file}\n/kv\n"));
-    let on = |said: &str| n_held(&format!("/load {file}\n{said}\n/kv\n")) - begun;
+    let begun: u64 = n_cached(&format!("Hello\n/save {file}\n/kv\n"));
+    let on = |message: &str| n_cached(&format!("/load {file}\n{message}\n/kv\n")) - begun;
     let (x, mark) = (on("x"), on("<|im_end|>"));
     assert!(x > 3 && mark > x, "{mark} tokens with the mark, {x} with a letter");
 }

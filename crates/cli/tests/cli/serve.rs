@@ -64,18 +64,18 @@ impl Server {
         stream
     }
 
-    pub fn ask(&self, body: &str) -> String {
-        self.ask_with("", body)
+    pub fn request(&self, body: &str) -> String {
+        self.request_with("", body)
     }
 
     /// Sends a request with these header lines and returns the response.
-    pub fn ask_with(&self, heads: &str, body: &str) -> String {
+    pub fn request_with(&self, heads: &str, body: &str) -> String {
         let mut answer = String::new();
         self.send_with(heads, body).read_to_string(&mut answer).unwrap();
         answer
     }
 
-    fn tell(&self, signal: &str) {
+    fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
@@ -96,7 +96,7 @@ impl Server {
     }
 
     pub fn end(self) -> ExitStatus {
-        self.tell("-TERM");
+        self.signal("-TERM");
         self.ended()
     }
 }
@@ -124,7 +124,7 @@ fn the_printed_curl_command_works() {
     let Ok(output) = Command::new("sh").args(["-c", &server.curl]).output() else { panic!("no shell") };
     if output.status.code() == Some(127) {
         println!("skipped: the curl command: curl is not installed");
-        assert!(server.ask(QUESTION).contains("Paris"));
+        assert!(server.request(QUESTION).contains("Paris"));
     } else {
         assert!(String::from_utf8_lossy(&output.stdout).contains("chat.completion"), "{output:?}");
     }
@@ -152,8 +152,8 @@ fn environment_variables_of_other_programs_are_noted_once() {
         String::from_utf8(output.stderr).unwrap()
     };
     let note = "note: ignored environment variables of other programs: OLLAMA_CONTEXT_LENGTH (here KVANT_CTX_SIZE)\n";
-    let told = kvant(&[]);
-    assert!(told.starts_with(note) && !told.contains("OLLAMA_HOST"), "{told}");
+    let notes = kvant(&[]);
+    assert!(notes.starts_with(note) && !notes.contains("OLLAMA_HOST"), "{notes}");
     assert!(!kvant(&["-c", "512"]).contains("ignored environment"));
 }
 
@@ -167,10 +167,10 @@ fn shutdown_finishes_running_requests_and_accepts_no_new_ones() {
         line.clear();
         assert!(stream.read_line(&mut line).unwrap() > 0);
     }
-    server.tell("-TERM");
+    server.signal("-TERM");
     // The signal is handled asynchronously.
     let started = Instant::now();
-    while !server.ask(QUESTION).starts_with("HTTP/1.1 503") {
+    while !server.request(QUESTION).starts_with("HTTP/1.1 503") {
         assert!(started.elapsed() < PATIENCE, "new work is taken on");
     }
     let mut rest = String::new();
@@ -181,8 +181,8 @@ fn shutdown_finishes_running_requests_and_accepts_no_new_ones() {
 
 #[test]
 fn prefixes_cached_before_a_restart_are_reused() {
-    let kept = scratch("kept").join("kv");
-    let kept = format!("{}:1G", kept.display());
+    let kv_disk = scratch("kept").join("kv");
+    let kv_disk = format!("{}:1G", kv_disk.display());
     let long = "One, two, three, four. ".repeat(60);
     let body =
         format!(r#"{{"messages":[{{"role":"user","content":"{long}"}}],"temperature":0,"max_tokens":3}}"#);
@@ -192,20 +192,20 @@ fn prefixes_cached_before_a_restart_are_reused() {
     };
     let text =
         |answer: &str| answer.split("\"content\":").nth(1).unwrap().split('}').next().unwrap().to_owned();
-    let first = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
-    let before = first.ask(&body);
+    let first = Server::start(&["--kv-disk", &kv_disk, "-ctk", "turbo3", "-ctv", "turbo3"]);
+    let before = first.request(&body);
     assert_eq!(cached(&before), 0);
     // The signal of a closed terminal.
-    first.tell("-HUP");
+    first.signal("-HUP");
     assert!(first.ended().success());
-    let second = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
-    let after = second.ask(&body);
+    let second = Server::start(&["--kv-disk", &kv_disk, "-ctk", "turbo3", "-ctv", "turbo3"]);
+    let after = second.request(&body);
     assert!(cached(&after) > 300, "{after}");
     assert_eq!(text(&after), text(&before));
     assert!(second.end().success());
     // A server with other KV types does not find it.
-    let other = Server::start(&["--kv-disk", &kept, "-ctk", "q8_0", "-ctv", "turbo3"]);
-    assert_eq!(cached(&other.ask(&body)), 0);
+    let other = Server::start(&["--kv-disk", &kv_disk, "-ctk", "q8_0", "-ctv", "turbo3"]);
+    assert_eq!(cached(&other.request(&body)), 0);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_server_survives_truncation_of_its_model_file() {
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
     }
-    let answer = server.ask(QUESTION);
+    let answer = server.request(QUESTION);
     assert!(answer.contains("Paris"), "{answer}");
     assert!(server.end().success());
 }
@@ -248,8 +248,12 @@ fn invalid_server_options_are_rejected_with_one_line() {
         (&["--cors-origin", "chat.example"], "--cors-origin: expected an origin"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_kvant")).arg("serve").args(args).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && said.contains(words), "{args:?}: {said}");
-        assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{args:?}: {said}");
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.contains(words), "{args:?}: {message}");
+        assert_eq!(
+            message.lines().filter(|line| line.starts_with("error: ")).count(),
+            1,
+            "{args:?}: {message}"
+        );
     }
 }

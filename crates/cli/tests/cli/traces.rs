@@ -51,7 +51,7 @@ fn requests_are_exported_in_the_trace_of_their_client() {
     let server = Server::start(&["--otlp-endpoint", &url, "--alias", "pocket-model"]);
     let number: String = TRACE.iter().map(|byte| format!("{byte:02x}")).collect();
     let heads = format!("traceparent: 00-{number}-0123456789abcdef-01\r\n");
-    assert!(server.ask_with(&heads, QUESTION).contains("Paris"));
+    assert!(server.request_with(&heads, QUESTION).contains("Paris"));
     assert!(server.end().success());
     let (line, body) =
         received.recv_timeout(Duration::from_secs(10)).expect("something is sent before it ends");
@@ -74,6 +74,6 @@ fn requests_are_exported_in_the_trace_of_their_client() {
 fn an_unreachable_collector_is_noted_and_ignored() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = Server::start(&["--otlp-endpoint", &format!("http://{closed}")]);
-    assert!(server.ask(QUESTION).contains("Paris"));
+    assert!(server.request(QUESTION).contains("Paris"));
     assert!(server.end().success());
 }

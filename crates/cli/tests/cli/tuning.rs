@@ -34,13 +34,13 @@ fn a_tuned_machine_is_reported_and_foreign_results_are_ignored() {
     let file = scratch("tuned");
     let trials = object(&["doctor", "--tune", "--json"], &file);
     assert!(trials.as_array().unwrap().iter().filter(|trial| trial["kept"] == "yes").count() == 3);
-    let mut kept: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    kept["cpu"]["prefetch"] = 4096.into();
-    fs::write(&file, kept.to_string()).unwrap();
+    let mut tuning: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    tuning["cpu"]["prefetch"] = 4096.into();
+    fs::write(&file, tuning.to_string()).unwrap();
     let device = object(&["doctor", "--json"], &file);
     assert!(device["kernels"].as_str().unwrap().ends_with(", tuned"), "{device}");
-    kept["cpu"]["n_threads"] = 1000.into();
-    fs::write(&file, kept.to_string()).unwrap();
+    tuning["cpu"]["n_threads"] = 1000.into();
+    fs::write(&file, tuning.to_string()).unwrap();
     let device = object(&["doctor", "--json"], &file);
     assert!(
         !device["kernels"].as_str().unwrap().contains("tuned"),
@@ -69,25 +69,25 @@ fn an_adapter_uses_its_saved_variants_or_doctor_reports_why() {
         return eprintln!("skipped: an_adapter_uses_its_saved_variants: no adapter");
     }
     assert_eq!(adapter["tuned"], false);
-    let keep = |look_ups: &str| {
+    let save = |look_ups: &str| {
         let name = ["product", "interface", "driver"].map(|key| (key.to_owned(), adapter[key].clone()));
-        let way = json!({"types": "codebooks", "look_ups": look_ups, "queries": 4, "words": 2});
+        let variant = json!({"types": "codebooks", "look_ups": look_ups, "queries": 4, "words": 2});
         let name: Value = name.into_iter().collect();
-        let kept = json!({"cpu": null, "adapters": [{"adapter": name, "ways": [way]}]});
-        fs::write(&file, kept.to_string()).unwrap();
-        way
+        let tuning = json!({"cpu": null, "adapters": [{"adapter": name, "ways": [variant]}]});
+        fs::write(&file, tuning.to_string()).unwrap();
+        variant
     };
     let run = || {
         let args = ["run", "-p", "Hi", "-n", "1", "--device", "wgpu:0", "--json"];
         object(&args, &file)["kernels"].as_str().unwrap().to_owned()
     };
-    let way = keep("table");
+    let variant = save("table");
     let tuned = doctor();
-    assert!(tuned["tuned"] == true && tuned["ways"][2] == way, "{tuned}");
+    assert!(tuned["tuned"] == true && tuned["ways"][2] == variant, "{tuned}");
     let kernels = run();
     assert!(kernels.ends_with(", tuned"), "{kernels}");
 
-    keep("magic");
+    save("magic");
     let output = kvant(&["doctor"], &file);
     let warning = stderr(&output);
     let want =

@@ -82,9 +82,9 @@ fn a_chat_with_unwritable_output_ends_with_one_error() {
     let mut child = child.stdin(Stdio::piped()).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"hello\nhello\n").unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = text(&output.stderr);
+    let lines = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(said.matches("error: ").count(), 1, "{said}");
+    assert_eq!(lines.matches("error: ").count(), 1, "{lines}");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn an_unwritable_stderr_does_not_stop_the_work() {
 
 #[test]
 fn excessive_numbers_are_rejected_in_one_line() {
-    let (most, model) = (usize::MAX.to_string(), bundled());
+    let (max, model) = (usize::MAX.to_string(), bundled());
     let licence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../LICENSE-APACHE");
     let licence = licence.to_str().unwrap();
     let run = ["run", "-p", "x", "-n", "1"];
@@ -146,10 +146,10 @@ fn excessive_numbers_are_rejected_in_one_line() {
         |first: &[&str], rest: &[&str]| [first, rest].concat().into_iter().map(str::to_owned).collect();
     let cases: Vec<(Vec<String>, i32, &[&str])> = vec![
         (with(&run, &["-c", "20000000000"]), 1, &["-c: expected 1 to 2147483647", "20000000000"]),
-        (with(&run, &["-c", &most]), 1, &["-c: expected 1 to 2147483647"]),
+        (with(&run, &["-c", &max]), 1, &["-c: expected 1 to 2147483647"]),
         (with(&run, &["-c", "2147483647"]), 1, &["2147483647 tokens", "fit", "-c"]),
         (
-            with(&[&run[..], &turbo].concat(), &[&format!("sink:{most}")]),
+            with(&[&run[..], &turbo].concat(), &[&format!("sink:{max}")]),
             1,
             &["--kv-policy sink", "2147483647"],
         ),
@@ -159,24 +159,24 @@ fn excessive_numbers_are_rejected_in_one_line() {
             &["--kv-policy recent", "2147483647"],
         ),
         (with(&[&run[..], &turbo].concat(), &["sink:2147483647"]), 1, &["needed for the cache"]),
-        (with(&run, &["-t", &most]), 1, &["-t: expected 1 to "]),
+        (with(&run, &["-t", &max]), 1, &["-t: expected 1 to "]),
         (with(&run, &["-t", "5000"]), 1, &["-t: expected 1 to ", "got 5000"]),
-        (with(&["doctor", "-t"], &[&most]), 1, &["-t: expected 1 to "]),
+        (with(&["doctor", "-t"], &[&max]), 1, &["-t: expected 1 to "]),
         (with(&["doctor", "-t", "0"], &[]), 1, &["-t: expected 1 to ", "got 0"]),
         (with(&["inspect", &model, "-c", "100000000000000000"], &[]), 1, &["-c: expected 1 to 2147483647"]),
         (with(&["eval", "distortion", "--dim", "1000000000000"], &[]), 1, &["--dim: expected 1 to "]),
         (
-            with(&["eval", "niah", "-f", licence, "-c", "64", "--depths"], &[&most]),
+            with(&["eval", "niah", "-f", licence, "-c", "64", "--depths"], &[&max]),
             1,
             &["--depths: expected 1 to "],
         ),
-        (with(&["eval", "niah", "-f", licence, "-c"], &[&most]), 1, &["-c: expected 1 to 2147483647"]),
-        (with(&["eval", "ppl", "-f", licence, "-c"], &[&most]), 1, &["-c: expected 4 to "]),
-        (with(&["eval", "ppl", "-f", licence, "-ub"], &[&most]), 1, &["-ub: expected 1 to 512"]),
-        (with(&bench, &["--profile", "-d", &most]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
-        (with(&bench, &["-r", &most]), 1, &["-r: expected 0 to 1000000"]),
+        (with(&["eval", "niah", "-f", licence, "-c"], &[&max]), 1, &["-c: expected 1 to 2147483647"]),
+        (with(&["eval", "ppl", "-f", licence, "-c"], &[&max]), 1, &["-c: expected 4 to "]),
+        (with(&["eval", "ppl", "-f", licence, "-ub"], &[&max]), 1, &["-ub: expected 1 to 512"]),
+        (with(&bench, &["--profile", "-d", &max]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
+        (with(&bench, &["-r", &max]), 1, &["-r: expected 0 to 1000000"]),
         (with(&bench, &["-n", "0", "-p", "1000000000000000"]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
-        (with(&bench, &["-p", "0", "-n", &most, "-d", "5"]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
+        (with(&bench, &["-p", "0", "-n", &max, "-d", "5"]), 1, &["-p, -n, -d: expected 1 to 2147483647"]),
         (
             with(&bench, &["-p", "0", "-n", "1", "-d", "100000000000000"]),
             1,
@@ -193,9 +193,9 @@ fn excessive_numbers_are_rejected_in_one_line() {
 
 #[test]
 fn large_numbers_without_allocation_are_accepted() {
-    let most = usize::MAX.to_string();
+    let max = usize::MAX.to_string();
     let many =
-        ["--top-k", &most, "--repeat-last-n", &most, "--repeat-penalty", "1.1", "-n", "9223372036854775807"];
+        ["--top-k", &max, "--repeat-last-n", &max, "--repeat-penalty", "1.1", "-n", "9223372036854775807"];
     let output = kvant(&[&["run", "-p", "hi", "-c", "40", "--ignore-eos"], &many[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let threads = limits::n_cores().to_string();
@@ -249,8 +249,8 @@ fn head_and_layer_counts_beyond_the_tensors_are_rejected() {
         let output = kvant(&["run", "-m", path, "-p", "x"]);
         assert_eq!(output.status.code(), Some(1));
         assert_line(key, &output.stderr, &[&format!("llama.{key}: expected "), &format!("got {value}")]);
-        let shown = text(&kvant(&["inspect", path]).stdout);
-        assert!(shown.contains(&format!("KV cache: unknown (llama.{key}: expected ")), "{shown}");
+        let printed = text(&kvant(&["inspect", path]).stdout);
+        assert!(printed.contains(&format!("KV cache: unknown (llama.{key}: expected ")), "{printed}");
     }
 }
 
@@ -279,9 +279,10 @@ fn untrusted_text_is_printed_without_control_characters() {
         &["run", "-p", "x", "--kv-policy", "\u{1b}[2J"],
     ] {
         let output = kvant(args);
-        let shown = text(&output.stdout) + &text(&output.stderr);
-        let is_obeyed = |c: char| c.is_control() && c != '\n' || c == '\u{202e}' && !args.contains(&"--json");
-        assert!(!shown.is_empty() && !shown.contains(is_obeyed), "{args:?}: {shown:?}");
+        let printed = text(&output.stdout) + &text(&output.stderr);
+        let is_control =
+            |c: char| c.is_control() && c != '\n' || c == '\u{202e}' && !args.contains(&"--json");
+        assert!(!printed.is_empty() && !printed.contains(is_control), "{args:?}: {printed:?}");
     }
 }
 
@@ -301,12 +302,12 @@ fn line_breaks_in_paths_are_escaped() {
         &["bench", &path, "-p", "1", "-n", "0", "-r", "1"],
     ] {
         let output = kvant(args);
-        let shown = text(&output.stdout) + &text(&output.stderr);
-        let begins = shown.lines().filter(|line| line.starts_with("error: ")).count();
-        assert_eq!(begins, usize::from(!output.status.success()), "{args:?}: {shown}");
+        let printed = text(&output.stdout) + &text(&output.stderr);
+        let n_errors = printed.lines().filter(|line| line.starts_with("error: ")).count();
+        assert_eq!(n_errors, usize::from(!output.status.success()), "{args:?}: {printed}");
     }
-    let shown = text(&kvant(&["inspect", &path]).stdout);
-    assert!(shown.lines().next().unwrap().contains(r"a\nerror: in.gguf (GGUF v3"), "{shown}");
+    let printed = text(&kvant(&["inspect", &path]).stdout);
+    assert!(printed.lines().next().unwrap().contains(r"a\nerror: in.gguf (GGUF v3"), "{printed}");
 }
 
 #[test]
@@ -323,8 +324,8 @@ fn a_megabyte_name_gives_a_short_line() {
     );
     // The list of families is long, and it is not from the file.
     assert!(output.stderr.len() < 600, "{} bytes", output.stderr.len());
-    let shown = kvant(&["inspect", path.to_str().unwrap()]).stdout;
-    assert!(shown.len() < 4000, "{} bytes", shown.len());
+    let printed = kvant(&["inspect", path.to_str().unwrap()]).stdout;
+    assert!(printed.len() < 4000, "{} bytes", printed.len());
 }
 
 #[test]
@@ -333,9 +334,12 @@ fn substituted_types_are_reported_with_their_count() {
     let (path, out) = (dir.join("in.gguf"), dir.join("out.gguf"));
     write_file(&path, &[("general.architecture", "llama")], "blk.0.ffn_up.weight", 96, 0.5);
     let output = kvant(&["quantize", path.to_str().unwrap(), out.to_str().unwrap(), "q2_K"]);
-    let told = text(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    assert!(told.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are not a multiple of"), "{told}");
+    let lines = text(&output.stderr);
+    assert!(output.status.success(), "{lines}");
+    assert!(
+        lines.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are not a multiple of"),
+        "{lines}"
+    );
     assert_eq!(Gguf::open(&out).unwrap().tensors()[0].dtype, DType::IQ4NL);
 }
 

@@ -242,14 +242,14 @@ fn unreadable_inputs_are_rejected_in_one_line() {
         1,
         &["KVANT_ISA", "sse9", "scalar"],
     );
-    assert_refused(
-        &kvant_with(
-            &["run", "-p", "x", "--device", "cpu", "--prompt-math", "bf16"],
-            &[("KVANT_ISA", "scalar")],
-        ),
-        1,
-        &["--prompt-math", "scalar has no matrix unit", "bf16"],
-    );
+    // The second name is the earlier one.
+    for flag in ["--prefill-precision", "--prompt-math"] {
+        assert_refused(
+            &kvant_with(&["run", "-p", "x", "--device", "cpu", flag, "bf16"], &[("KVANT_ISA", "scalar")]),
+            1,
+            &["--prefill-precision", "scalar has no matrix unit", "bf16"],
+        );
+    }
     let table = dir.join("types.txt");
     fs::write(&table, "0 0 K f16\n0 0 X f16\n").unwrap();
     assert_refused(
@@ -573,8 +573,8 @@ fn measurements_of_invalid_input_are_rejected_in_one_line() {
     refused(&["eval", "niah", "-f", &short, "-c", "0"], &["2048"]);
     let saved = ["eval", "ppl", "-f", &file, "-c", "64", "--chunks", "1", "--save-base", &base];
     assert!(kvant(&[&saved[..], &["-ctk", "turbo4"]].concat()).status.success());
-    let told = stderr(&kvant(&["eval", "kld", "--base", &base, "-ctk", "f16"]));
-    assert!(told.contains("computed with another cache than f16"), "{told}");
+    let message = stderr(&kvant(&["eval", "kld", "--base", &base, "-ctk", "f16"]));
+    assert!(message.contains("computed with another cache than f16"), "{message}");
     assert_refused(
         &kvant(&["eval", "kld", "--base", &base, "-c", "256"]),
         2,
@@ -612,17 +612,20 @@ fn plans_are_used_and_changed_or_foreign_ones_are_rejected() {
     let line = format!("bits per value   {bits:.3}");
     let inspect = || stdout(&kvant(&["inspect", &model]));
     assert!(inspect().contains(&line), "{}", inspect());
-    let ask = |model: &str, more: &[&str]| {
+    let run_question = |model: &str, more: &[&str]| {
         let question =
             ["run", "-m", model, "-p", "What is the capital of France?", "--temp", "0", "--kv-plan", &path];
         kvant(&[&question, more].concat())
     };
-    let answer = ask(&model, &[]);
+    let answer = run_question(&model, &[]);
     assert!(stdout(&answer).contains("Paris") && stderr(&answer).contains("mixed"), "{}", stderr(&answer));
-    let told = stderr(&ask(&model, &["--weights", "q4_0"]));
-    assert!(told.contains("measured with weights as the file has them, and these are in q4_0"), "{told}");
+    let message = stderr(&run_question(&model, &["--weights", "q4_0"]));
+    assert!(
+        message.contains("measured with weights as the file has them, and these are in q4_0"),
+        "{message}"
+    );
     // Named types take precedence; the plan's factors still apply.
-    assert!(stderr(&ask(&model, &["-ctk", "turbo4"])).contains("KV turbo4/f16"));
+    assert!(stderr(&run_question(&model, &["-ctk", "turbo4"])).contains("KV turbo4/f16"));
     // Beside the model the plan is found where no type is named.
     let hello = |model: &str, more: &[&str]| {
         let answer = kvant(&[&["run", "-m", model, "-p", "hi", "-n", "1"], more].concat());
@@ -634,14 +637,14 @@ fn plans_are_used_and_changed_or_foreign_ones_are_rejected() {
     let other = text(dir.join("other.gguf"));
     assert!(kvant(&["quantize", &model, &other, "q4_0"]).status.success());
     assert!(hello(&other, &[]).contains("KV turbo4/turbo4 (auto, no plan)"));
-    assert_refused(&ask(&other, &[]), 1, &["pocket.kvplan", "the plan of another model"]);
+    assert_refused(&run_question(&other, &[]), 1, &["pocket.kvplan", "the plan of another model"]);
     let changed = fs::read_to_string(&path).unwrap().replacen("turbo3", "turbo2", 1);
     fs::write(&path, changed).unwrap();
-    assert_refused(&ask(&model, &[]), 1, &["pocket.kvplan", "corrupt cache plan: checksum"]);
+    assert_refused(&run_question(&model, &[]), 1, &["pocket.kvplan", "corrupt cache plan: checksum"]);
     assert!(inspect().contains("Plan: not usable"), "{}", inspect());
-    let told = hello(&model, &[]);
-    assert!(told.contains("checksum") && told.contains("the plan is not used"), "{told}");
-    assert!(told.contains("KV turbo4/turbo4 (auto, no plan)"), "{told}");
+    let message = hello(&model, &[]);
+    assert!(message.contains("checksum") && message.contains("the plan is not used"), "{message}");
+    assert!(message.contains("KV turbo4/turbo4 (auto, no plan)"), "{message}");
     assert_refused(&kvant(&["plan", &model, "--budget", "1", "-c", "128"]), 1, &["--budget: expected 2."]);
     assert_refused(&kvant(&["plan", "bundled"]), 2, &["-o FILE"]);
 }

@@ -53,7 +53,7 @@ impl Weights {
 
 /// A KV head's rows, transposed so that all tokens are processed together.
 pub(super) struct TransposedRows<'a> {
-    met: &'a KvHead<'a>,
+    head: &'a KvHead<'a>,
     /// `[k_head_dim, tokens]`
     k: Vec<f32>,
     /// As the output matrix reads them, `[v_head_dim, tokens]`.
@@ -63,43 +63,43 @@ pub(super) struct TransposedRows<'a> {
 }
 
 impl<'a> TransposedRows<'a> {
-    pub fn new(met: &'a KvHead<'a>) -> Self {
-        let n = met.rows.k.len() / met.k_head_dim;
-        let turn = |x: &[f32], dim: usize, by: &dyn Fn(usize) -> f32| -> Vec<f32> {
+    pub fn new(head: &'a KvHead<'a>) -> Self {
+        let n = head.rows.k.len() / head.k_head_dim;
+        let transposed = |x: &[f32], dim: usize, by: &dyn Fn(usize) -> f32| -> Vec<f32> {
             (0..dim)
                 .flat_map(|d| x.iter().skip(d).step_by(dim).map(move |x| (d, x)))
                 .map(|(d, x)| x * by(d))
                 .collect()
         };
-        let k = turn(met.rows.k, met.k_head_dim, &|_| met.scale);
-        let v = turn(met.rows.v, met.v_head_dim, &|d| met.w[d].sqrt() as f32);
+        let k = transposed(head.rows.k, head.k_head_dim, &|_| head.scale);
+        let v = transposed(head.rows.v, head.v_head_dim, &|d| head.w[d].sqrt() as f32);
         let mut norms = vec![0.0; n];
         for v in v.chunks_exact(n) {
             norms.iter_mut().zip(v).for_each(|(sum, v)| *sum += v * v);
         }
-        Self { met, k, v, norms }
+        Self { head, k, v, norms }
     }
 
     /// Adds the attention weights of queries `[rows, k_head_dim]` of one head, the first at
-    /// position `first`; passes to `tell` the sampled rows with the weight of errors in their
+    /// position `first`; passes to `visit` the sampled rows with the weight of errors in their
     /// scores.
-    pub fn look<'q>(
+    pub fn attend<'q>(
         &self,
         queries: impl Iterator<Item = &'q [f32]>,
         first: usize,
         weights: &mut Weights,
-        mut tell: impl FnMut(&'q [f32], f64),
+        mut visit: impl FnMut(&'q [f32], f64),
     ) {
         let mut p = Vec::new();
         let mut apart = Vec::new();
         for (i, q) in queries.enumerate().skip(EVERY - 1).step_by(EVERY) {
             let end = first + i + 1;
-            let start = self.met.window.map_or(0, |window| end.saturating_sub(window)).max(self.met.first);
+            let start = self.head.window.map_or(0, |window| end.saturating_sub(window)).max(self.head.first);
             if start >= end {
                 // The cached window no longer covers this query: a window is shorter than a step.
                 continue;
             }
-            let rows = start - self.met.first..end - self.met.first;
+            let rows = start - self.head.first..end - self.head.first;
             self.probabilities(q, rows.clone(), &mut p);
             self.distances(&p, rows, &mut apart);
             let mut total = 0.0;
@@ -111,7 +111,7 @@ impl<'a> TransposedRows<'a> {
                 // The sink stays in 16 bits.
                 total += if position < SINK { 0.0 } else { of_score };
             }
-            tell(q, total);
+            visit(q, total);
         }
     }
 
@@ -122,11 +122,11 @@ impl<'a> TransposedRows<'a> {
         for (q, k) in q.iter().zip(self.k.chunks_exact(self.norms.len())) {
             p.iter_mut().zip(&k[rows.clone()]).for_each(|(sum, k)| *sum += q * k);
         }
-        if let Some(cap) = self.met.soft_cap {
+        if let Some(cap) = self.head.soft_cap {
             p.iter_mut().for_each(|s| *s = cap * (*s / cap).tanh());
         }
-        let most = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        p.iter_mut().for_each(|s| *s = (*s - most).exp());
+        let max = p.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        p.iter_mut().for_each(|s| *s = (*s - max).exp());
         let sum: f32 = p.iter().sum();
         p.iter_mut().for_each(|s| *s /= sum);
     }
@@ -161,7 +161,7 @@ mod tests {
         let queries: Vec<f32> = (0..dim * n).map(|i| wave(i + 5)).collect();
         let w = [4.0, 0.25];
         for window in [None, Some(7)] {
-            let met = KvHead {
+            let head = KvHead {
                 k_head_dim: dim,
                 v_head_dim: dim,
                 scale: 0.5,
@@ -191,14 +191,14 @@ mod tests {
                 a.iter().zip(b).map(|(a, b)| ((a - b) / 2e-4).powi(2)).sum::<f64>()
             };
             let mut weights = Weights::new(n);
-            let mut told = Vec::new();
-            TransposedRows::new(&met)
-                .look(queries.chunks_exact(dim), 0, &mut weights, |_, total| told.push(total));
-            let looked_at: Vec<_> = (EVERY - 1..n).step_by(EVERY).collect();
-            assert_eq!(told.len(), looked_at.len());
+            let mut totals = Vec::new();
+            TransposedRows::new(&head)
+                .attend(queries.chunks_exact(dim), 0, &mut weights, |_, total| totals.push(total));
+            let sampled: Vec<_> = (EVERY - 1..n).step_by(EVERY).collect();
+            assert_eq!(totals.len(), sampled.len());
             for t in 0..n {
                 let sum = |of: &dyn Fn(usize) -> f64| -> f64 {
-                    looked_at
+                    sampled
                         .iter()
                         .filter(|&&i| i >= t && window.is_none_or(|window| i < t + window))
                         .map(|&i| of(i))
@@ -210,7 +210,7 @@ mod tests {
                 assert!((weights.v[t] - of_value).abs() < 1e-4, "{t}: {} {of_value}", weights.v[t]);
             }
             let behind: f64 = weights.k[SINK..].iter().sum();
-            assert!((told.iter().sum::<f64>() - behind).abs() < 1e-9, "{told:?} {behind}");
+            assert!((totals.iter().sum::<f64>() - behind).abs() < 1e-9, "{totals:?} {behind}");
         }
     }
 }

@@ -73,9 +73,9 @@ const PROBE: DType = DType::Turbo2;
 const PROBE_CTX: usize = 256;
 const PROBE_CHUNKS: usize = 2;
 /// Layers whose keys, or values, are measured together.
-const TOGETHER: usize = 2;
+const LAYERS_PER_GROUP: usize = 2;
 /// Caches that are measured beside one run of the base.
-const AT_ONCE: usize = 24;
+const CACHES_PER_RUN: usize = 24;
 /// Tokens of the evaluation.
 const EVAL_TOKENS: usize = 2048;
 
@@ -171,7 +171,7 @@ impl<'a> PlanSearch<'a> {
             }
             Goal::Kld(goal) => goal,
         };
-        frontier.meeting(goal, |n| {
+        frontier.search(goal, |n| {
             let plan = self.plan(&frontier.types(n));
             let judged = self.judge(&plan)?;
             Ok((judged.added(), (plan, judged)))
@@ -187,11 +187,12 @@ impl<'a> PlanSearch<'a> {
         let costs: HashMap<(usize, Side), Estimate> = costs.collect();
         let mut prices = self.prices.sides.iter();
         let mut streams = Vec::new();
-        for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
+        for (index, (layer, statistics)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate()
+        {
             let balance = &self.balance.layers[index];
             let n = layer.n_kv_heads;
-            let of_keys = shares(&balance.k_scale, &seen.q, &seen.k, n);
-            let of_values = shares(&balance.v_scale, &seen.w, &seen.v, n);
+            let of_keys = shares(&balance.k_scale, &statistics.q, &statistics.k, n);
+            let of_values = shares(&balance.v_scale, &statistics.w, &statistics.v, n);
             for &side in layer.sides() {
                 let shares = if side == Side::K { &of_keys } else { &of_values };
                 let prices = prices.next().expect("prices of each side");
@@ -212,7 +213,10 @@ impl<'a> PlanSearch<'a> {
         };
         let groups = |side: Side| {
             let layers = with(side);
-            layers.chunks(TOGETHER).map(|layers| Group { side, layers: layers.to_vec() }).collect::<Vec<_>>()
+            layers
+                .chunks(LAYERS_PER_GROUP)
+                .map(|layers| Group { side, layers: layers.to_vec() })
+                .collect::<Vec<_>>()
         };
         [Side::K, Side::V].into_iter().flat_map(groups).collect()
     }
@@ -221,11 +225,11 @@ impl<'a> PlanSearch<'a> {
     /// statistics. The standard error applies to each layer undivided.
     fn split(&self, group: &Group, cost: Estimate) -> Vec<((usize, Side), Estimate)> {
         let of_layer = |&layer: &usize| {
-            let (balance, seen) = (&self.balance.layers[layer], &self.statistics.layers[layer]);
-            let n = seen.shape.n_kv_heads;
+            let (balance, statistics) = (&self.balance.layers[layer], &self.statistics.layers[layer]);
+            let n = statistics.shape.n_kv_heads;
             let of_heads = match group.side {
-                Side::K => noise(&balance.k_scale, &seen.q, &seen.k, n),
-                Side::V => noise(&balance.v_scale, &seen.w, &seen.v, n),
+                Side::K => noise(&balance.k_scale, &statistics.q, &statistics.k, n),
+                Side::V => noise(&balance.v_scale, &statistics.w, &statistics.v, n),
             };
             of_heads.iter().sum()
         };
@@ -254,7 +258,7 @@ impl<'a> PlanSearch<'a> {
         let (mut state, mut costs) = RunState::open(state, || self.measured(&configs))?;
         costs.truncate(configs.len());
         let (resumed, total) = (costs.len(), configs.len());
-        for configs in configs[resumed..].chunks(AT_ONCE) {
+        for configs in configs[resumed..].chunks(CACHES_PER_RUN) {
             for cost in added(self.model, &self.probed, configs)? {
                 state.push(&cost)?;
                 costs.push(cost);
@@ -293,13 +297,13 @@ impl<'a> PlanSearch<'a> {
     /// Measures a plan.
     fn judge(&self, plan: &KvPlan) -> Result<Judged, EvalError> {
         let cache = self.cache(plan)?;
-        let known = self.noise.get();
-        let mut configs = if known.is_some() { Vec::new() } else { vec![exact()] };
+        let cached = self.noise.get();
+        let mut configs = if cached.is_some() { Vec::new() } else { vec![exact()] };
         configs.push(cache);
         let mut results = measured(self.model, &self.judged, configs)?;
         let kld = results.pop().expect("the plan's result");
         let of_exact = || results.first().map_or(0.0, |exact| exact.stats().mean_kld.value);
-        let noise = known.unwrap_or_else(of_exact);
+        let noise = cached.unwrap_or_else(of_exact);
         self.noise.set(Some(noise));
         Ok(Judged { kld, noise })
     }

@@ -40,7 +40,7 @@ struct Step {
 /// All efficient plans, from fewest bits to most.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Frontier {
-    least: Vec<DType>,
+    fewest_bits: Vec<DType>,
     steps: Vec<Step>,
     /// Bits and cost after each number of steps.
     points: Vec<(f64, f64)>,
@@ -68,7 +68,7 @@ impl Frontier {
             (bits, cost) = (bits + step.bits, cost - step.saved);
             points.push((bits, cost));
         }
-        Self { least: hulls.iter().map(|hull| hull[0].dtype).collect(), steps, points }
+        Self { fewest_bits: hulls.iter().map(|hull| hull[0].dtype).collect(), steps, points }
     }
 
     /// Returns bits and cost of all plans, from fewest bits to most.
@@ -88,7 +88,7 @@ impl Frontier {
 
     /// Returns the types of plan `n`, tensor by tensor.
     pub fn types(&self, n: usize) -> Vec<DType> {
-        let mut types = self.least.clone();
+        let mut types = self.fewest_bits.clone();
         self.steps[..n].iter().for_each(|step| types[step.stream] = step.to);
         types
     }
@@ -97,7 +97,7 @@ impl Frontier {
     /// is too large stops its tensor, and others continue. Below the minimum of all plans, returns
     /// the plan without steps.
     pub fn within_bits(&self, bits: f64) -> Vec<DType> {
-        let mut types = self.least.clone();
+        let mut types = self.fewest_bits.clone();
         let mut stopped = vec![false; types.len()];
         // The sum of many bit counts is inexact.
         let mut left = bits * (1.0 + 1e-9) - self.points[0].0;
@@ -121,38 +121,38 @@ impl Frontier {
     /// Searches the plan with the fewest bits whose measured cost is at most `goal`, or else the
     /// plan nearest to it, and returns its measurement. `measure` takes a plan's index, and returns
     /// its cost and measurement.
-    pub fn meeting<T, E>(
+    pub fn search<T, E>(
         &self,
         goal: f64,
         mut measure: impl FnMut(usize) -> Result<(f64, T), E>,
     ) -> Result<T, E> {
         // The first plan that may meet the goal and the first that did: the result lies between
         // them.
-        let (mut least, mut met) = (0, self.len());
+        let (mut low, mut high) = (0, self.len());
         let (mut n, mut last) = (self.within_cost(goal), None::<(f64, f64)>);
         let mut best = None::<(f64, T)>;
-        for left in (0..MAX_TRIES).rev() {
+        for n_left in (0..MAX_TRIES).rev() {
             let (cost, measured) = measure(n)?;
-            let is_met = cost <= goal;
+            let meets_goal = cost <= goal;
             // A plan that meets the goal is smaller than the earlier ones that did.
-            if is_met || best.as_ref().is_none_or(|(nearest, _)| cost < *nearest) {
-                best = Some((if is_met { 0.0 } else { cost }, measured));
+            if meets_goal || best.as_ref().is_none_or(|(nearest, _)| cost < *nearest) {
+                best = Some((if meets_goal { 0.0 } else { cost }, measured));
             }
-            (least, met) = if is_met { (least, n) } else { (n + 1, met) };
+            (low, high) = if meets_goal { (low, n) } else { (n + 1, high) };
             // Models the cost as a power of the prediction: 1 at first, then fitted to two plans.
             let [x, y] = [self.point(n).1, cost].map(f64::ln);
             let power = last.map_or(1.0, |(x0, y0)| ((y - y0) / (x - x0)).clamp(1.0 / 3.0, 3.0));
             last = Some((x, y));
-            let aim = if is_met { goal } else { AIM * goal };
-            let foretold = (x + (aim.ln() - y) / power).exp();
+            let aim = if meets_goal { goal } else { AIM * goal };
+            let predicted = (x + (aim.ln() - y) / power).exp();
             // A cost of zero allows no prediction.
-            let next = if foretold.is_finite() { self.within_cost(foretold) } else { (least + met) / 2 };
-            if least >= met || (CLOSE * goal..=goal).contains(&cost) || (is_met && next >= met) {
+            let next = if predicted.is_finite() { self.within_cost(predicted) } else { (low + high) / 2 };
+            if low >= high || (CLOSE * goal..=goal).contains(&cost) || (meets_goal && next >= high) {
                 break;
             }
             // The last try is the plan with the lowest cost, if no plan has met the goal.
-            let is_last_hope = left == 1 && met == self.len();
-            n = if is_last_hope { met - 1 } else { next.clamp(least, met - 1) };
+            let is_last_try = n_left == 1 && high == self.len();
+            n = if is_last_try { high - 1 } else { next.clamp(low, high - 1) };
         }
         Ok(best.expect("one plan was measured").1)
     }
@@ -216,16 +216,20 @@ mod tests {
                     let picked = [streams[0][a], streams[1][b], streams[2][c]];
                     let (bits, cost): (f64, f64) =
                         (picked.iter().map(|p| p.bits).sum(), picked.iter().map(|p| p.cost).sum());
-                    for (n, least) in cheapest.iter_mut().enumerate() {
+                    for (n, lowest) in cheapest.iter_mut().enumerate() {
                         if bits <= frontier.point(n).0 + 1e-9 {
-                            *least = least.min(cost);
+                            *lowest = lowest.min(cost);
                         }
                     }
                 }
             }
         }
-        for (n, least) in cheapest.iter().enumerate() {
-            assert!((frontier.point(n).1 - least).abs() < 1e-9, "plan {n}: {} {least}", frontier.point(n).1);
+        for (n, lowest) in cheapest.iter().enumerate() {
+            assert!(
+                (frontier.point(n).1 - lowest).abs() < 1e-9,
+                "plan {n}: {} {lowest}",
+                frontier.point(n).1
+            );
         }
     }
 
@@ -241,9 +245,9 @@ mod tests {
     }
 
     /// Returns the plan that meets the goal, and the measured plans.
-    fn meeting(frontier: &Frontier, goal: f64, cost: impl Fn(usize) -> f64) -> (usize, Vec<usize>) {
+    fn search(frontier: &Frontier, goal: f64, cost: impl Fn(usize) -> f64) -> (usize, Vec<usize>) {
         let mut measured = Vec::new();
-        let found = frontier.meeting(goal, |n| {
+        let found = frontier.search(goal, |n| {
             measured.push(n);
             Ok::<_, ()>((cost(n), n))
         });
@@ -255,32 +259,32 @@ mod tests {
         let frontier =
             Frontier::new(&(1..=40).map(|n| choices(0.1 + (n * 29 % 40) as f64)).collect::<Vec<_>>());
         let widest = frontier.len() - 1;
-        let foretold = |n: usize| frontier.point(n).1;
-        let as_foretold = |cost: f64| cost;
+        let predicted = |n: usize| frontier.point(n).1;
+        let as_predicted = |cost: f64| cost;
         let more = |cost: f64| 3.0 * cost;
         let less = |cost: f64| 0.3 * cost;
         let less_than_the_sum = |cost: f64| 2.0 * cost.powf(0.6);
         let more_than_the_sum = |cost: f64| 0.1 * cost.powf(1.4);
-        let beside_others = |cost: f64| cost + 0.2;
+        let with_offset = |cost: f64| cost + 0.2;
         let laws: [&dyn Fn(f64) -> f64; 6] =
-            [&as_foretold, &more, &less, &less_than_the_sum, &more_than_the_sum, &beside_others];
+            [&as_predicted, &more, &less, &less_than_the_sum, &more_than_the_sum, &with_offset];
         for (index, law) in laws.iter().enumerate() {
-            let cost = |n: usize| law(foretold(n));
+            let cost = |n: usize| law(predicted(n));
             for share in 1..50 {
                 let goal = cost(widest) * (cost(0) / cost(widest)).powf(share as f64 / 50.0);
                 let fewest = (0..=widest).find(|&n| cost(n) <= goal).unwrap();
-                let (found, measured) = meeting(&frontier, goal, cost);
-                let told = format!("law {index}, goal {goal}: {found} of {measured:?}, fewest {fewest}");
-                assert!(cost(found) <= goal && measured.len() <= MAX_TRIES, "{told}");
+                let (found, measured) = search(&frontier, goal, cost);
+                let context = format!("law {index}, goal {goal}: {found} of {measured:?}, fewest {fewest}");
+                assert!(cost(found) <= goal && measured.len() <= MAX_TRIES, "{context}");
                 // At most half of the allowed cost is unused, unless a step is that large.
-                assert!(cost(found) >= 0.5 * goal || found == fewest, "{told}");
+                assert!(cost(found) >= 0.5 * goal || found == fewest, "{context}");
                 if index == 0 {
-                    assert_eq!((found, &measured[..]), (fewest, &[fewest][..]), "{told}");
+                    assert_eq!((found, &measured[..]), (fewest, &[fewest][..]), "{context}");
                 }
-                assert!((1..measured.len()).all(|n| !measured[..n].contains(&measured[n])), "{told}");
+                assert!((1..measured.len()).all(|n| !measured[..n].contains(&measured[n])), "{context}");
             }
             // If no plan meets the goal, the widest was measured, which is nearest.
-            let (found, measured) = meeting(&frontier, 0.9 * cost(widest), cost);
+            let (found, measured) = search(&frontier, 0.9 * cost(widest), cost);
             assert_eq!((found, measured.last()), (widest, Some(&widest)), "law {index}: {measured:?}");
         }
     }
@@ -295,7 +299,7 @@ mod tests {
         let frontier = Frontier::new(&[stream.collect()]);
         assert_eq!(frontier.len(), 31);
         let cost = |n: usize| if n == 30 { 0.0 } else { frontier.point(n).1.sqrt() };
-        let (found, measured) = meeting(&frontier, 0.0185, cost);
+        let (found, measured) = search(&frontier, 0.0185, cost);
         assert!((CLOSE * 0.0185..=0.0185).contains(&cost(found)), "{found} of {measured:?}");
     }
 
@@ -303,11 +307,11 @@ mod tests {
     fn costs_of_zero_or_nan_end_the_search() {
         let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
         // The cost is zero from the fewest bits on.
-        let (found, measured) = meeting(&frontier, 0.25, |_| 0.0);
+        let (found, measured) = search(&frontier, 0.25, |_| 0.0);
         assert!(found < measured[0] && measured.len() > 1, "{found} of {measured:?}");
-        let (_, measured) = meeting(&frontier, 0.25, |_| f64::NAN);
+        let (_, measured) = search(&frontier, 0.25, |_| f64::NAN);
         assert!(measured.contains(&(frontier.len() - 1)), "{measured:?}");
-        let error = frontier.meeting(0.25, |_| Err::<(f64, ()), _>("broken"));
+        let error = frontier.search(0.25, |_| Err::<(f64, ()), _>("broken"));
         assert_eq!(error, Err("broken"));
     }
 

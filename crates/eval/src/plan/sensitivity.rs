@@ -8,7 +8,7 @@ use crate::stats::Estimate;
 
 /// Minimum cost of a KV tensor in the coarse type, in nats: unread heads get a finer type too, once
 /// all others have theirs.
-const LEAST: f64 = 1e-9;
+const MIN_COST: f64 = 1e-9;
 
 /// Returns the divergence that `cache` adds to that of a lossless cache, in nats. Negative where
 /// rounding hides it.
@@ -23,7 +23,7 @@ pub(super) fn difference(cache: &Kld, exact: &Kld) -> Estimate {
 /// type.
 pub(super) fn choices(prices: &[Price], alone: Estimate, share: f64) -> Vec<Choice> {
     let coarse = prices.iter().find(|price| price.dtype == PROBE).map_or(1.0, |price| price.noise);
-    let cost = (alone.value.max(alone.stderr) * share).max(LEAST) / coarse;
+    let cost = (alone.value.max(alone.stderr) * share).max(MIN_COST) / coarse;
     prices
         .iter()
         .map(|price| Choice { dtype: price.dtype, bits: price.bits, cost: cost * price.noise })

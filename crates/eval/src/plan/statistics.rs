@@ -187,7 +187,7 @@ impl Sums {
         weights: &mut Weights,
     ) {
         let KvLayerShape { n_heads, k_head_dim, v_head_dim, window, .. } = self.shape;
-        let met = KvHead {
+        let kv_head = KvHead {
             k_head_dim,
             v_head_dim,
             scale: self.scale,
@@ -197,14 +197,14 @@ impl Sums {
             rows,
             w: &self.w[head * v_head_dim..][..v_head_dim],
         };
-        let keys = TransposedRows::new(&met);
+        let keys = TransposedRows::new(&kv_head);
         let ratio = self.shape.gqa_ratio();
         for queries in queries {
             for of_group in head * ratio..(head + 1) * ratio {
                 let of_head = queries
                     .chunks_exact(n_heads * k_head_dim)
                     .map(|row| &row[of_group * k_head_dim..][..k_head_dim]);
-                keys.look(of_head, first, weights, |q, weight| self.q.add(head, weight, q));
+                keys.attend(of_head, first, weights, |q, weight| self.q.add(head, weight, q));
             }
         }
     }
@@ -313,8 +313,8 @@ mod tests {
         let row = |i: usize| {
             let wave = if i.is_multiple_of(2) { 1.0 } else { -1.0 };
             let far = if i < SINK { 99.0 } else { 0.0 };
-            let known = if i < PAGE { SINK + CENTRE } else { CENTRE };
-            let moved = if i % PAGE >= known { 1.0 } else { 0.0 };
+            let centre_end = if i < PAGE { SINK + CENTRE } else { CENTRE };
+            let moved = if i % PAGE >= centre_end { 1.0 } else { 0.0 };
             [if i < PAGE { 10.0 } else { 20.0 } + wave + far, moved, 0.5, 0.0]
         };
         let keys: Vec<f32> = (0..2 * PAGE).flat_map(row).collect();

@@ -7,9 +7,9 @@ use crate::{Chunks, EvalError, Progress};
 
 /// Tokens of a usual piece, and the maximum number of pieces for statistics.
 const SHORT: usize = 512;
-const MANY: usize = 8;
+const MAX_SHORT: usize = 8;
 /// Maximum number of longer pieces, in plans for longer contexts.
-const FEW: usize = 2;
+const MAX_LONG: usize = 2;
 
 /// Independent runs of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,16 +20,16 @@ impl CalibrationSplits {
     /// longer `n_ctx`. Each begins with `bos` if the model adds one, as [chunks](Chunks::input) do:
     /// without it, a model's queries and keys differ.
     pub fn spread(tokens: &[u32], n_ctx: usize, bos: Option<u32>) -> Self {
-        let long = if n_ctx > SHORT { FEW } else { 0 };
-        let of = |len: usize, most: usize| {
-            let n = (tokens.len() / len.max(1)).min(most);
+        let long = if n_ctx > SHORT { MAX_LONG } else { 0 };
+        let of = |len: usize, max_pieces: usize| {
+            let n = (tokens.len() / len.max(1)).min(max_pieces);
             (0..n).map(move |i| {
                 let mut piece = tokens[i * (tokens.len() - len) / (n - 1).max(1)..][..len].to_vec();
                 piece[0] = bos.unwrap_or(piece[0]);
                 piece
             })
         };
-        Self(of(n_ctx, long).chain(of(SHORT.min(n_ctx), MANY)).collect())
+        Self(of(n_ctx, long).chain(of(SHORT.min(n_ctx), MAX_SHORT)).collect())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
@@ -56,8 +56,8 @@ impl CalibrationSplits {
 /// A text split in two: calibration for the statistics, and evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SplitText {
-    seen: Vec<u32>,
-    unseen: Vec<u32>,
+    calibration: Vec<u32>,
+    evaluation: Vec<u32>,
     bos: Option<u32>,
 }
 
@@ -73,20 +73,24 @@ impl SplitText {
         if tokens.len() < 2 * n_ctx {
             return Err(EvalError::ShortText { tokens: tokens.len(), n_ctx: 2 * n_ctx });
         }
-        let (seen, unseen) = tokens.split_at(tokens.len() / 2);
-        Ok(Self { seen: seen.to_vec(), unseen: unseen.to_vec(), bos: begin_of_text(model)? })
+        let (calibration, evaluation) = tokens.split_at(tokens.len() / 2);
+        Ok(Self {
+            calibration: calibration.to_vec(),
+            evaluation: evaluation.to_vec(),
+            bos: begin_of_text(model)?,
+        })
     }
 
     /// Returns the pieces for statistics.
     pub fn pieces(&self, n_ctx: usize) -> CalibrationSplits {
-        CalibrationSplits::spread(&self.seen, n_ctx, self.bos)
+        CalibrationSplits::spread(&self.calibration, n_ctx, self.bos)
     }
 
     /// Returns up to `n` chunks of `n_ctx` tokens, spread over the evaluation half.
     pub fn chunks(&self, model: &Model, n_ctx: usize, n: usize) -> Result<Chunks, EvalError> {
-        let n = (self.unseen.len() / n_ctx).clamp(1, n);
-        let first = |i: usize| i * (self.unseen.len() - n_ctx) / (n - 1).max(1);
-        let tokens = (0..n).flat_map(|i| self.unseen[first(i)..][..n_ctx].iter().copied());
+        let n = (self.evaluation.len() / n_ctx).clamp(1, n);
+        let first = |i: usize| i * (self.evaluation.len() - n_ctx) / (n - 1).max(1);
+        let tokens = (0..n).flat_map(|i| self.evaluation[first(i)..][..n_ctx].iter().copied());
         Chunks::from_tokens(model, tokens.collect(), n_ctx, None)
     }
 }

@@ -32,34 +32,34 @@ pub(super) struct Prices {
     /// K and V values of a token in all layers.
     pub n_values: f64,
     /// Minimum bits of a token in all layers.
-    least: f64,
+    min_bits: f64,
 }
 
 impl Prices {
     pub fn new(model: &Model) -> Result<Self, EvalError> {
         let layers = model.config().kv_shape().layers;
-        let known: Vec<_> = TYPES.into_iter().filter(|&dtype| model.supports_kv_type(dtype)).collect();
-        let (mut sides, mut least) = (Vec::new(), 0.0);
+        let supported: Vec<_> = TYPES.into_iter().filter(|&dtype| model.supports_kv_type(dtype)).collect();
+        let (mut sides, mut min_bits) = (Vec::new(), 0.0);
         for &layer in &layers {
             for &side in layer.sides() {
-                let prices = known.iter().map(|&dtype| price(layer, side, dtype));
+                let prices = supported.iter().map(|&dtype| price(layer, side, dtype));
                 let prices = prices.collect::<Result<Vec<_>, EvalError>>()?;
                 let fewest = prices.iter().map(|price| price.bits).fold(f64::INFINITY, f64::min);
-                least += layer.n_kv_heads as f64 * fewest;
+                min_bits += layer.n_kv_heads as f64 * fewest;
                 sides.push(prices);
             }
         }
         let n_values = layers.iter().map(|layer| layer.values_per_token() as f64).sum();
-        Ok(Self { sides, n_values, least })
+        Ok(Self { sides, n_values, min_bits })
     }
 
     /// Rejects a budget below the minimum of all types.
     pub fn check(&self, goal: Goal) -> Result<(), EvalError> {
-        let least = self.least / self.n_values;
+        let min_bits = self.min_bits / self.n_values;
         match goal {
             // The sum of many bit counts is inexact.
-            Goal::Bits(bits) if least > bits * (1.0 + 1e-9) => {
-                let expected = format!("{least:.3} bits or more, the fewest of any type");
+            Goal::Bits(bits) if min_bits > bits * (1.0 + 1e-9) => {
+                let expected = format!("{min_bits:.3} bits or more, the fewest of any type");
                 Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() })
             }
             _ => Ok(()),

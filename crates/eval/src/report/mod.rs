@@ -223,8 +223,8 @@ mod tests {
         let niah = NiahReport { about: about(), form: "secret-word".to_owned(), needles: 1, cells };
         update(&folder, &Part::Niah(niah)).unwrap();
         let html = std::fs::read_to_string(&page).unwrap();
-        for wanted in ["<svg", "turbo4", "100 %", "m &lt;b&gt;", "prefers-color-scheme"] {
-            assert!(html.contains(wanted), "{wanted}");
+        for expected in ["<svg", "turbo4", "100 %", "m &lt;b&gt;", "prefers-color-scheme"] {
+            assert!(html.contains(expected), "{expected}");
         }
         for outside in ["http://", "https://", "<script", "src=", "NaN", "inf "] {
             assert!(!html.contains(outside), "{outside}");

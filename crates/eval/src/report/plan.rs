@@ -95,19 +95,19 @@ fn cell(table: &mut String, layer: usize, PlanCell { dtype, bits }: &PlanCell) -
 
 /// Plots the predicted divergence by bits, from layers measured alone, and the measured plan.
 pub(super) fn frontier(report: &PlanReport) -> String {
-    let shown = || report.frontier.iter().copied().filter(|(_, kld)| *kld > 0.0);
+    let points = || report.frontier.iter().copied().filter(|(_, kld)| *kld > 0.0);
     let (bits, kld) = report.found;
-    let most = shown().map(|(bits, _)| bits).fold(bits, f64::max);
-    let least = shown().map(|(bits, _)| bits).fold(bits, f64::min);
-    let x = Scale::Linear { min: least.floor(), max: most.ceil() };
-    let y = Scale::decades(shown().map(|(_, kld)| kld).chain([kld]));
+    let max_bits = points().map(|(bits, _)| bits).fold(bits, f64::max);
+    let min_bits = points().map(|(bits, _)| bits).fold(bits, f64::min);
+    let x = Scale::Linear { min: min_bits.floor(), max: max_bits.ceil() };
+    let y = Scale::decades(points().map(|(_, kld)| kld).chain([kld]));
     let mut plot = Plot::new(
         (560.0, 360.0),
         24.0,
         (x, "bits per value, scales and centres included"),
         (y, "mean KL divergence, nats"),
     );
-    plot.curve("front", &shown().collect::<Vec<_>>());
+    plot.curve("front", &points().collect::<Vec<_>>());
     plot.dot("s0", (bits, kld), 6.0, &format!("the plan: {bits:.3} bits, {kld:.6} nats"));
     plot.dot_labels(&[("the plan".to_owned(), "s0".to_owned(), (bits, kld))]);
     plot.finish()

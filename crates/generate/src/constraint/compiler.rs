@@ -99,12 +99,12 @@ impl ConstraintCompiler {
         };
         thread::scope(|scope| {
             let thread = thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, compile);
-            let thread = thread.map_err(|error| ConstraintError::Wrong(error.to_string()))?;
+            let thread = thread.map_err(|error| ConstraintError::Invalid(error.to_string()))?;
             let cancellation = cancel.recv();
             let first = match first.recv_timeout(MASK_TIME) {
                 Ok(first) => first,
                 Err(RecvTimeoutError::Timeout) => Err(ConstraintError::SlowMask),
-                Err(RecvTimeoutError::Disconnected) => Err(ConstraintError::Wrong(ENDED.to_owned())),
+                Err(RecvTimeoutError::Disconnected) => Err(ConstraintError::Invalid(ENDED.to_owned())),
             };
             match cancellation {
                 Ok(cancellation) if first.is_ok() => cancellation.disarm(),
@@ -150,19 +150,19 @@ impl ConstraintCompiler {
             return Ok(CompiledConstraint { matcher, owner, masks: Arc::clone(&self.masks) });
         };
         let why = in_a_line(&why);
-        let OutputFormat::Schema(schema) = format else { return Err(ConstraintError::Wrong(why)) };
+        let OutputFormat::Schema(schema) = format else { return Err(ConstraintError::Invalid(why)) };
         let place = schema::faulty_place(schema, |part| {
             let part = grammar(&OutputFormat::schema(part.clone()));
             Matcher::new(factory.create_parser(part))
                 .get_error()
                 .is_some_and(|other| in_a_line(&other) == why)
         });
-        Err(ConstraintError::WrongAt { why, place })
+        Err(ConstraintError::InvalidAt { why, place })
     }
 
     fn factory(&self, tokenizer: &Tokenizer) -> Result<&ParserFactory, ConstraintError> {
         let factory = self.factory.get_or_init(|| factory(tokenizer));
-        factory.as_ref().map_err(|why| ConstraintError::Wrong(why.clone()))
+        factory.as_ref().map_err(|why| ConstraintError::Invalid(why.clone()))
     }
 }
 
@@ -189,7 +189,7 @@ impl SchemaReduction {
     pub fn next(&mut self, result: Result<(), ConstraintError>) -> Option<Value> {
         let place = match result {
             Ok(()) => return Some(std::mem::take(&mut self.schema)),
-            Err(ConstraintError::WrongAt { place, .. }) if !place.is_empty() && self.n_left > 1 => place,
+            Err(ConstraintError::InvalidAt { place, .. }) if !place.is_empty() && self.n_left > 1 => place,
             Err(_) => return Some(json!({ "type": "object" })),
         };
         self.n_left -= 1;
@@ -228,7 +228,7 @@ pub(super) fn in_a_line(error: &str) -> String {
     if let Some(reason) = reason {
         return format!("the pattern cannot be enforced: {reason}");
     }
-    let ours = match line {
+    let reworded = match line {
         "NoExtensionBias" => "no text matches the constraint",
         _ if line.contains("Current row has") => {
             "the constraint is too ambiguous: expected at most 2000 parser items, got more"
@@ -246,7 +246,7 @@ pub(super) fn in_a_line(error: &str) -> String {
         }
         _ => line.strip_prefix("Unsatisfiable schema: ").unwrap_or(line),
     };
-    ours.to_owned()
+    reworded.to_owned()
 }
 
 fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {

@@ -121,19 +121,19 @@ fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
 
 /// Returns the nesting of a value, and all references in it.
 fn outline(value: &Value) -> (usize, Vec<&str>) {
-    fn look<'a>(value: &'a Value, depth: usize, deepest: &mut usize, references: &mut Vec<&'a str>) {
+    fn visit<'a>(value: &'a Value, depth: usize, deepest: &mut usize, references: &mut Vec<&'a str>) {
         *deepest = depth.max(*deepest);
         match value {
-            Value::Array(items) => items.iter().for_each(|item| look(item, depth + 1, deepest, references)),
+            Value::Array(items) => items.iter().for_each(|item| visit(item, depth + 1, deepest, references)),
             Value::Object(fields) => {
                 references.extend(fields.get("$ref").and_then(Value::as_str));
-                fields.values().for_each(|field| look(field, depth + 1, deepest, references));
+                fields.values().for_each(|field| visit(field, depth + 1, deepest, references));
             }
             _ => {}
         }
     }
     let (mut deepest, mut references) = (0, Vec::new());
-    look(value, 1, &mut deepest, &mut references);
+    visit(value, 1, &mut deepest, &mut references);
     (deepest, references)
 }
 

@@ -45,7 +45,7 @@ impl ComputedMask {
     pub fn of(mut matcher: Box<Matcher>) -> Self {
         let began = Instant::now();
         let mask = matcher.compute_mask_or_eos();
-        let mask = mask.map_err(|error| ConstraintError::Wrong(in_a_line(&error.to_string())));
+        let mask = mask.map_err(|error| ConstraintError::Invalid(in_a_line(&error.to_string())));
         Self { matcher, mask, took: began.elapsed() }
     }
 }
@@ -145,9 +145,9 @@ pub struct Constraint {
 }
 
 enum Mask {
-    There(Box<Matcher>, SimpleVob),
+    Ready(Box<Matcher>, SimpleVob),
     /// The lock is never taken: it only makes a shared job with this guide `Sync`.
-    Coming {
+    Pending {
         done: Mutex<Receiver<ComputedMask>>,
         began: Arc<OnceLock<Instant>>,
         cancels: Option<CancellationHandle>,
@@ -162,30 +162,30 @@ impl Constraint {
         owner: Owner,
         threads: Arc<MaskThreads>,
     ) -> Result<Self, ConstraintError> {
-        let mask = Mask::There(first.matcher, first.mask?);
+        let mask = Mask::Ready(first.matcher, first.mask?);
         Ok(Self { mask, took: first.took, owner, threads })
     }
 
     /// Returns a guide in the same state, if its mask is available.
     pub fn fork(&self) -> Option<Self> {
-        let Mask::There(matcher, mask) = &self.mask else { return None };
+        let Mask::Ready(matcher, mask) = &self.mask else { return None };
         let (owner, threads) = (self.owner.clone(), Arc::clone(&self.threads));
-        let mask = Mask::There(Box::new(matcher.deep_clone()), mask.clone());
+        let mask = Mask::Ready(Box::new(matcher.deep_clone()), mask.clone());
         Some(Self { mask, took: self.took, owner, threads })
     }
 
     /// Reports whether the mask, or its failure, is available after at most `patience`. A mask
     /// beyond its time limit is cancelled.
     pub fn is_ready(&mut self, patience: Duration) -> bool {
-        let Mask::Coming { done, began, cancels } = &mut self.mask else { return true };
+        let Mask::Pending { done, began, cancels } = &mut self.mask else { return true };
         let done = done.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.mask = match done.recv_timeout(patience) {
             Ok(ComputedMask { matcher, mask, took }) => {
                 self.took = took;
-                mask.map_or_else(Mask::Failed, |mask| Mask::There(matcher, mask))
+                mask.map_or_else(Mask::Failed, |mask| Mask::Ready(matcher, mask))
             }
             Err(RecvTimeoutError::Disconnected) => {
-                Mask::Failed(ConstraintError::Wrong(THREADS_ENDED.to_owned()))
+                Mask::Failed(ConstraintError::Invalid(THREADS_ENDED.to_owned()))
             }
             Err(RecvTimeoutError::Timeout) => {
                 if began.get().is_none_or(|began| began.elapsed() < MASK_TIME) {
@@ -202,9 +202,9 @@ impl Constraint {
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), ConstraintError> {
         while !self.is_ready(MASK_TIME) {}
         let mask = match &self.mask {
-            Mask::There(_, mask) => mask,
+            Mask::Ready(_, mask) => mask,
             Mask::Failed(error) => return Err(error.clone()),
-            Mask::Coming { .. } => return Err(ConstraintError::Wrong(THREADS_ENDED.to_owned())),
+            Mask::Pending { .. } => return Err(ConstraintError::Invalid(THREADS_ENDED.to_owned())),
         };
         for (id, logit) in logits.iter_mut().enumerate() {
             if id >= mask.len() || !mask.is_allowed(id as u32) {
@@ -220,40 +220,40 @@ impl Constraint {
     /// This takes a small part of the time of the previous mask, which covered this token and all
     /// others.
     pub fn consume(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        let away = Mask::Failed(ConstraintError::Wrong(THREADS_ENDED.to_owned()));
+        let away = Mask::Failed(ConstraintError::Invalid(THREADS_ENDED.to_owned()));
         let mut matcher = match std::mem::replace(&mut self.mask, away) {
-            Mask::There(matcher, _) => matcher,
-            _ => return Err(ConstraintError::Wrong(THREADS_ENDED.to_owned())),
+            Mask::Ready(matcher, _) => matcher,
+            _ => return Err(ConstraintError::Invalid(THREADS_ENDED.to_owned())),
         };
         matcher
             .consume_token(token)
-            .map_err(|error| ConstraintError::Wrong(in_a_line(&error.to_string())))?;
+            .map_err(|error| ConstraintError::Invalid(in_a_line(&error.to_string())))?;
         if matcher.is_stopped() {
             return Ok(true);
         }
         let ((to, done), began) = (sync_channel(1), Arc::default());
         let cancels = matcher.cancellation_handle();
-        self.mask = Mask::Coming { done: Mutex::new(done), began: Arc::clone(&began), cancels };
+        self.mask = Mask::Pending { done: Mutex::new(done), began: Arc::clone(&began), cancels };
         self.threads.send(MaskJob { matcher, owner: self.owner.clone(), began, to }, self.took);
         Ok(false)
     }
 
     /// Consumes tokens that were generated before the guide became active.
     pub fn catch_up(&mut self, tokens: &[u32]) -> Result<(), ConstraintError> {
-        let Mask::There(matcher, _) = &mut self.mask else {
-            return Err(ConstraintError::Wrong(THREADS_ENDED.to_owned()));
+        let Mask::Ready(matcher, _) = &mut self.mask else {
+            return Err(ConstraintError::Invalid(THREADS_ENDED.to_owned()));
         };
         let Some((&last, before)) = tokens.split_last() else { return Ok(()) };
         matcher
             .consume_tokens(before)
-            .map_err(|error| ConstraintError::Wrong(in_a_line(&error.to_string())))?;
+            .map_err(|error| ConstraintError::Invalid(in_a_line(&error.to_string())))?;
         self.consume(last).map(|_| ())
     }
 
     /// Reports whether these tokens are a complete answer.
     pub fn accepts(mut self, tokens: &[u32]) -> bool {
         while !self.is_ready(MASK_TIME) {}
-        let Mask::There(matcher, _) = &mut self.mask else { return false };
+        let Mask::Ready(matcher, _) = &mut self.mask else { return false };
         let mut is_allowed = |token| {
             matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))
                 && matcher.consume_token(token).is_ok()
@@ -264,7 +264,7 @@ impl Constraint {
 
 impl Drop for Constraint {
     fn drop(&mut self) {
-        if let Mask::Coming { cancels, .. } = &self.mask {
+        if let Mask::Pending { cancels, .. } = &self.mask {
             cancels.iter().for_each(CancellationHandle::cancel);
         }
     }

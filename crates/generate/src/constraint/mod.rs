@@ -68,7 +68,7 @@ impl OutputFormat {
             Self::Schema(schema) => {
                 depth::check_schema(schema)?;
                 let missing = SupportedSchema::of(schema).missing();
-                return missing.map_or(Ok(()), |missing| Err(ConstraintError::Unheld(missing)));
+                return missing.map_or(Ok(()), |missing| Err(ConstraintError::Unenforceable(missing)));
             }
             Self::Lark(lark) => depth::check_lark(lark)?,
             Self::Regex(regex) => depth::check_bytes(regex.len())?,
@@ -120,10 +120,10 @@ pub enum ConstraintError {
     SlowMask,
     /// Unsupported parts of a schema, with their locations.
     #[error("the schema cannot be enforced: {0}")]
-    Unheld(String),
+    Unenforceable(String),
     /// Invalid or unsupported part of a schema, with its JSON pointer.
     #[error("{why}{}", schema::at(place))]
-    WrongAt {
+    InvalidAt {
         /// Reason.
         why: String,
         /// JSON pointer.
@@ -131,7 +131,7 @@ pub enum ConstraintError {
     },
     /// Invalid or unsupported constraint.
     #[error("{0}")]
-    Wrong(String),
+    Invalid(String),
 }
 
 /// Trigger of a guide.
@@ -148,14 +148,14 @@ pub enum Trigger {
 /// Text to wait for, and the latest generated text.
 #[derive(Debug, Clone)]
 pub struct Recent {
-    wanted: &'static str,
-    said: String,
+    mark: &'static str,
+    generated: String,
 }
 
 impl Trigger {
     /// Creates a trigger for this text.
-    pub fn said(wanted: &'static str) -> Self {
-        Self::Text(Recent { wanted, said: String::new() })
+    pub fn text(mark: &'static str) -> Self {
+        Self::Text(Recent { mark, generated: String::new() })
     }
 
     /// Reads more text. If it completes the trigger, returns the text that the guide must catch up
@@ -163,12 +163,12 @@ impl Trigger {
     fn matches(&mut self, text: &str) -> Option<String> {
         match self {
             Self::ReasoningEnd => Some(String::new()),
-            Self::Text(Recent { wanted, said }) => {
-                *said += text;
-                let surplus = said.len().saturating_sub(2 * wanted.len());
-                let cut = (surplus..said.len()).find(|&at| said.is_char_boundary(at)).unwrap_or(0);
-                said.drain(..cut);
-                said.ends_with(*wanted).then(String::new)
+            Self::Text(Recent { mark, generated }) => {
+                *generated += text;
+                let surplus = generated.len().saturating_sub(2 * mark.len());
+                let cut = (surplus..generated.len()).find(|&at| generated.is_char_boundary(at)).unwrap_or(0);
+                generated.drain(..cut);
+                generated.ends_with(*mark).then(String::new)
             }
             Self::JsonCall(scanner) => scanner.push(text).call.map(|call| call.object),
         }
@@ -208,7 +208,7 @@ impl Constraints {
 
     /// Records a token and the text that became final with it; `is_thinking` is whether that
     /// text ends within reasoning. Returns whether the answer is complete.
-    pub fn said(
+    pub fn record(
         &mut self,
         tokenizer: &Tokenizer,
         token: u32,
@@ -248,9 +248,9 @@ mod tests {
         let tokenizer = &crate::bundled_tokenizer();
         let form = OutputFormat::object();
         let guide = || ConstraintCompiler::new().unwrap().constraint(tokenizer, &form).unwrap();
-        let mut call = Constraints::later(vec![(Trigger::said("<tool_call>"), guide())]);
+        let mut call = Constraints::later(vec![(Trigger::text("<tool_call>"), guide())]);
         let mut holds_after = |text: &str, is_thinking| {
-            assert_eq!(call.said(tokenizer, 0, text, is_thinking), Ok(false));
+            assert_eq!(call.record(tokenizer, 0, text, is_thinking), Ok(false));
             call.active().is_some()
         };
         for text in ["I may write ", "<tool_", "call>", "<tool_call>"] {
@@ -267,16 +267,16 @@ mod tests {
         let cue = Trigger::JsonCall(CallScanner::new(["f".to_owned()]));
         let mut call = Constraints::later(vec![(cue, plain)]);
         for text in ["Now:\n```json", "\n{\n", "  \"name\": \""] {
-            assert_eq!(call.said(tokenizer, 0, text, false), Ok(false));
+            assert_eq!(call.record(tokenizer, 0, text, false), Ok(false));
             assert!(call.active().is_none(), "{text}");
         }
-        assert_eq!(call.said(tokenizer, 0, "f\", \"arg", false), Ok(false));
+        assert_eq!(call.record(tokenizer, 0, "f\", \"arg", false), Ok(false));
         let rest = tokenizer.encode("uments\": {}}", Special::AsText, false).unwrap();
         assert!(call.now.take().is_some_and(|guide| guide.accepts(&rest)));
-        let mut spoken = Constraints::later(vec![(Trigger::ReasoningEnd, guide())]);
+        let mut after_reasoning = Constraints::later(vec![(Trigger::ReasoningEnd, guide())]);
         for (is_thinking, holds) in [(true, false), (false, true)] {
-            assert_eq!(spoken.said(tokenizer, 0, "a", is_thinking), Ok(false));
-            assert_eq!(spoken.fork().active().is_some(), holds);
+            assert_eq!(after_reasoning.record(tokenizer, 0, "a", is_thinking), Ok(false));
+            assert_eq!(after_reasoning.fork().active().is_some(), holds);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::ConstraintError;
 pub struct Constraint(());
 
 fn missing<T>() -> Result<T, ConstraintError> {
-    Err(ConstraintError::Wrong("this build has no constraints (feature `constraint`)".to_owned()))
+    Err(ConstraintError::Invalid("this build has no constraints (feature `constraint`)".to_owned()))
 }
 
 impl Constraint {

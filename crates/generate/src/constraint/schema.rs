@@ -80,30 +80,30 @@ pub struct SupportedSchema {
     /// The part that is enforced.
     pub schema: Value,
     /// Parts that are not.
-    pub lost: Vec<UnsupportedPart>,
+    pub dropped: Vec<UnsupportedPart>,
 }
 
 impl SupportedSchema {
     /// Returns the supported part of `schema`.
     pub fn of(schema: &Value) -> Self {
-        let mut lost = Vec::new();
-        let schema = Reader { place: String::new(), lost: &mut lost }.schema(schema);
-        Self { schema, lost }
+        let mut dropped = Vec::new();
+        let schema = Reader { place: String::new(), dropped: &mut dropped }.schema(schema);
+        Self { schema, dropped }
     }
 
     /// Returns the dropped parts that are not annotations, in one line.
     pub fn missing(&self) -> Option<String> {
-        listed(self.lost.iter().filter(|lost| !lost.is_note))
+        listed(self.dropped.iter().filter(|dropped| !dropped.is_note))
     }
 
     /// Returns the ignored annotations, in one line.
     pub fn notes(&self) -> Option<String> {
-        listed(self.lost.iter().filter(|lost| lost.is_note))
+        listed(self.dropped.iter().filter(|dropped| dropped.is_note))
     }
 }
 
-fn listed<'l>(lost: impl Iterator<Item = &'l UnsupportedPart>) -> Option<String> {
-    let texts: Vec<String> = lost.map(UnsupportedPart::to_string).collect();
+fn listed<'l>(dropped: impl Iterator<Item = &'l UnsupportedPart>) -> Option<String> {
+    let texts: Vec<String> = dropped.map(UnsupportedPart::to_string).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
@@ -175,7 +175,7 @@ fn kind(keyword: &str) -> Option<Kind> {
 /// Preprocessor of a schema.
 struct Reader<'r> {
     place: String,
-    lost: &'r mut Vec<UnsupportedPart>,
+    dropped: &'r mut Vec<UnsupportedPart>,
 }
 
 impl Reader<'_> {
@@ -219,21 +219,21 @@ impl Reader<'_> {
                 other => Some(self.part(keyword, other)),
             },
             ("format", _) if value.as_str().is_some_and(|format| !FORMATS.contains(&format)) => {
-                self.lose(keyword, Some(value), true);
+                self.drop_keyword(keyword, Some(value), true);
                 None
             }
             ("const", _) if !is_exact(value) => {
-                self.lose(keyword, Some(value), false);
+                self.drop_keyword(keyword, Some(value), false);
                 None
             }
             ("enum", _) if !is_exact(value) => {
-                self.lose(keyword, value.as_array()?.iter().find(|value| !is_exact(value)), false);
+                self.drop_keyword(keyword, value.as_array()?.iter().find(|value| !is_exact(value)), false);
                 None
             }
             _ if BOUNDS.contains(&keyword) => self.bound(keyword, value),
             _ if UNSUPPORTED.contains(&keyword) => {
                 if !forbids_nothing(keyword, value) {
-                    self.lose(keyword, None, false);
+                    self.drop_keyword(keyword, None, false);
                 }
                 None
             }
@@ -243,12 +243,12 @@ impl Reader<'_> {
 
     fn part(&mut self, key: &str, part: &Value) -> Value {
         let place = format!("{}/{key}", self.place);
-        Reader { place, lost: self.lost }.schema(part)
+        Reader { place, dropped: self.dropped }.schema(part)
     }
 
-    fn lose(&mut self, keyword: &str, value: Option<&Value>, is_note: bool) {
+    fn drop_keyword(&mut self, keyword: &str, value: Option<&Value>, is_note: bool) {
         let (place, value) = (self.place.clone(), value.map(Value::to_string));
-        self.lost.push(UnsupportedPart { place, keyword: keyword.to_owned(), value, is_note });
+        self.dropped.push(UnsupportedPart { place, keyword: keyword.to_owned(), value, is_note });
     }
 
     /// Tightens a bound to the next number that an `f64` represents, so that answers are within the
@@ -262,18 +262,18 @@ impl Reader<'_> {
                     Some(if is_lower { -MAX_INTEGER } else { MAX_INTEGER }.into())
                 }
                 Some(far) if far.abs() >= MAX_INTEGER as f64 => {
-                    self.lose(keyword, Some(value), false);
+                    self.drop_keyword(keyword, Some(value), false);
                     None
                 }
                 _ => Some(value.clone()),
             };
         };
-        let (least, most) = (-i128::from(MAX_INTEGER), i128::from(MAX_INTEGER));
-        if (is_lower && whole > most) || (!is_lower && whole < least) {
-            self.lose(keyword, Some(value), false);
+        let (min, max) = (-i128::from(MAX_INTEGER), i128::from(MAX_INTEGER));
+        if (is_lower && whole > max) || (!is_lower && whole < min) {
+            self.drop_keyword(keyword, Some(value), false);
             return None;
         }
-        let within = whole.clamp(least, most) as i64;
+        let within = whole.clamp(min, max) as i64;
         let nearest = within as f64;
         // One more than this may round to this again.
         let excludes = keyword.starts_with("exclusive") && within.unsigned_abs() >= EXACT;

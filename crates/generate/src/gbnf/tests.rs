@@ -17,14 +17,14 @@ fn ends(rules: &Rules, item: &Item, text: &[char], from: &HashSet<usize>) -> Has
         }
         Item::Rule(place) => any_end(rules, &rules[*place], text, from),
         Item::Any(all) => any_end(rules, all, text, from),
-        Item::Times(item, least, most) => {
+        Item::Times(item, min, max) => {
             let (mut at, mut found) = (from.clone(), HashSet::new());
-            for n in 0..=most.unwrap_or(u32::MAX) {
+            for n in 0..=max.unwrap_or(u32::MAX) {
                 let before = found.len();
-                if n >= *least {
+                if n >= *min {
                     found.extend(&at);
                 }
-                if at.is_empty() || n > *least && found.len() == before {
+                if at.is_empty() || n > *min && found.len() == before {
                     break;
                 }
                 at = ends(rules, item, text, &at);

@@ -92,12 +92,12 @@ impl<'a> Writer<'a> {
             }
             Item::Rule(place) => self.words[*place].clone(),
             Item::Any(all) => Some(self.any(all)?.whole()),
-            Item::Times(item, least, most) => {
+            Item::Times(item, min, max) => {
                 let mut word = self.word(item)?.whole();
-                let max_text = most.map_or_else(String::new, |most| most.to_string());
-                _ = write!(word.regex, "{{{least},{max_text}}}");
-                word.may_be_nothing |= *least == 0;
-                word.is_nothing |= *most == Some(0);
+                let max_text = max.map_or_else(String::new, |max| max.to_string());
+                _ = write!(word.regex, "{{{min},{max_text}}}");
+                word.may_be_nothing |= *min == 0;
+                word.is_nothing |= *max == Some(0);
                 Some(word.whole())
             }
             Item::Token { .. } => None,
@@ -157,13 +157,13 @@ impl<'a> Writer<'a> {
         match item {
             Item::Rule(place) => rule_name(*place),
             Item::Any(all) => format!("({})", self.alternatives(all)),
-            Item::Times(item, least, most) => {
+            Item::Times(item, min, max) => {
                 let inner = self.sequence(std::slice::from_ref(item));
-                match (least, most) {
+                match (min, max) {
                     (0, None) => format!("({inner})*"),
                     (1, None) => format!("({inner})+"),
-                    (least, None) => format!("({inner}){{{least},}}"),
-                    (least, Some(most)) => format!("({inner}){{{least},{most}}}"),
+                    (min, None) => format!("({inner}){{{min},}}"),
+                    (min, Some(max)) => format!("({inner}){{{min},{max}}}"),
                 }
             }
             Item::Token { id, is_negated } => format!("<[{}{id}]>", if *is_negated { "^" } else { "" }),
@@ -195,16 +195,16 @@ fn rule_name(place: usize) -> String {
 
 /// Returns the rules that a rule names.
 fn named_in(rule: &[Vec<Item>]) -> HashSet<usize> {
-    fn look(item: &Item, into: &mut HashSet<usize>) {
+    fn visit(item: &Item, into: &mut HashSet<usize>) {
         match item {
             Item::Rule(place) => _ = into.insert(*place),
-            Item::Any(all) => all.iter().flatten().for_each(|item| look(item, into)),
-            Item::Times(item, ..) => look(item, into),
+            Item::Any(all) => all.iter().flatten().for_each(|item| visit(item, into)),
+            Item::Times(item, ..) => visit(item, into),
             Item::Class { .. } | Item::Token { .. } => {}
         }
     }
     let mut names = HashSet::new();
-    rule.iter().flatten().for_each(|item| look(item, &mut names));
+    rule.iter().flatten().for_each(|item| visit(item, &mut names));
     names
 }
 

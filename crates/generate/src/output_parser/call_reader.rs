@@ -310,9 +310,13 @@ impl CallReader {
         let Some(end) = end else {
             // The last line break belongs to the mark if the mark follows it.
             let begun = held.len() - partial_match_len(held, mark);
-            let sure =
+            let n_final =
                 if in_lines { held[..begun].strip_suffix('\n').map_or(begun, str::len) } else { begun };
-            push_text(parts, Part::Arguments, json_escaped(&held.drain(..sure).collect::<String>()).as_str());
+            push_text(
+                parts,
+                Part::Arguments,
+                json_escaped(&held.drain(..n_final).collect::<String>()).as_str(),
+            );
             return Step::Wait;
         };
         let text =

@@ -39,7 +39,7 @@ impl ToolConstraint {
         let Self { format, tools, parallel, .. } = self;
         let now = match &self.value {
             _ if self.is_required => Some(format.grammar(tools, false, *parallel, tokenizer)),
-            Some(schema) => Some(format.grammar_beside(tools, *parallel, schema, tokenizer)),
+            Some(schema) => Some(format.grammar_or_value(tools, *parallel, schema, tokenizer)),
             None => None,
         };
         if let Some(lark) = now {
@@ -48,7 +48,7 @@ impl ToolConstraint {
         let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
         let own = (!format.only_first).then(|| {
             (
-                Trigger::said(format.opens),
+                Trigger::text(format.opens),
                 OutputFormat::Lark(format.grammar(tools, true, *parallel, tokenizer)),
             )
         });

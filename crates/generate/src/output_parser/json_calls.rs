@@ -137,15 +137,15 @@ fn opening(text: &str, names: &[String]) -> Result<OpenCall, NoMatch> {
     }
     let object = cursor.0.to_owned();
     cursor.head()?;
-    let mut miss = NoMatch::NoCall;
+    let mut no_match = NoMatch::NoCall;
     for name in names {
         match cursor.clone().expect(&json!(name).to_string()) {
             Ok(()) => return Ok(OpenCall { object, closes }),
-            Err(NoMatch::Undecided) => miss = NoMatch::Undecided,
+            Err(NoMatch::Undecided) => no_match = NoMatch::Undecided,
             Err(NoMatch::NoCall) => {}
         }
     }
-    Err(miss)
+    Err(no_match)
 }
 
 /// Returns the tool name of a call object, and the text that starts with its arguments.
@@ -182,14 +182,14 @@ impl Cursor<'_> {
         self.0 = self.0.trim_start();
     }
 
-    /// Consumes `wanted`.
-    fn expect(&mut self, wanted: &str) -> Result<(), NoMatch> {
-        match self.0.strip_prefix(wanted) {
+    /// Consumes `literal`.
+    fn expect(&mut self, literal: &str) -> Result<(), NoMatch> {
+        match self.0.strip_prefix(literal) {
             Some(rest) => {
                 self.0 = rest;
                 Ok(())
             }
-            None if wanted.starts_with(self.0) => Err(NoMatch::Undecided),
+            None if literal.starts_with(self.0) => Err(NoMatch::Undecided),
             None => Err(NoMatch::NoCall),
         }
     }
@@ -217,15 +217,15 @@ impl Cursor<'_> {
         if !self.0.starts_with('<') {
             return Ok(String::new());
         }
-        let mut miss = NoMatch::NoCall;
+        let mut no_match = NoMatch::NoCall;
         for tag in TAGS {
             match self.expect(&format!("<{tag}>")) {
                 Ok(()) => return Ok(format!("</{tag}>")),
-                Err(NoMatch::Undecided) => miss = NoMatch::Undecided,
+                Err(NoMatch::Undecided) => no_match = NoMatch::Undecided,
                 Err(NoMatch::NoCall) => {}
             }
         }
-        Err(miss)
+        Err(no_match)
     }
 
     /// Consumes the object up to the name of its tool: `{"name":`, optionally preceded by
@@ -297,20 +297,20 @@ mod tests {
             ),
         ] {
             for size in 1..=text.len() {
-                let (mut scanner, mut said, mut call) = (scanner(), String::new(), None);
+                let (mut scanner, mut output, mut call) = (scanner(), String::new(), None);
                 for piece in text.as_bytes().chunks(size) {
                     let piece = std::str::from_utf8(piece).unwrap();
                     match &mut call {
                         None => {
                             let scanned = scanner.push(piece);
-                            said += &scanned.text;
+                            output += &scanned.text;
                             call = scanned.call;
                         }
                         Some(OpenCall { object, .. }) => *object += piece,
                     }
                 }
                 let want = OpenCall { object: object.to_owned(), closes: closes.to_owned() };
-                assert_eq!((said.as_str(), call), (before, Some(want)), "{text:?} by {size}");
+                assert_eq!((output.as_str(), call), (before, Some(want)), "{text:?} by {size}");
             }
         }
     }
@@ -334,13 +334,13 @@ mod tests {
             "fun\nfunctools are",
         ] {
             for size in 1..=text.len() {
-                let (mut scanner, mut said) = (scanner(), String::new());
+                let (mut scanner, mut output) = (scanner(), String::new());
                 for piece in text.as_bytes().chunks(size) {
                     let scanned = scanner.push(std::str::from_utf8(piece).unwrap());
-                    said += &scanned.text;
+                    output += &scanned.text;
                     assert_eq!(scanned.call, None, "{text:?}");
                 }
-                assert_eq!(said + &scanner.rest(), text);
+                assert_eq!(output + &scanner.rest(), text);
             }
         }
         let mut scanner = scanner();

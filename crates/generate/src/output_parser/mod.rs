@@ -74,7 +74,7 @@ struct Offer {
 /// beginning of a mark.
 #[derive(Debug, Clone)]
 pub struct OutputParser {
-    thoughts: ReasoningParser,
+    reasoning: ReasoningParser,
     state: State,
     /// `None` if no tools are offered.
     offer: Option<Offer>,
@@ -83,18 +83,18 @@ pub struct OutputParser {
 
 impl OutputParser {
     /// Creates a parser for a model that may reason first and call these tools.
-    pub fn new(thoughts: ReasoningParser, tools: Option<(&'static Format, Vec<Tool>)>) -> Self {
+    pub fn new(reasoning: ReasoningParser, tools: Option<(&'static Format, Vec<Tool>)>) -> Self {
         let offer = tools.map(|(format, tools)| {
             let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
             Offer { format, tools, scanner, closes: String::new() }
         });
-        Self { thoughts, state: State::Text, offer, held: String::new() }
+        Self { reasoning, state: State::Text, offer, held: String::new() }
     }
 
     /// Parses more text and returns the parts that it completes.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
-        let said = self.thoughts.push(text);
-        self.parse_parts(said)
+        let text_parts = self.reasoning.push(text);
+        self.parse_parts(text_parts)
     }
 
     /// Parses a whole answer: each call has at most one part of arguments.
@@ -104,11 +104,11 @@ impl OutputParser {
         parts
     }
 
-    fn parse_parts(&mut self, said: Vec<TextPart>) -> Vec<Part> {
+    fn parse_parts(&mut self, text_parts: Vec<TextPart>) -> Vec<Part> {
         let mut parts = Vec::new();
-        for said in said {
-            match said {
-                TextPart::Reasoning(thought) => push_text(&mut parts, Part::Reasoning, &thought),
+        for text_part in text_parts {
+            match text_part {
+                TextPart::Reasoning(text) => push_text(&mut parts, Part::Reasoning, &text),
                 TextPart::Text(text) => {
                     self.held += &text;
                     while self.step(&mut parts) {}
@@ -120,8 +120,8 @@ impl OutputParser {
 
     /// Returns the withheld parts at the end. A truncated call has its arguments so far.
     pub fn rest(&mut self) -> Vec<Part> {
-        let said = self.thoughts.rest();
-        let mut parts = self.parse_parts(said);
+        let text_parts = self.reasoning.rest();
+        let mut parts = self.parse_parts(text_parts);
         let held = std::mem::take(&mut self.held);
         let Some(offer) = &mut self.offer else {
             push_text(&mut parts, Part::Text, &held);
@@ -247,9 +247,9 @@ fn push_text(parts: &mut Vec<Part>, part: fn(String) -> Part, text: &str) {
 fn extend(parts: &mut Vec<Part>, more: Vec<Part>) {
     for part in more {
         match (parts.last_mut(), part) {
-            (Some(Part::Text(said)), Part::Text(more))
-            | (Some(Part::Reasoning(said)), Part::Reasoning(more))
-            | (Some(Part::Arguments(said)), Part::Arguments(more)) => *said += &more,
+            (Some(Part::Text(last)), Part::Text(more))
+            | (Some(Part::Reasoning(last)), Part::Reasoning(more))
+            | (Some(Part::Arguments(last)), Part::Arguments(more)) => *last += &more,
             (_, part) => parts.push(part),
         }
     }
@@ -264,12 +264,12 @@ mod tests {
         let chars: Vec<char> = text.chars().collect();
         let mut ways: Vec<Vec<Part>> = Vec::new();
         for size in 1..=chars.len().max(1) {
-            let mut speech = make();
+            let mut parser = make();
             let mut all = Vec::new();
             for piece in chars.chunks(size) {
-                extend(&mut all, speech.push(&piece.iter().collect::<String>()));
+                extend(&mut all, parser.push(&piece.iter().collect::<String>()));
             }
-            extend(&mut all, speech.rest());
+            extend(&mut all, parser.rest());
             ways.push(all);
         }
         assert!(ways.iter().all(|way| *way == ways[0]), "{text:?}: {ways:?}");
@@ -280,7 +280,7 @@ mod tests {
         Part::Text(text.to_owned())
     }
 
-    fn thought(text: &str) -> Part {
+    fn reasoning(text: &str) -> Part {
         Part::Reasoning(text.to_owned())
     }
 
@@ -289,11 +289,11 @@ mod tests {
         let of = |source, prompt| move || OutputParser::new(ReasoningParser::of(source, prompt), None);
         let plain = of("</think>", "");
         assert_eq!(parts(plain, "Hello."), [text("Hello.")]);
-        assert_eq!(parts(plain, "<think>\nHm.\n</think>\n\nYes."), [thought("Hm."), text("Yes.")]);
-        assert_eq!(parts(plain, " <think>Hm"), [thought("Hm")]);
+        assert_eq!(parts(plain, "<think>\nHm.\n</think>\n\nYes."), [reasoning("Hm."), text("Yes.")]);
+        assert_eq!(parts(plain, " <think>Hm"), [reasoning("Hm")]);
         assert_eq!(parts(plain, "a <think> b"), [text("a <think> b")]);
         assert_eq!(parts(plain, "<thin air"), [text("<thin air")]);
-        assert_eq!(parts(of("</think>", "<think>\n"), "Hm.</think>Yes."), [thought("Hm."), text("Yes.")]);
+        assert_eq!(parts(of("</think>", "<think>\n"), "Hm.</think>Yes."), [reasoning("Hm."), text("Yes.")]);
         assert_eq!(parts(of("", ""), "<think>x</think>"), [text("<think>x</think>")]);
     }
 
@@ -305,7 +305,7 @@ mod tests {
             move || OutputParser::new(ReasoningParser::of("</think>", ""), Some((format, tools.clone())))
         };
         let call = |arguments: &str| vec![Part::Call("f".to_owned()), Part::Arguments(arguments.to_owned())];
-        let said = |said: &str| vec![text(said)];
+        let content = |content: &str| vec![text(content)];
         let hermes = of("");
         let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         let plain = "{\n \"name\": \"f\",\n \"arguments\": {}\n}";
@@ -314,11 +314,11 @@ mod tests {
             (one.to_owned(), vec![made.clone()]),
             (
                 format!("<think>Hm</think>Let me see.\n{one}\n{one}"),
-                vec![vec![thought("Hm")], said("Let me see."), made.clone(), made.clone()],
+                vec![vec![reasoning("Hm")], content("Let me see."), made.clone(), made.clone()],
             ),
-            (format!("{one}\nDone. {one}\n"), vec![made.clone(), said("Done."), made.clone()]),
-            ("a < b, a <tool".to_owned(), vec![said("a < b, a <tool")]),
-            ("<tool_call>\n{\"name\":".to_owned(), vec![said("<tool_call>\n{\"name\":")]),
+            (format!("{one}\nDone. {one}\n"), vec![made.clone(), content("Done."), made.clone()]),
+            ("a < b, a <tool".to_owned(), vec![content("a < b, a <tool")]),
+            ("<tool_call>\n{\"name\":".to_owned(), vec![content("<tool_call>\n{\"name\":")]),
             // A truncated call has its arguments so far.
             (one[..45].to_owned(), vec![call("{\"a\": ")]),
             (one[..30].to_owned(), vec![vec![Part::Call("f".to_owned())]]),
@@ -328,23 +328,23 @@ mod tests {
             (format!("```json\n[{plain}, {plain}]\n```"), vec![call("{}"), call("{}")]),
             (
                 format!("Sure.\n```\n{plain}\n```\n\n```\n{plain}\n```\nDone."),
-                vec![said("Sure.\n"), call("{}"), call("{}"), said("Done.")],
+                vec![content("Sure.\n"), call("{}"), call("{}"), content("Done.")],
             ),
-            (format!("Sure.\n{one}"), vec![said("Sure."), made.clone()]),
+            (format!("Sure.\n{one}"), vec![content("Sure."), made.clone()]),
             (format!("{{{plain}}}"), vec![call("{}")]),
-            (format!("```json\n{{{plain}}}\n```\nDone."), vec![call("{}"), said("Done.")]),
+            (format!("```json\n{{{plain}}}\n```\nDone."), vec![call("{}"), content("Done.")]),
             (format!("{{{plain}}}\n{{{plain}}}"), vec![call("{}"), call("{}")]),
             (format!("<tool_call>\n{{{plain}}}\n</tool_call>"), vec![call("{}")]),
             (format!("{{{plain}"), vec![call("{}")]),
-            ("{{ name }}".to_owned(), vec![said("{{ name }}")]),
-            ("{\"name\": \"g\"}".to_owned(), vec![said("{\"name\": \"g\"}")]),
+            ("{{ name }}".to_owned(), vec![content("{{ name }}")]),
+            ("{\"name\": \"g\"}".to_owned(), vec![content("{\"name\": \"g\"}")]),
             ("{\"name\": \"f\", \"arguments\": {\"a".to_owned(), vec![call("{\"a")]),
         ] {
             assert_eq!(parts(&hermes, &written), expected.concat(), "{written}");
         }
         let llama = of("\"parameters\": dictionary of argument name and its value");
         assert_eq!(parts(&llama, "{\"name\": \"f\", \"parameters\": {}}"), call("{}"));
-        assert_eq!(parts(&llama, "It is {\"name\": \"f\"}"), said("It is {\"name\": \"f\"}"));
+        assert_eq!(parts(&llama, "It is {\"name\": \"f\"}"), content("It is {\"name\": \"f\"}"));
         let mistral = of("[TOOL_CALLS]");
         let list = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]";
         assert_eq!(parts(&mistral, list), [call("{}"), call("{}")].concat());

@@ -206,7 +206,7 @@ impl Format {
 
     /// Returns the Lark grammar of an answer that is either a JSON value of this schema or calls of
     /// these tools.
-    pub fn grammar_beside(
+    pub fn grammar_or_value(
         &self,
         tools: &[Tool],
         parallel: bool,
@@ -326,8 +326,8 @@ fn whole(schema: &Value, parameters: &Value) -> Value {
     let mut schema = schema.clone();
     for _ in 0..MAX_REFERENCES {
         let path = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
-        let Some(meant) = path.and_then(|path| parameters.pointer(path)) else { break };
-        schema = meant.clone();
+        let Some(target) = path.and_then(|path| parameters.pointer(path)) else { break };
+        schema = target.clone();
     }
     if let Some(fields) = schema.as_object_mut() {
         for (name, defined) in DEFINITIONS.iter().filter_map(|name| Some((name, parameters.get(name)?))) {
@@ -433,7 +433,7 @@ mod tests {
             let format = format_of(&source);
             assert_eq!(format.name, name, "{file}");
             let template = ChatTemplate::new(&source, "<s>", "</s>").unwrap();
-            let said = |arguments: Value| {
+            let render = |arguments: Value| {
                 let call = json!({ "id": "123456789", "type": "function", "function": { "name": "get_weather", "arguments": arguments } });
                 let messages = [
                     json!({ "role": "user", "content": "What is the weather?" }),
@@ -444,9 +444,9 @@ mod tests {
             };
             let arguments = json!({ "city": "New York", "days": 3 });
             // Some templates expect the arguments as a string.
-            let mut text = said(arguments.clone());
+            let mut text = render(arguments.clone());
             if name == "deepseek r1" || name == "deepseek" {
-                text = said(json!(arguments.to_string()));
+                text = render(json!(arguments.to_string()));
             }
             let text = text.unwrap_or_else(|error| panic!("{file}: {error}"));
             let turn = &text[text.rfind("weather?").unwrap()..];

@@ -2,19 +2,19 @@
 
 /** Returns the options of a request by the current settings. Without a seed a random one is set
     here, so that an answer from another cache samples the same way. */
-function wanted() {
-  const asked = {};
+function requestOptions() {
+  const options = {};
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
-    if (settings[name] !== '' && Number.isFinite(+settings[name])) asked[name] = +settings[name];
+    if (settings[name] !== '' && Number.isFinite(+settings[name])) options[name] = +settings[name];
   }
-  asked.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
-  if (settings.system.trim()) asked.system = settings.system;
-  if (settings.kv) asked.kv_type = settings.kv;
-  return asked;
+  options.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+  if (settings.system.trim()) options.system = settings.system;
+  if (settings.kv) options.kv_type = settings.kv;
+  return options;
 }
 
-const typeName = asked => {
-  const [k, v = k] = asked.kv_type ? asked.kv_type.split('/') : server.types;
+const typeName = options => {
+  const [k, v = k] = options.kv_type ? options.kv_type.split('/') : server.types;
   return k === v ? k : `${k}/${v}`;
 };
 
@@ -24,33 +24,33 @@ const typeName = asked => {
 const runs = new Map();
 
 /** Starts an answer, which continues asynchronously. */
-function answer(talk, user, asked) {
-  const node = talk.add(user, { role: 'assistant', thought: '', end: '', asked, stats: { type: typeName(asked) ?? '' } });
-  runs.set(node.id, { talk, abort: new AbortController(), progress: null, n: 0, since: 0 });
-  touch(talk);
-  listen(node, runs.get(node.id), talk.messages(user, asked.system));
+function answer(conversation, user, options) {
+  const node = conversation.add(user, { role: 'assistant', thought: '', end: '', asked: options, stats: { type: typeName(options) ?? '' } });
+  runs.set(node.id, { conversation, abort: new AbortController(), progress: null, n: 0, since: 0 });
+  markUpdated(conversation);
+  runRequest(node, runs.get(node.id), conversation.messages(user, options.system));
   return node;
 }
 
-async function listen(node, run, messages) {
+async function runRequest(node, run, messages) {
   try {
-    for await (const chunk of ask(messages, node.asked, run.abort.signal)) take(node, run, chunk);
+    for await (const chunk of ask(messages, node.asked, run.abort.signal)) applyChunk(node, run, chunk);
     if (!node.end) throw new Error('the connection ended before the answer did');
   } catch (error) {
     node.end = run.abort.signal.aborted ? 'stopped' : 'error';
     if (node.end === 'error') node.error = why(error);
   }
   runs.delete(node.id);
-  touch(run.talk);
+  markUpdated(run.conversation);
   showList();
   poll();
-  if (run.talk !== current) return;
+  if (run.conversation !== current) return;
   paint(node.id);
   paintRest();
-  say(node.error ? `Error: ${node.error}` : `Answer: ${split(node).text}`);
+  announce(node.error ? `Error: ${node.error}` : `Answer: ${splitReasoning(node).text}`);
 }
 
-function take(node, run, chunk) {
+function applyChunk(node, run, chunk) {
   if (chunk.error) throw new Error(chunk.error.message ?? 'the server reports an error');
   const [choice] = chunk.choices ?? [];
   if (chunk.prompt_progress) run.progress = chunk.prompt_progress;
@@ -59,7 +59,7 @@ function take(node, run, chunk) {
     node.text += choice.delta.content ?? '';
     run.since ||= performance.now();
     run.n++;
-    keepSoon(run.talk);
+    saveSoon(run.conversation);
   }
   if (choice?.finish_reason) node.end = choice.finish_reason;
   const { stats } = node, { kv, timings, usage } = chunk;
@@ -76,40 +76,40 @@ function take(node, run, chunk) {
 
 /** Splits output into reasoning and text: some models write both tags around their reasoning, some
     only the closing one. */
-function split({ thought = '', text }) {
+function splitReasoning({ thought = '', text }) {
   const found = /^\s*(?:<think>)?([^]*?)(?:<\/think>\s*|$)/.exec(text);
-  const isThought = /^\s*<think>/.test(text) || text.includes('</think>');
-  return isThought ? { thought: thought + found[1].trim(), text: text.slice(found[0].length) } : { thought, text };
+  const isReasoning = /^\s*<think>/.test(text) || text.includes('</think>');
+  return isReasoning ? { thought: thought + found[1].trim(), text: text.slice(found[0].length) } : { thought, text };
 }
 
 function send(text) {
-  talks.set(current.id, current);
+  conversations.set(current.id, current);
   current.title ||= text.trim().split('\n')[0].slice(0, 60);
   const last = current.path().at(-1) ?? current.root;
   // Roles alternate: an unanswered message is replaced by the new one, and remains as its sibling.
-  speak(current, last.role === 'user' ? current.parent(last) : last, text);
+  sendUserMessage(current, last.role === 'user' ? current.parent(last) : last, text);
 }
 
-function speak(talk, parent, text) {
-  const user = talk.add(parent, { role: 'user', text });
+function sendUserMessage(conversation, parent, text) {
+  const user = conversation.add(parent, { role: 'user', text });
   [parent.pick, parent.beside] = [user.id, []];
-  answer(talk, user, wanted());
+  answer(conversation, user, requestOptions());
   showList();
   show(true);
 }
 
-function again(talk, node, inType) {
-  const user = talk.parent(node);
-  const { id } = answer(talk, user, inType ? { ...node.asked, kv_type: inType } : wanted());
-  repick(talk, user, inType ? [user.pick, ...user.beside, id] : [id]);
+function regenerate(conversation, node, inType) {
+  const user = conversation.parent(node);
+  const { id } = answer(conversation, user, inType ? { ...node.asked, kv_type: inType } : requestOptions());
+  selectVersions(conversation, user, inType ? [user.pick, ...user.beside, id] : [id]);
   const { root } = views.get(id);
   (root.closest('.beside') ?? root).scrollIntoView({ block: inType ? 'start' : 'nearest' });
 }
 
-const isBusy = () => [...runs.values()].some(run => run.talk === current);
+const isBusy = () => [...runs.values()].some(run => run.conversation === current);
 
 function stop() {
-  for (const run of runs.values()) if (run.talk === current) run.abort.abort();
+  for (const run of runs.values()) if (run.conversation === current) run.abort.abort();
 }
 
 /* ---- The view of a message ---- */
@@ -118,40 +118,40 @@ function stop() {
 const views = new Map();
 
 /** Selects the first of the children and shows the others beside it. */
-function repick(talk, parent, kids) {
-  [parent.pick, ...parent.beside] = kids;
-  keepTalk(talk);
+function selectVersions(conversation, parent, children) {
+  [parent.pick, ...parent.beside] = children;
+  saveConversation(conversation);
   show();
 }
 
-function steps(talk, node) {
-  const { kids } = talk.parent(node);
-  if (kids.length < 2) return null;
-  const at = kids.indexOf(node.id);
+function versionButtons(conversation, node) {
+  const { children } = conversation.parent(node);
+  if (children.length < 2) return null;
+  const at = children.indexOf(node.id);
   const go = (to, side) => {
-    repick(talk, talk.parent(node), [kids[to]]);
+    selectVersions(conversation, conversation.parent(node), [children[to]]);
     // The focus stays on the arrow, or moves to the other one at the first or last version.
-    const step = views.get(kids[to]).root.querySelectorAll('.step button');
+    const step = views.get(children[to]).root.querySelectorAll('.step button');
     (step[side].disabled ? step[1 - side] : step[side]).focus();
   };
-  return el('span', { class: 'step', role: 'group', 'aria-label': `Version ${at + 1} of ${kids.length}` },
+  return el('span', { class: 'step', role: 'group', 'aria-label': `Version ${at + 1} of ${children.length}` },
     iconButton('left', 'Version before', () => go(at - 1, 0), { disabled: at === 0 }),
-    `${at + 1}/${kids.length}`,
-    iconButton('right', 'Version after', () => go(at + 1, 1), { disabled: at === kids.length - 1 }));
+    `${at + 1}/${children.length}`,
+    iconButton('right', 'Version after', () => go(at + 1, 1), { disabled: at === children.length - 1 }));
 }
 
-function userView(talk, node) {
+function userView(conversation, node) {
   const tools = el('div', { class: 'tools' });
   const bubble = el('div', { class: 'bubble' }, node.text);
   const root = el('article', { class: 'user', 'aria-label': 'You' }, bubble, tools);
   const paint = () => {
     const copyButton = iconButton('copy', 'Copy', () => copy(node.text, copyButton));
-    tools.replaceChildren(...[steps(talk, node), copyButton, iconButton('pen', 'Edit', edit)].filter(Boolean));
+    tools.replaceChildren(...[versionButtons(conversation, node), copyButton, iconButton('pen', 'Edit', edit)].filter(Boolean));
   };
   const edit = () => root.replaceChildren(editor(node.text, text => {
     root.replaceChildren(bubble, tools);
     if (text === null) tools.lastChild.focus();
-    else speak(talk, talk.parent(node), text);
+    else sendUserMessage(conversation, conversation.parent(node), text);
   }));
   root.addEventListener('edit', edit);
   return { root, paint };
@@ -171,51 +171,51 @@ function editor(text, done) {
   return el('div', { class: 'edit' }, area, el('div', { class: 'row' }, ...buttons));
 }
 
-function answerView(talk, node) {
+function answerView(conversation, node) {
   const head = el('div', { class: 'head' });
-  const thoughts = el('div', { class: 'text' });
+  const reasoning = el('div', { class: 'text' });
   const summary = el('summary');
-  const folded = el('details', {}, summary, thoughts);
+  const details = el('details', {}, summary, reasoning);
   const text = el('div', { class: 'text' });
-  const under = el('div');
-  const root = el('article', { class: 'answer', 'aria-label': 'Kvant' }, head, folded, text, under);
+  const footer = el('div');
+  const root = el('article', { class: 'answer', 'aria-label': 'Kvant' }, head, details, text, footer);
   const paint = () => {
-    const run = runs.get(node.id), shown = split(node);
-    root.classList.toggle('busy', !!run && !!(shown.text || shown.thought));
+    const run = runs.get(node.id), output = splitReasoning(node);
+    root.classList.toggle('busy', !!run && !!(output.text || output.thought));
     root.ariaBusy = !!run;
-    folded.hidden = !shown.thought;
-    summary.textContent = run && !shown.text ? 'Thinking …' : 'Thoughts';
-    render(thoughts, shown.thought);
-    render(text, shown.text);
-    paintHead(talk, node, head, root);
-    under.replaceChildren(...underAnswer(talk, node, run, shown));
+    details.hidden = !output.thought;
+    summary.textContent = run && !output.text ? 'Thinking …' : 'Thoughts';
+    render(reasoning, output.thought);
+    render(text, output.text);
+    paintHead(conversation, node, head, root);
+    footer.replaceChildren(...answerFooter(conversation, node, run, output));
   };
   return { root, paint };
 }
 
 /** Paints the head of an answer that is shown beside others: its KV type, and whether the
     conversation continues from it. */
-function paintHead(talk, node, head, root) {
-  const user = talk.parent(node), isPicked = user.pick === node.id;
+function paintHead(conversation, node, head, root) {
+  const user = conversation.parent(node), isPicked = user.pick === node.id;
   head.hidden = !user.beside.length;
   root.classList.toggle('picked', isPicked && !head.hidden);
   if (head.hidden) return;
   const rest = [user.pick, ...user.beside].filter(id => id !== node.id);
-  const pick = () => repick(talk, user, [node.id, ...rest]);
-  const close = () => repick(talk, user, rest);
+  const pick = () => selectVersions(conversation, user, [node.id, ...rest]);
+  const close = () => selectVersions(conversation, user, rest);
   head.replaceChildren(node.stats?.type || 'answer', el('small', {}, node.stats?.bytes ? bytes(node.stats.bytes) : ''),
     isPicked ? el('span', { class: 'tag' }, 'goes on from here') : button('Go on from here', pick, { class: 'tag' }),
     iconButton('close', 'Put aside', close));
 }
 
-function underAnswer(talk, node, run, shown) {
+function answerFooter(conversation, node, run, output) {
   if (run) return [running(node, run)];
   const failed = node.error && el('p', { class: 'wrong', role: 'alert' }, node.error);
-  const copyButton = iconButton('copy', 'Copy', () => copy(shown.text, copyButton));
-  const besideButton = button('Again in …', () => chooseType(besideButton, type => again(talk, node, type)),
+  const copyButton = iconButton('copy', 'Copy', () => copy(output.text, copyButton));
+  const besideButton = button('Again in …', () => chooseType(besideButton, type => regenerate(conversation, node, type)),
     { class: 'icon', title: 'Answer again in another KV type' }, icon('beside'));
-  const tools = el('div', { class: 'tools' }, talk.parent(node).beside.length ? null : steps(talk, node),
-    copyButton, iconButton('again', 'Answer again', () => again(talk, node)), besideButton);
+  const tools = el('div', { class: 'tools' }, conversation.parent(node).beside.length ? null : versionButtons(conversation, node),
+    copyButton, iconButton('again', 'Answer again', () => regenerate(conversation, node)), besideButton);
   return [failed, cost(node), tools].filter(Boolean);
 }
 
@@ -225,8 +225,8 @@ function running(node, { progress, n, since }) {
     return el('p', { class: 'cost' }, `${plural(n, 'token')}${seconds > .5 ? ` · ${rate(n / seconds)}` : ''}`);
   }
   const { total = 0, cache = 0, processed = 0 } = progress ?? {};
-  const told = total ? `Reads ${count(processed)} of ${plural(total, 'token')}${cache ? `, ${count(cache)} were cached` : ''}` : server.waits;
-  return el('div', { class: 'reading' }, el('progress', total ? { max: total, value: processed, 'aria-label': 'Reading the prompt' } : { 'aria-label': 'Waiting' }), told);
+  const status = total ? `Reads ${count(processed)} of ${plural(total, 'token')}${cache ? `, ${count(cache)} were cached` : ''}` : server.waitingLabel;
+  return el('div', { class: 'reading' }, el('progress', total ? { max: total, value: processed, 'aria-label': 'Reading the prompt' } : { 'aria-label': 'Waiting' }), status);
 }
 
 const ENDS = { stopped: 'stopped', length: 'cut at the token limit' };

@@ -6,20 +6,20 @@
 class Conversation {
   constructor({ id = newId(), title = '', created = Date.now(), updated = created } = {}) {
     Object.assign(this, { id, title, created, updated });
-    this.root = { id: '', kids: [], pick: '', beside: [] };
+    this.root = { id: '', children: [], pick: '', beside: [] };
     this.nodes = new Map([['', this.root]]);
   }
 
   add(parent, fields) {
-    const node = { id: newId(), parent: parent.id, text: '', at: Date.now(), ...fields, kids: [], pick: '', beside: [] };
+    const node = { id: newId(), parent: parent.id, text: '', at: Date.now(), ...fields, children: [], pick: '', beside: [] };
     this.nodes.set(node.id, node);
-    parent.kids.push(node.id);
+    parent.children.push(node.id);
     if (!parent.pick) parent.pick = node.id;
     return node;
   }
 
   parent(node) { return this.nodes.get(node.parent); }
-  kids(node) { return node.kids.map(id => this.nodes.get(id)); }
+  children(node) { return node.children.map(id => this.nodes.get(id)); }
 
   /** Returns the nodes that are shown, in order. */
   path() {
@@ -39,7 +39,7 @@ class Conversation {
 
   toJSON() {
     const { id, title, created, updated, root } = this;
-    const nodes = [...this.nodes.values()].slice(1).map(({ kids, beside, ...node }) => ({ ...node, ...(beside.length && { beside }) }));
+    const nodes = [...this.nodes.values()].slice(1).map(({ children, beside, ...node }) => ({ ...node, ...(beside.length && { beside }) }));
     return { id, title, created, updated, pick: root.pick, nodes };
   }
 
@@ -47,14 +47,14 @@ class Conversation {
   static from(json) {
     const given = typed(json, 'id title', 'created updated');
     if (!/^[\w-]{1,64}$/.test(given.id ?? '') || !Array.isArray(json.nodes)) throw new Error('a conversation has an id and nodes');
-    const talk = new Conversation(given);
-    for (const node of json.nodes) talk.read(node);
+    const conversation = new Conversation(given);
+    for (const node of json.nodes) conversation.read(node);
     for (const node of [json, ...json.nodes]) {
-      const here = talk.nodes.get(node === json ? '' : node.id);
-      if (here.kids.includes(node.pick)) here.pick = node.pick;
-      if (Array.isArray(node.beside)) here.beside = node.beside.filter(id => here.kids.includes(id) && id !== here.pick);
+      const here = conversation.nodes.get(node === json ? '' : node.id);
+      if (here.children.includes(node.pick)) here.pick = node.pick;
+      if (Array.isArray(node.beside)) here.beside = node.beside.filter(id => here.children.includes(id) && id !== here.pick);
     }
-    return talk;
+    return conversation;
   }
 
   read(json) {
@@ -77,15 +77,15 @@ function typed(object, texts, numbers = '') {
 /* ---- Storage: one key per conversation, so that windows do not overwrite each other ---- */
 
 const KEY = 'kvant.talk.';
-const talks = new Map();
+const conversations = new Map();
 const settings = { temperature: '', top_p: '', max_tokens: '', seed: '', system: '', key: '', theme: '', kv: '' };
 let current = new Conversation();
 
-function recall(key, otherwise) {
+function load(key, otherwise) {
   try { return JSON.parse(localStorage.getItem(key)) ?? otherwise; } catch { return otherwise; }
 }
 
-function keep(key, value) {
+function save(key, value) {
   try {
     localStorage.setItem(key, JSON.stringify(value));
   } catch {
@@ -93,28 +93,28 @@ function keep(key, value) {
   }
 }
 
-function keepTalk(talk) {
-  if (talks.has(talk.id)) keep(KEY + talk.id, talk);
+function saveConversation(conversation) {
+  if (conversations.has(conversation.id)) save(KEY + conversation.id, conversation);
 }
 
-function touch(talk) {
-  talk.updated = Date.now();
-  keepTalk(talk);
+function markUpdated(conversation) {
+  conversation.updated = Date.now();
+  saveConversation(conversation);
 }
 
 /** Saves a growing conversation at most once a second. */
-function keepSoon(talk) {
-  talk.due ||= setTimeout(() => { talk.due = 0; keepTalk(talk); }, 1000);
+function saveSoon(conversation) {
+  conversation.due ||= setTimeout(() => { conversation.due = 0; saveConversation(conversation); }, 1000);
 }
 
-function loadTalk(key) {
+function loadConversation(key) {
   try {
-    const talk = Conversation.from(recall(key));
+    const conversation = Conversation.from(load(key));
     // An answer without a request was interrupted.
-    for (const node of talk.nodes.values()) {
+    for (const node of conversation.nodes.values()) {
       if (node.role === 'assistant') node.end ||= 'stopped';
     }
-    talks.set(talk.id, talk);
+    conversations.set(conversation.id, conversation);
   } catch { /* Of another program or version: it is left as it is. */ }
 }
 
@@ -122,30 +122,30 @@ function loadTalk(key) {
     */
 function changedElsewhere({ key, newValue }) {
   const id = key?.startsWith(KEY) && key.slice(KEY.length);
-  if (!id || [...runs.values()].some(run => run.talk.id === id)) return;
-  newValue ? loadTalk(key) : talks.delete(id);
-  if (id === current.id) open(talks.get(id) ?? new Conversation(), false);
+  if (!id || [...runs.values()].some(run => run.conversation.id === id)) return;
+  newValue ? loadConversation(key) : conversations.delete(id);
+  if (id === current.id) open(conversations.get(id) ?? new Conversation(), false);
   showList();
 }
 
-function exportTalks(some, name) {
-  const text = JSON.stringify({ format: 'kvant-conversations', version: 1, conversations: some }, null, 1);
+function exportConversations(selected, name) {
+  const text = JSON.stringify({ format: 'kvant-conversations', version: 1, conversations: selected }, null, 1);
   const href = URL.createObjectURL(new Blob([text], { type: 'application/json' }));
   el('a', { href, download: `${name.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40) || 'conversation'}.json` }).click();
   setTimeout(() => URL.revokeObjectURL(href), 10000);
 }
 
-const exportAll = () => exportTalks([...talks.values()], 'kvant-conversations');
+const exportAll = () => exportConversations([...conversations.values()], 'kvant-conversations');
 
 /** Imports a conversation. An identical one is skipped; a different one with the same id gets a new
     id. */
-function importTalk(talk) {
-  const here = talks.get(talk.id);
-  if (here && JSON.stringify(Conversation.from(here.toJSON())) === JSON.stringify(talk)) return here;
-  if (here) talk.id = newId();
-  talks.set(talk.id, talk);
-  keepTalk(talk);
-  return talk;
+function importConversation(conversation) {
+  const existing = conversations.get(conversation.id);
+  if (existing && JSON.stringify(Conversation.from(existing.toJSON())) === JSON.stringify(conversation)) return existing;
+  if (existing) conversation.id = newId();
+  conversations.set(conversation.id, conversation);
+  saveConversation(conversation);
+  return conversation;
 }
 
 async function importFiles(files) {
@@ -153,7 +153,7 @@ async function importFiles(files) {
     try {
       const { format, conversations } = JSON.parse(await file.text());
       if (format !== 'kvant-conversations' || !Array.isArray(conversations)) throw new Error('no conversations of Kvant');
-      const read = conversations.map(Conversation.from).map(importTalk);
+      const read = conversations.map(Conversation.from).map(importConversation);
       if (read.length) open(read[0]);
       notice(`${plural(read.length, 'conversation')} imported.`);
     } catch (error) {

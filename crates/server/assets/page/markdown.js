@@ -23,16 +23,16 @@ function inline(text) {
   for (const match of text.matchAll(INLINE)) {
     plain += text.slice(at, match.index);
     at = match.index + match[0].length;
-    const made = piece(match);
-    if (typeof made === 'string') plain += made;
-    else { flush(); out.push(made); }
+    const node = inlineNode(match);
+    if (typeof node === 'string') plain += node;
+    else { flush(); out.push(node); }
   }
   plain += text.slice(at);
   flush();
   return out;
 }
 
-function piece({ 0: whole, groups: g }) {
+function inlineNode({ 0: whole, groups: g }) {
   if (g.escaped) return g.escaped;
   if (g.code) return el('code', {}, g.code.replace(/^ (.+) $/, '$1'));
   if (g.label !== undefined) return link(g.href, g.label ? inline(g.label) : [g.href], whole);
@@ -121,8 +121,8 @@ function paragraph(lines, at) {
   return { end, build: () => el('p', {}, inline(lines.slice(at, end).map(line => line.trim()).join('\n'))) };
 }
 
-const TAKERS = [fence, heading, rule, quote, table, list];
-const startsBlock = (lines, at) => TAKERS.some(take => take(lines, at));
+const BLOCK_PARSERS = [fence, heading, rule, quote, table, list];
+const startsBlock = (lines, at) => BLOCK_PARSERS.some(parse => parse(lines, at));
 
 /** Source of each block: while an answer grows, all blocks but the last are retained, and with them
     a selection. */
@@ -135,15 +135,15 @@ function render(into, text) {
   for (let at = 0; at < lines.length;) {
     if (isBlank(lines[at])) { at++; continue; }
     // Limits the nesting of quotes.
-    const block = depth < 9 && TAKERS.reduce((found, take) => found || take(lines, at), null) || paragraph(lines, at);
+    const block = depth < 9 && BLOCK_PARSERS.reduce((found, parse) => found || parse(lines, at), null) || paragraph(lines, at);
     const source = lines.slice(at, block.end).join('\n');
     if (!old || built.get(old) !== source) {
       depth++;
-      const made = block.build();
+      const node = block.build();
       depth--;
-      built.set(made, source);
-      old ? old.replaceWith(made) : into.append(made);
-      old = made;
+      built.set(node, source);
+      old ? old.replaceWith(node) : into.append(node);
+      old = node;
     }
     old = old.nextSibling;
     at = block.end;

@@ -6,9 +6,9 @@ const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
 
 function view(node) {
   if (!views.has(node.id)) views.set(node.id, (node.role === 'user' ? userView : answerView)(current, node));
-  const made = views.get(node.id);
-  made.paint();
-  return made.root;
+  const nodeView = views.get(node.id);
+  nodeView.paint();
+  return nodeView.root;
 }
 
 function show(goesToEnd = false) {
@@ -16,16 +16,16 @@ function show(goesToEnd = false) {
     const { beside } = current.parent(node);
     return beside.length ? sideBySide(current.parent(node)) : view(node);
   });
-  $('thread').replaceChildren(...(shown.length ? shown : [hello()]));
+  $('thread').replaceChildren(...(shown.length ? shown : [welcome()]));
   if (goesToEnd) toEnd();
   paintRest();
 }
 
 function sideBySide(user) {
-  const nodes = current.kids(user).filter(kid => kid.id === user.pick || user.beside.includes(kid.id));
-  const told = el('p', { class: 'agree' });
-  const root = el('section', { class: 'beside', 'aria-label': 'Answers side by side' }, told, el('div', {}, ...nodes.map(view)));
-  views.set(`${user.id} beside`, { root, paint: () => { told.textContent = agreement(nodes); } });
+  const nodes = current.children(user).filter(child => child.id === user.pick || user.beside.includes(child.id));
+  const label = el('p', { class: 'agree' });
+  const root = el('section', { class: 'beside', 'aria-label': 'Answers side by side' }, label, el('div', {}, ...nodes.map(view)));
+  views.set(`${user.id} beside`, { root, paint: () => { label.textContent = agreement(nodes); } });
   views.get(`${user.id} beside`).paint();
   return root;
 }
@@ -34,12 +34,12 @@ function sideBySide(user) {
 function agreement(nodes) {
   if (nodes.some(node => !node.end || node.error)) return '';
   const [first, ...others] = nodes.map(node => node.text.trim().split(/\s+/));
-  const least = Math.min(...others.map(words => first.findIndex((word, i) => word !== words[i])).map(at => at < 0 ? first.length : at));
+  const commonWords = Math.min(...others.map(words => first.findIndex((word, i) => word !== words[i])).map(at => at < 0 ? first.length : at));
   if (others.every(words => words.join() === first.join())) return 'Word for word the same.';
-  return `${least ? `The same for the first ${plural(least, 'word')}` : 'Different from the first word'}.`;
+  return `${commonWords ? `The same for the first ${plural(commonWords, 'word')}` : 'Different from the first word'}.`;
 }
 
-function hello() {
+function welcome() {
   const tries = ['What is the capital of France?', 'Tell me a story'];
   const types = typeName({});
   return el('div', { class: 'hello' }, el('h3', {}, 'What shall we talk about?'),
@@ -49,15 +49,15 @@ function hello() {
 }
 
 function paint(id) {
-  const made = views.get(id);
-  if (!made) return;
-  made.paint();
+  const nodeView = views.get(id);
+  if (!nodeView) return;
+  nodeView.paint();
   views.get(`${current.nodes.get(id)?.parent} beside`)?.paint();
 }
 
 function paintRest() {
   const title = current.title || 'New conversation', busy = isBusy();
-  tell('title', title);
+  setText('title', title);
   document.title = current.title ? `${title} · Kvant` : 'Kvant';
   $('send').ariaLabel = busy ? 'Stop' : 'Send';
   draw($('send').firstChild, busy ? 'stop' : 'send');
@@ -65,20 +65,20 @@ function paintRest() {
   const last = current.path().findLast(node => node.stats?.prompt);
   // The last generated token has not been fed.
   const used = last ? Math.min(last.stats.prompt + (last.stats.said ?? 0), server.room) : 0;
-  tell('room', server.room ? `${count(used)} / ${count(server.room)} tokens` : '');
+  setText('room', server.room ? `${count(used)} / ${count(server.room)} tokens` : '');
   if (last) {
-    tell('m-rate', rate(last.stats.rate ?? 0));
-    tell('m-read', rate(last.stats.read ?? 0));
-    tell('m-cached', `${count(last.stats.cached)} of ${count(last.stats.prompt)}`);
+    setText('m-rate', rate(last.stats.rate ?? 0));
+    setText('m-read', rate(last.stats.read ?? 0));
+    setText('m-cached', `${count(last.stats.cached)} of ${count(last.stats.prompt)}`);
   }
 }
 
 /* ---- The list of conversations ---- */
 
-function open(talk, focus = true) {
-  current = talk;
+function open(conversation, focus = true) {
+  current = conversation;
   views.clear();
-  keep('kvant.open', talk.id);
+  save('kvant.open', conversation.id);
   document.body.classList.remove('open');
   $('menu').ariaExpanded = false;
   showList();
@@ -87,24 +87,24 @@ function open(talk, focus = true) {
 }
 
 function showList() {
-  const sorted = [...talks.values()].sort((a, b) => b.updated - a.updated);
+  const sorted = [...conversations.values()].sort((a, b) => b.updated - a.updated);
   $('list').replaceChildren(...sorted.map(entry));
 }
 
-function entry(talk) {
-  const title = talk.title || 'Untitled';
+function entry(conversation) {
+  const title = conversation.title || 'Untitled';
   const item = el('li', {},
-    button(title, () => open(talk), { class: 'cut', 'aria-current': talk === current && 'true', title }),
-    iconButton('pen', `Rename: ${title}`, () => rename(talk, item)),
-    iconButton('out', `Export: ${title}`, () => exportTalks([talk], title)),
-    iconButton('bin', `Delete: ${title}`, () => remove(talk)));
+    button(title, () => open(conversation), { class: 'cut', 'aria-current': conversation === current && 'true', title }),
+    iconButton('pen', `Rename: ${title}`, () => rename(conversation, item)),
+    iconButton('out', `Export: ${title}`, () => exportConversations([conversation], title)),
+    iconButton('bin', `Delete: ${title}`, () => remove(conversation)));
   return item;
 }
 
-function rename(talk, item) {
+function rename(conversation, item) {
   const done = () => {
-    talk.title = input.value.trim() || talk.title;
-    keepTalk(talk);
+    conversation.title = input.value.trim() || conversation.title;
+    saveConversation(conversation);
     showList();
     paintRest();
   };
@@ -112,21 +112,21 @@ function rename(talk, item) {
     if (event.key === 'Escape') { event.stopPropagation(); input.value = ''; }
     if (/^(Escape|Enter)$/.test(event.key)) input.blur();
   } });
-  input.value = talk.title;
+  input.value = conversation.title;
   item.replaceChildren(input);
   input.select();
 }
 
-function remove(talk) {
-  for (const run of runs.values()) if (run.talk === talk) run.abort.abort();
-  talks.delete(talk.id);
-  localStorage.removeItem(KEY + talk.id);
-  if (talk === current) open(new Conversation(), false);
+function remove(conversation) {
+  for (const run of runs.values()) if (run.conversation === conversation) run.abort.abort();
+  conversations.delete(conversation.id);
+  localStorage.removeItem(KEY + conversation.id);
+  if (conversation === current) open(new Conversation(), false);
   showList();
-  notice(`Deleted: ${talk.title}`, 'Undo', () => {
-    talks.set(talk.id, talk);
-    keepTalk(talk);
-    open(talk);
+  notice(`Deleted: ${conversation.title}`, 'Undo', () => {
+    conversations.set(conversation.id, conversation);
+    saveConversation(conversation);
+    open(conversation);
   });
 }
 
@@ -149,8 +149,8 @@ function buildTypes() {
   const item = type => button(type, () => { $('types').hidePopover(); chosen(type); });
   $('types').lastElementChild.append(...TYPES.map(item));
   const option = type => el('option', { value: type }, type);
-  $('kv').append(el('option', { value: '' }, server.unsaid), ...TYPES.map(option));
-  $('kv').addEventListener('change', () => { settings.kv = $('kv').value; keep('kvant.settings', settings); });
+  $('kv').append(el('option', { value: '' }, server.defaultLabel), ...TYPES.map(option));
+  $('kv').addEventListener('change', () => { settings.kv = $('kv').value; save('kvant.settings', settings); });
 }
 
 /* ---- The meter: size of all caches of the server, once a second while the page is visible ---- */
@@ -160,11 +160,11 @@ async function poll() {
   if (document.hidden) return;
   try {
     meter(await get('kv'));
-    if (!server.room) await meet();
+    if (!server.room) await loadModelInfo();
   } catch (error) {
     server.room = 0; // The server may return with another model.
     $('meter').classList.add('off');
-    tell('m-saved', why(error));
+    setText('m-saved', why(error));
   }
   clearTimeout(poll.timer);
   poll.timer = setTimeout(poll, 1000);
@@ -183,23 +183,23 @@ function meter(kv) {
     $(`m-${name}`).textContent = `${name} ${bytes(n)}`;
   }
   $('meter').classList.remove('off');
-  tell('m-type', typeName({}));
-  tell('m-bytes', bytes(kv.bytes));
+  setText('m-type', typeName({}));
+  setText('m-bytes', bytes(kv.bytes));
   $('m-bytes').title = `${count(kv.bytes)} bytes of ${bytes(kv.budget)} that there is room for`;
-  tell('m-f16', f16 ? `${bytes(f16)}${kv.bytes ? ` · ${times(f16 / kv.bytes)}` : ''}` : '–');
+  setText('m-f16', f16 ? `${bytes(f16)}${kv.bytes ? ` · ${times(f16 / kv.bytes)}` : ''}` : '–');
   $('m-now').textContent = [[kv.running, 'run'], [kv.waiting, 'wait'], [kv.parked, 'parked'], [kv.idle, 'idle']]
     .filter(([n]) => n).map(([n, what]) => `${n} ${what}`).join(', ') || 'none';
   const away = kv.ram_bytes + kv.disk_bytes;
-  tell('m-saved', [kv.shared_bytes && `sharing saves ${bytes(kv.shared_bytes)}`, away && `parked ${bytes(away)}`].filter(Boolean).join(' · '));
+  setText('m-saved', [kv.shared_bytes && `sharing saves ${bytes(kv.shared_bytes)}`, away && `parked ${bytes(away)}`].filter(Boolean).join(' · '));
   $('m-saved').title = `parked: ${bytes(kv.ram_bytes)} in memory, ${bytes(kv.disk_bytes)} on disk`;
   Object.assign($('m-bar'), { ariaValueMax: Math.round(whole), ariaValueNow: kv.bytes, ariaValueText: `${bytes(kv.bytes)}; f16 would take ${bytes(f16)}` });
 }
 
-async function meet() {
+async function loadModelInfo() {
   const { id, meta } = (await get('v1/models')).data[0];
   server.room = meta.n_ctx;
   $('model').textContent = $('model').title = id;
-  $('kv').firstElementChild.textContent = `${typeName({})}, ${server.unsaid}`;
+  $('kv').firstElementChild.textContent = `${typeName({})}, ${server.defaultLabel}`;
   const { params } = (await get('props')).default_generation_settings;
   for (const name of ['temperature', 'top_p']) $('settings').querySelector(`[name=${name}]`).placeholder = +params[name].toFixed(3);
   if (!current.path().length) show();
@@ -217,17 +217,17 @@ function applyTheme() {
 function nextTheme() {
   settings.theme = THEMES[(THEMES.indexOf(settings.theme) + 1) % 3];
   applyTheme();
-  keep('kvant.settings', settings);
+  save('kvant.settings', settings);
   notice(`Colours: ${settings.theme || 'as the system'}`);
 }
 
 function wireSettings() {
-  Object.assign(settings, typed(recall('kvant.settings'), Object.keys(settings).join(' ')));
+  Object.assign(settings, typed(load('kvant.settings'), Object.keys(settings).join(' ')));
   for (const field of $('settings').querySelectorAll('[name]')) {
     field.value = settings[field.name];
     field.addEventListener('input', () => {
       settings[field.name] = field.value;
-      keep('kvant.settings', settings);
+      save('kvant.settings', settings);
     });
   }
   if (TYPES.includes(settings.kv)) $('kv').value = settings.kv;
@@ -244,7 +244,7 @@ const isEnter = event => event.key === 'Enter' && !event.shiftKey && !event.isCo
 
 function wireComposer() {
   const input = $('input');
-  const changed = () => { grow(input); paintRest(); keep('kvant.draft', input.value); };
+  const changed = () => { grow(input); paintRest(); save('kvant.draft', input.value); };
   const submit = () => {
     if (isBusy() || !input.value.trim()) return;
     const text = input.value;
@@ -252,7 +252,7 @@ function wireComposer() {
     changed();
     send(text);
   };
-  input.value = recall('kvant.draft', '');
+  input.value = load('kvant.draft', '');
   input.addEventListener('input', changed);
   input.addEventListener('keydown', event => {
     if (isEnter(event)) { event.preventDefault(); submit(); }
@@ -290,16 +290,16 @@ function wireKeys(drawer) {
 }
 
 function start() {
-  try { Object.keys(localStorage).filter(key => key.startsWith(KEY)).forEach(loadTalk); } catch { /* No local storage. */ }
+  try { Object.keys(localStorage).filter(key => key.startsWith(KEY)).forEach(loadConversation); } catch { /* No local storage. */ }
   for (const svg of document.querySelectorAll('[data-icon]')) draw(svg, svg.dataset.icon);
   buildTypes();
   wireSettings();
   wireComposer();
   wireKeys(wireList());
   document.addEventListener('visibilitychange', poll);
-  addEventListener('pagehide', () => runs.forEach(run => keepTalk(run.talk)));
+  addEventListener('pagehide', () => runs.forEach(run => saveConversation(run.conversation)));
   addEventListener('storage', changedElsewhere);
-  open(talks.get(recall('kvant.open')) ?? new Conversation(), matchMedia('(pointer: fine)').matches);
+  open(conversations.get(load('kvant.open')) ?? new Conversation(), matchMedia('(pointer: fine)').matches);
   grow($('input'));
   poll();
 }

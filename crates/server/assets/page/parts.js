@@ -5,7 +5,7 @@ const SVG = 'http://www.w3.org/2000/svg';
 
 /** Creates an element; a property whose name starts with "on" is an event listener, the others are
     attributes. */
-function el(tag, props = {}, ...kids) {
+function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
@@ -13,7 +13,7 @@ function el(tag, props = {}, ...kids) {
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
   // One by one: a call takes some 100,000 arguments at most, and an answer may have more pieces.
-  for (const kid of kids.flat()) if (kid != null && kid !== false) node.append(kid);
+  for (const child of children.flat()) if (child != null && child !== false) node.append(child);
   return node;
 }
 
@@ -36,7 +36,7 @@ function draw(svg, name) {
 
 const icon = name => draw(document.createElementNS(SVG, 'svg'), name);
 
-const button = (label, onclick, props, ...kids) => el('button', { type: 'button', onclick, ...props }, ...kids, label);
+const button = (label, onclick, props, ...children) => el('button', { type: 'button', onclick, ...props }, ...children, label);
 const iconButton = (name, label, onclick, props) => button('', onclick, { class: 'icon', title: label, 'aria-label': label, ...props }, icon(name));
 
 function bytes(n) {
@@ -69,13 +69,13 @@ async function copy(text, from) {
   const svg = from.querySelector('svg');
   draw(svg, 'tick');
   setTimeout(draw, 1200, svg, 'copy');
-  say('Copied.');
+  announce('Copied.');
 }
 
-const tell = (id, text) => { $(id).textContent = text; };
+const setText = (id, text) => { $(id).textContent = text; };
 
 /** Announces a text to screen readers. */
-const say = text => tell('live', text);
+const announce = text => setText('live', text);
 
 /** Shows a transient line, with an optional action. */
 function notice(text, label, action) {

@@ -3,7 +3,7 @@
    one with the same `server`, `why`, `get` and `ask`. */
 
 /** Properties of the server, once known, and its texts. */
-const server = { types: [], room: 0, about: '', waits: 'Waits for the server', unsaid: 'as served' };
+const server = { types: [], room: 0, about: '', waitingLabel: 'Waits for the server', defaultLabel: 'as served' };
 const headers = () => ({ 'Content-Type': 'application/json', ...(settings.key && { Authorization: `Bearer ${settings.key}` }) });
 
 async function refusal(response) {
@@ -22,8 +22,8 @@ async function get(path) {
 }
 
 /** Yields the chunks of an answer. */
-async function* ask(messages, { system, ...asked }, signal) {
-  const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...asked };
+async function* ask(messages, { system, ...options }, signal) {
+  const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...options };
   const response = await fetch('v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(body), signal });
   if (!response.ok) throw await refusal(response);
   let rest = '';

@@ -135,7 +135,7 @@ mod tests {
     struct Dice(u64);
 
     impl Dice {
-        fn throw(&mut self, n: usize) -> usize {
+        fn roll(&mut self, n: usize) -> usize {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 33) as usize % n
         }
@@ -146,7 +146,7 @@ mod tests {
     struct RouterModel(BTreeMap<(Medium, u64), (Option<u64>, Vec<u32>)>);
 
     impl RouterModel {
-        fn hear(&mut self, event: KvEvent) {
+        fn apply(&mut self, event: KvEvent) {
             match event {
                 KvEvent::Stored { blocks, mut parent, tokens, medium, .. } => {
                     assert_eq!(tokens.len(), blocks.len() * TOKENS_PER_BLOCK);
@@ -191,10 +191,10 @@ mod tests {
 
     /// Returns texts with many common prefixes, of whole blocks and a rest.
     fn text(dice: &mut Dice) -> Vec<u32> {
-        let n_blocks = dice.throw(5);
+        let n_blocks = dice.roll(5);
         let mut text: Vec<u32> =
-            (0..n_blocks).flat_map(|_| vec![dice.throw(2) as u32; TOKENS_PER_BLOCK]).collect();
-        text.resize(text.len() + dice.throw(TOKENS_PER_BLOCK), 7);
+            (0..n_blocks).flat_map(|_| vec![dice.roll(2) as u32; TOKENS_PER_BLOCK]).collect();
+        text.resize(text.len() + dice.roll(TOKENS_PER_BLOCK), 7);
         text
     }
 
@@ -210,26 +210,26 @@ mod tests {
             let (mut ledger, mut router) = (Ledger::default(), RouterModel::default());
             let mut holders: Vec<(Medium, Vec<u32>, Vec<u64>)> = Vec::new();
             for _ in 0..60 {
-                match dice.throw(5) {
+                match dice.roll(5) {
                     0 | 1 => {
-                        let medium = [Medium::Device, Medium::Ram, Medium::Disk][dice.throw(3)];
+                        let medium = [Medium::Device, Medium::Ram, Medium::Disk][dice.roll(3)];
                         let (text, mut held) = (text(&mut dice), Vec::new());
                         ledger.hold(medium, &root, &mut held, &text);
                         holders.push((medium, text, held));
                     }
                     2 if !holders.is_empty() => {
-                        let at = dice.throw(holders.len());
+                        let at = dice.roll(holders.len());
                         let more = text(&mut dice);
                         let (medium, text, held) = &mut holders[at];
                         text.extend(more);
                         ledger.hold(*medium, &root, held, text);
                     }
                     3 if !holders.is_empty() => {
-                        let (medium, _, held) = holders.swap_remove(dice.throw(holders.len()));
+                        let (medium, _, held) = holders.swap_remove(dice.roll(holders.len()));
                         ledger.release(medium, &held);
                     }
                     _ => {
-                        ledger.changes().into_iter().for_each(|event| router.hear(event));
+                        ledger.changes().into_iter().for_each(|event| router.apply(event));
                         let held = holders
                             .iter()
                             .flat_map(|(medium, text, _)| whole(text).map(|text| (*medium, text.to_vec())));
@@ -241,7 +241,7 @@ mod tests {
             for (medium, _, held) in holders {
                 ledger.release(medium, &held);
             }
-            ledger.changes().into_iter().for_each(|event| router.hear(event));
+            ledger.changes().into_iter().for_each(|event| router.apply(event));
             assert!(router.0.is_empty() && ledger.blocks.is_empty(), "seed {seed}");
         }
     }

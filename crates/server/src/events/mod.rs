@@ -72,9 +72,9 @@ type Sink = dyn Fn(Vec<KvEvent>) + Send + Sync;
 pub struct KvEventSink(Arc<Sink>);
 
 impl KvEventSink {
-    /// Creates a sink that calls `hear` with each batch of events.
-    pub fn new(hear: impl Fn(Vec<KvEvent>) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(hear))
+    /// Creates a sink that calls `send` with each batch of events.
+    pub fn new(send: impl Fn(Vec<KvEvent>) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(send))
     }
 }
 
@@ -100,13 +100,13 @@ pub(crate) struct Blocks(Option<Arc<Shared>>);
 impl Blocks {
     /// Starts without blocks. `stored` holds the cache options of requests that set none.
     pub fn new(sink: Option<KvEventSink>, stored: Arc<CacheSpec>) -> Self {
-        let told = sink.map(|sink| {
+        let shared = sink.map(|sink| {
             // A subscriber that remembers an earlier process discards its blocks.
             (sink.0)(vec![KvEvent::Cleared]);
             let usual = CacheKey { spec: stored, owner: None };
             Arc::new(Shared { ledger: Mutex::default(), sink, usual, secret: RandomState::new() })
         });
-        Self(told)
+        Self(shared)
     }
 
     /// Returns the cache key of requests that set no options.
@@ -144,9 +144,10 @@ impl Shared {
         hash.update(&owner.unwrap_or_default().to_le_bytes());
         let options = &kind.spec.options;
         let types = (*options != self.usual.spec.options).then(|| format!("{}/{}", options.k, options.v));
-        let strengths = kind.spec.lora_scales.as_ref().map(|strengths| format!("adapters {strengths:?}"));
+        let lora_scales =
+            kind.spec.lora_scales.as_ref().map(|lora_scales| format!("adapters {lora_scales:?}"));
         let owner = owner.map(|owner| format!("{owner:016x}"));
-        let extra: Vec<String> = owner.into_iter().chain(types).chain(strengths).collect();
+        let extra: Vec<String> = owner.into_iter().chain(types).chain(lora_scales).collect();
         KeySeed { seed: hash.digest(), extra: (!extra.is_empty()).then(|| extra.into()) }
     }
 }

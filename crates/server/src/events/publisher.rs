@@ -161,7 +161,7 @@ async fn publish(
 ) {
     let history = Shared::default();
     if let Some(router) = router {
-        tokio::spawn(send_again(router, Arc::clone(&history)));
+        tokio::spawn(serve_replays(router, Arc::clone(&history)));
     }
     while let Some(events) = events.recv().await {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -183,24 +183,24 @@ fn message(parts: Vec<Vec<u8>>) -> ZmqMessage {
     ZmqMessage::try_from(parts).expect("a message has parts")
 }
 
-/// Replays batches from a sequence number on: a request `[who, "", number]` is answered by
-/// `[who, "", number, batch]` for each batch, and an end mark.
-async fn send_again(mut router: RouterSocket, history: Shared) {
+/// Replays batches from a sequence number on: a request `[identity, "", number]` is answered by
+/// `[identity, "", number, batch]` for each batch, and an end mark.
+async fn serve_replays(mut router: RouterSocket, history: Shared) {
     loop {
-        let asked = match router.recv().await {
-            Ok(asked) => asked.into_vec(),
+        let request = match router.recv().await {
+            Ok(request) => request.into_vec(),
             Err(error) => {
                 tracing::warn!(%error, "replay of KV events has ended");
                 return;
             }
         };
-        let [who, empty, from] = &asked[..] else { continue };
+        let [identity, empty, from] = &request[..] else { continue };
         let Ok(from) = <[u8; 8]>::try_from(&from[..]) else { continue };
         let batches = locked(&history).since(u64::from_be_bytes(from));
         let batches = batches.into_iter().map(|(number, batch)| (number.to_be_bytes(), batch));
         let answers = async {
             for (number, batch) in batches.chain([(END, Vec::new())]) {
-                let parts = vec![who.to_vec(), empty.to_vec(), number.to_vec(), batch];
+                let parts = vec![identity.to_vec(), empty.to_vec(), number.to_vec(), batch];
                 send(router.send(message(parts))).await?;
             }
             Ok::<(), String>(())
@@ -231,10 +231,10 @@ mod tests {
     fn subscribers_receive_events_and_replays_of_missed_ones() {
         let publisher = Publisher::open("tcp://*:0", Some("tcp://*:0"), "kv@here").unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(hear(publisher));
+        runtime.block_on(check_subscribers(publisher));
     }
 
-    async fn hear(publisher: Publisher) {
+    async fn check_subscribers(publisher: Publisher) {
         let sink = publisher.sink();
         (sink.0)(removed(1));
         let mut listener = SubSocket::new();
@@ -244,13 +244,13 @@ mod tests {
         foreign.connect(&here(publisher.address())).await.unwrap();
         foreign.subscribe("other").await.unwrap();
         // The arrival of a subscription is only observable by a received message.
-        let (mut n_told, first) = (
+        let (mut n_published, first) = (
             1u64,
             loop {
                 (sink.0)(removed(1));
-                let heard = tokio::time::timeout(Duration::from_millis(20), listener.recv()).await;
-                if let Ok(heard) = heard {
-                    break heard.unwrap().into_vec();
+                let received = tokio::time::timeout(Duration::from_millis(20), listener.recv()).await;
+                if let Ok(received) = received {
+                    break received.unwrap().into_vec();
                 }
             },
         );
@@ -261,25 +261,25 @@ mod tests {
         assert!(missed > 0);
         (sink.0)(removed(2));
         loop {
-            let heard = listener.recv().await.unwrap().into_vec();
-            n_told = n_told.max(number(&heard[1]) + 1);
-            if heard[2][10..] == wire::batch(0.0, &removed(2))[10..] {
+            let received = listener.recv().await.unwrap().into_vec();
+            n_published = n_published.max(number(&received[1]) + 1);
+            if received[2][10..] == wire::batch(0.0, &removed(2))[10..] {
                 break;
             }
         }
-        let mut asking = DealerSocket::new();
-        asking.connect(&here(publisher.replay().unwrap())).await.unwrap();
+        let mut requester = DealerSocket::new();
+        requester.connect(&here(publisher.replay().unwrap())).await.unwrap();
         // An invalid request is ignored.
-        asking.send(message(vec![vec![], vec![1]])).await.unwrap();
+        requester.send(message(vec![vec![], vec![1]])).await.unwrap();
         for from in [0, missed] {
-            asking.send(message(vec![vec![], from.to_be_bytes().to_vec()])).await.unwrap();
-            for expected in from..n_told {
-                let answer = asking.recv().await.unwrap().into_vec();
+            requester.send(message(vec![vec![], from.to_be_bytes().to_vec()])).await.unwrap();
+            for expected in from..n_published {
+                let answer = requester.recv().await.unwrap().into_vec();
                 assert_eq!((answer[0].len(), number(&answer[1])), (0, expected));
-                let told = if expected + 1 == n_told { removed(2) } else { removed(1) };
-                assert_eq!(answer[2][10..], wire::batch(0.0, &told)[10..]);
+                let expected_events = if expected + 1 == n_published { removed(2) } else { removed(1) };
+                assert_eq!(answer[2][10..], wire::batch(0.0, &expected_events)[10..]);
             }
-            let end = asking.recv().await.unwrap().into_vec();
+            let end = requester.recv().await.unwrap().into_vec();
             assert_eq!((&end[1][..], end[2].len()), (&END[..], 0));
         }
         let nothing = tokio::time::timeout(Duration::from_millis(1), foreign.recv()).await;

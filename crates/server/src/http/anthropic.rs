@@ -34,7 +34,7 @@ pub(super) async fn messages(
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     unsupported::check_messages(&fields)?;
     let fields = to_openai(&fields)?;
-    let (asked, Opening { tokens, speech, .. }) =
+    let (request, Opening { tokens, parser, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
     let format = Messages {
@@ -42,14 +42,14 @@ pub(super) async fn messages(
         model,
         n_prompt,
         has_begun: false,
-        stop: asked.answer.stop.clone(),
-        whole: speech.clone(),
-        speech,
+        stop: request.answer.stop.clone(),
+        whole: parser.clone(),
+        parser,
         open: None,
         n_blocks: 0,
         calls: false,
     };
-    hosted.answer(vec![tokens], &asked, &caller, format).await
+    hosted.answer(vec![tokens], &request, &caller, format).await
 }
 
 /// Returns the number of prompt tokens of a request.
@@ -155,7 +155,7 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
     let mut content: Vec<Value> = Vec::new();
     for block in &blocks {
         match (block["type"].as_str().unwrap_or_default(), block["text"].as_str()) {
-            ("text", Some(said)) if content.is_empty() => text.push(said.to_owned()),
+            ("text", Some(block_text)) if content.is_empty() => text.push(block_text.to_owned()),
             ("text", Some(_)) => content.push(block.clone()),
             // Earlier text becomes a content part as well.
             ("image", _) => {
@@ -179,11 +179,11 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
     }
     if !text.is_empty() || !content.is_empty() || !calls.is_empty() || messages.is_empty() {
         let content = if content.is_empty() { text.join("\n\n").into() } else { Value::Array(content) };
-        let mut said = json!({ "role": role, "content": content });
+        let mut converted = json!({ "role": role, "content": content });
         if !calls.is_empty() {
-            said["tool_calls"] = calls.into();
+            converted["tool_calls"] = calls.into();
         }
-        messages.push(said);
+        messages.push(converted);
     }
     Ok(messages)
 }
@@ -192,7 +192,7 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Text,
-    Thought,
+    Reasoning,
     Call,
 }
 
@@ -205,7 +205,7 @@ struct Messages {
     stop: Vec<String>,
     /// Output parser in its initial state.
     whole: OutputParser,
-    speech: OutputParser,
+    parser: OutputParser,
     /// Content block in progress.
     open: Option<Kind>,
     n_blocks: usize,
@@ -245,12 +245,12 @@ impl Messages {
 
     /// Returns the usage: prompt tokens, of which `cached` came from the prefix cache, and
     /// generated tokens.
-    fn usage(&self, cached: usize, n_said: usize) -> Value {
+    fn usage(&self, cached: usize, n_generated: usize) -> Value {
         json!({
             "input_tokens": self.n_prompt - cached.min(self.n_prompt),
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": n_said,
+            "output_tokens": n_generated,
         })
     }
 
@@ -272,7 +272,7 @@ impl Messages {
     fn part(&mut self, part: &Part, out: &mut VecDeque<Chunk>) {
         let (kind, delta) = match part {
             Part::Text(text) => (Kind::Text, json!({ "type": "text_delta", "text": text })),
-            Part::Reasoning(text) => (Kind::Thought, json!({ "type": "thinking_delta", "thinking": text })),
+            Part::Reasoning(text) => (Kind::Reasoning, json!({ "type": "thinking_delta", "thinking": text })),
             Part::Arguments(text) => {
                 (Kind::Call, json!({ "type": "input_json_delta", "partial_json": text }))
             }
@@ -284,7 +284,7 @@ impl Messages {
         };
         match kind {
             _ if self.open == Some(kind) => {}
-            Kind::Thought => {
+            Kind::Reasoning => {
                 self.begin_block(kind, json!({ "type": "thinking", "thinking": "", "signature": "" }), out);
             }
             Kind::Text | Kind::Call => self.begin_block(kind, json!({ "type": "text", "text": "" }), out),
@@ -296,7 +296,7 @@ impl Messages {
 
 impl ApiFormat for Messages {
     const FRAMING: Framing = Framing::Named;
-    const TELLS_PROGRESS: bool = true;
+    const REPORTS_PROGRESS: bool = true;
 
     /// Starts the message once the number of cached tokens is known.
     fn progress(&mut self, progress: Progress, out: &mut VecDeque<Chunk>) {
@@ -307,21 +307,21 @@ impl ApiFormat for Messages {
     }
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
-        let mut parts = self.speech.push(piece.text);
+        let mut parts = self.parser.push(piece.text);
         if piece.finish.is_some() {
-            parts.extend(self.speech.rest());
+            parts.extend(self.parser.rest());
         }
         parts.iter().for_each(|part| self.part(part, out));
         let Some(finish) = piece.finish else { return };
         self.close(out);
         let word = self.word(finish);
         let delta = json!({ "stop_reason": stop_reason(finish, self.calls), "stop_sequence": word });
-        let times = &piece.heard.times;
+        let times = &piece.answer.times;
         let usage = self.usage(times.prompt.cached, times.n_generated);
         out.push_back(Chunk(json!({ "type": "message_delta", "delta": delta, "usage": usage })));
     }
 
-    fn end(&mut self, _heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
+    fn end(&mut self, _answers: &[Accumulated], out: &mut VecDeque<Chunk>) {
         out.push_back(Chunk(json!({ "type": "message_stop" })));
     }
 
@@ -329,8 +329,8 @@ impl ApiFormat for Messages {
         out.push_back(Chunk(json!({ "type": "error", "error": error.object() })));
     }
 
-    fn whole(&mut self, heard: &[Accumulated]) -> Value {
-        let heard = &heard[0];
+    fn whole(&mut self, answers: &[Accumulated]) -> Value {
+        let answer = &answers[0];
         let mut content = Vec::<Value>::new();
         let mut add = |kind: &str, field: &str, text: String| match content.last_mut() {
             Some(last) if last["type"] == kind => {
@@ -339,7 +339,7 @@ impl ApiFormat for Messages {
             _ => content.push(json!({ "type": kind, field: text })),
         };
         let mut used: Vec<Call> = Vec::new();
-        for part in self.whole.whole(&heard.text) {
+        for part in self.whole.whole(&answer.text) {
             match part {
                 Part::Text(text) => add("text", "text", text),
                 Part::Reasoning(text) => add("thinking", "thinking", text),
@@ -355,9 +355,9 @@ impl ApiFormat for Messages {
         let block = |call: &Call| json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": call.object() });
         content.extend(used.iter().map(block));
         let mut message =
-            self.message(content.into(), self.usage(heard.times.prompt.cached, heard.times.n_generated));
-        message["stop_reason"] = heard.finish.map(|finish| stop_reason(finish, !used.is_empty())).into();
-        message["stop_sequence"] = heard.finish.and_then(|finish| self.word(finish)).into();
+            self.message(content.into(), self.usage(answer.times.prompt.cached, answer.times.n_generated));
+        message["stop_reason"] = answer.finish.map(|finish| stop_reason(finish, !used.is_empty())).into();
+        message["stop_sequence"] = answer.finish.and_then(|finish| self.word(finish)).into();
         message
     }
 }

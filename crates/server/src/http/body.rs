@@ -259,8 +259,8 @@ fn n_values(bytes: &[u8]) -> usize {
     n
 }
 
-pub(super) fn too_large(what: &str, most: usize, n: usize) -> ApiError {
-    let message = format!("the body has {n} {what}, at most {most} are read");
+pub(super) fn too_large(what: &str, max: usize, n: usize) -> ApiError {
+    let message = format!("the body has {n} {what}, at most {max} are read");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
 }
 

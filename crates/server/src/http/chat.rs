@@ -26,18 +26,18 @@ pub(super) async fn chat(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     unsupported::check_chat(&fields)?;
-    let (asked, Opening { tokens, speech, .. }) =
+    let (request, Opening { tokens, parser, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
-    let head = Envelope::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
-    let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
-    let prompt = asked.return_tokens.then(|| tokens.clone());
-    hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers, prompt }).await
+    let head = Envelope::new(&hosted, &fields, &request, ("chatcmpl", "chat.completion"));
+    let answers = vec![Answer { parser: parser.clone(), n_calls: 0 }; request.n];
+    let prompt = request.return_tokens.then(|| tokens.clone());
+    hosted.answer(vec![tokens], &request, &caller, Chat { head, parser, answers, prompt }).await
 }
 
 struct Chat {
     head: Envelope,
     /// Output parser in its initial state.
-    speech: OutputParser,
+    parser: OutputParser,
     /// Parser state of each answer.
     answers: Vec<Answer>,
     /// Prompt tokens to return, if requested and not yet sent.
@@ -46,7 +46,7 @@ struct Chat {
 
 #[derive(Clone)]
 struct Answer {
-    speech: OutputParser,
+    parser: OutputParser,
     n_calls: usize,
 }
 
@@ -81,7 +81,7 @@ impl Answer {
 
 impl Chat {
     fn logprobs(&self, logprobs: &[TokenLogprobs]) -> Value {
-        if self.head.asked.answer.logprobs.is_none() {
+        if self.head.request.answer.logprobs.is_none() {
             return Value::Null;
         }
         json!({ "content": self.head.logprobs(logprobs) })
@@ -92,23 +92,23 @@ impl Chat {
         if !piece.logprobs.is_empty() {
             choice["logprobs"] = self.logprobs(piece.logprobs);
         }
-        if self.head.asked.return_tokens {
+        if self.head.request.return_tokens {
             choice["token_ids"] = json!(piece.token.as_slice());
         }
         let mut chunk = self.head.chunk(choice);
-        if self.head.asked.timings_per_token {
-            chunk.insert("timings".to_owned(), timings(&piece.heard.times));
+        if self.head.request.timings_per_token {
+            chunk.insert("timings".to_owned(), timings(&piece.answer.times));
         }
         chunk.into()
     }
 
-    fn message(&self, heard: &Accumulated) -> (Value, usize) {
-        let mut speech = self.speech.clone();
-        let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::<Call>::new());
-        for part in speech.whole(&heard.text) {
+    fn message(&self, answer: &Accumulated) -> (Value, usize) {
+        let mut parser = self.parser.clone();
+        let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::<Call>::new());
+        for part in parser.whole(&answer.text) {
             match part {
                 Part::Text(text) => content += &text,
-                Part::Reasoning(text) => thought += &text,
+                Part::Reasoning(text) => reasoning += &text,
                 Part::Call(name) => calls.push(Call::of(name)),
                 Part::Arguments(text) => {
                     calls.iter_mut().last().into_iter().for_each(|call| call.arguments += &text)
@@ -119,8 +119,8 @@ impl Chat {
         let is_silent = content.is_empty() && n_calls > 0;
         let content = if is_silent { Value::Null } else { content.into() };
         let mut message = json!({ "role": "assistant", "content": content });
-        if !thought.is_empty() {
-            message["reasoning_content"] = thought.into();
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = reasoning.into();
         }
         if n_calls > 0 {
             message["tool_calls"] = calls.iter().map(call).collect();
@@ -135,7 +135,7 @@ impl ApiFormat for Chat {
     }
 
     fn begin(&mut self, out: &mut VecDeque<Chunk>) {
-        for index in 0..self.head.asked.n {
+        for index in 0..self.head.request.n {
             let delta = json!({ "role": "assistant", "content": "" });
             let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
             let mut chunk = self.head.chunk(choice);
@@ -154,13 +154,13 @@ impl ApiFormat for Chat {
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         let answer = &mut self.answers[piece.index];
-        let mut parts = answer.speech.push(piece.text);
+        let mut parts = answer.parser.push(piece.text);
         if piece.finish.is_some() {
-            parts.extend(answer.speech.rest());
+            parts.extend(answer.parser.rest());
         }
         let mut deltas: Vec<Value> = parts.into_iter().map(|part| answer.delta(part)).collect();
-        let tells_token = self.head.asked.return_tokens && piece.token.is_some();
-        if deltas.is_empty() && (!piece.logprobs.is_empty() || tells_token) {
+        let has_token = self.head.request.return_tokens && piece.token.is_some();
+        if deltas.is_empty() && (!piece.logprobs.is_empty() || has_token) {
             deltas.push(json!({ "content": "" }));
         }
         let n_calls = answer.n_calls;
@@ -174,33 +174,33 @@ impl ApiFormat for Chat {
             let reason = finish(reason, n_calls);
             let choice = json!({ "index": piece.index, "delta": {}, "finish_reason": reason });
             let mut chunk = self.head.chunk(choice);
-            chunk.extend(usage_fields(std::slice::from_ref(piece.heard), 1));
+            chunk.extend(usage_fields(std::slice::from_ref(piece.answer), 1));
             // Usage has its own chunk, sent only on request.
             chunk.remove("usage");
             out.push_back(Chunk(chunk.into()));
         }
     }
 
-    fn end(&mut self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
-        self.head.end(heard, out);
+    fn end(&mut self, answers: &[Accumulated], out: &mut VecDeque<Chunk>) {
+        self.head.end(answers, out);
     }
 
-    fn whole(&mut self, heard: &[Accumulated]) -> Value {
-        let choices = heard.iter().enumerate().map(|(index, heard)| {
-            let (message, n_calls) = self.message(heard);
+    fn whole(&mut self, answers: &[Accumulated]) -> Value {
+        let choices = answers.iter().enumerate().map(|(index, answer)| {
+            let (message, n_calls) = self.message(answer);
             let mut choice = json!({
                 "index": index,
                 "message": message,
-                "logprobs": self.logprobs(&heard.logprobs),
-                "finish_reason": heard.finish.map(|reason| finish(reason, n_calls)),
+                "logprobs": self.logprobs(&answer.logprobs),
+                "finish_reason": answer.finish.map(|reason| finish(reason, n_calls)),
             });
-            if self.head.asked.return_tokens {
-                choice["token_ids"] = json!(heard.tokens);
+            if self.head.request.return_tokens {
+                choice["token_ids"] = json!(answer.tokens);
             }
             choice
         });
         let choices = choices.collect();
-        let mut whole = self.head.whole(choices, heard);
+        let mut whole = self.head.whole(choices, answers);
         if let Some(prompt) = self.prompt.take() {
             whole["prompt_token_ids"] = json!(prompt);
         }

@@ -24,26 +24,26 @@ impl ServedModel {
     /// A constraint without support, or a required tool with such a schema.
     pub(super) async fn held(
         &self,
-        asked: &GenerationRequest,
+        request: &GenerationRequest,
         caller: &Caller,
     ) -> Result<RequestConstraints, ApiError> {
-        let held = self.held_with_warnings(asked, caller).await?;
+        let held = self.held_with_warnings(request, caller).await?;
         held.warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
         Ok(held)
     }
 
     async fn held_with_warnings(
         &self,
-        asked: &GenerationRequest,
+        request: &GenerationRequest,
         caller: &Caller,
     ) -> Result<RequestConstraints, ApiError> {
-        let mut warnings = notes(asked);
-        let Some(mut tools) = asked.tools.clone() else {
-            return Ok(RequestConstraints { guides: self.guides(asked, None, caller).await?, warnings });
+        let mut warnings = notes(request);
+        let Some(mut tools) = request.tools.clone() else {
+            return Ok(RequestConstraints { guides: self.guides(request, None, caller).await?, warnings });
         };
         let is_whole = |tool: &Tool| SupportedSchema::of(&tool.parameters).missing().is_none();
         if tools.tools.iter().all(is_whole)
-            && let Ok(guides) = self.guides(asked, Some(&tools), caller).await
+            && let Ok(guides) = self.guides(request, Some(&tools), caller).await
         {
             return Ok(RequestConstraints { guides, warnings });
         }
@@ -68,7 +68,7 @@ impl ServedModel {
             );
             warnings.push(shortened(&why));
         }
-        match self.guides(asked, Some(&tools), caller).await {
+        match self.guides(request, Some(&tools), caller).await {
             Ok(guides) => Ok(RequestConstraints { guides, warnings }),
             Err(error) if tools.is_required || tools.value.is_some() => Err(error.into()),
             // Unconstrained calls are still parsed.
@@ -82,7 +82,7 @@ impl ServedModel {
     /// Returns the guides of a request with these tools.
     async fn guides(
         &self,
-        asked: &GenerationRequest,
+        request: &GenerationRequest,
         tools: Option<&ToolConstraint>,
         caller: &Caller,
     ) -> Result<Constraints, ConstraintError> {
@@ -90,8 +90,8 @@ impl ServedModel {
             self.grammars.constraint(&self.model, form, caller.owner.clone()).await
         };
         // The constraint applies after the reasoning.
-        let is_thinking = asked.answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open);
-        let FormatSet { now, later } = asked.forms(tools, self.tokenizer());
+        let is_thinking = request.answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open);
+        let FormatSet { now, later } = request.forms(tools, self.tokenizer());
         if let Some(form) = now {
             let guide = guide(form).await?;
             return Ok(if is_thinking {
@@ -114,13 +114,13 @@ impl ServedModel {
 }
 
 /// Returns the annotations of schemas that do not constrain answers, such as unknown formats.
-fn notes(asked: &GenerationRequest) -> Vec<String> {
-    let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
+fn notes(request: &GenerationRequest) -> Vec<String> {
+    let tools = request.tools.iter().flat_map(|tools| &tools.tools);
     let of_tools = tools.filter_map(|tool| {
         let notes = SupportedSchema::of(&tool.parameters).notes()?;
         Some(shortened(&format!("the arguments of the tool '{}' are not constrained to {notes}", tool.name)))
     });
-    let of_answer = match &asked.form {
+    let of_answer = match &request.form {
         Some(OutputFormat::Schema(schema)) => SupportedSchema::of(schema).notes(),
         _ => None,
     };

@@ -26,7 +26,7 @@ pub(crate) struct Conversation {
     /// If false, at most one tool call per answer.
     parallel: bool,
     /// Whether reasoning is separated from the content.
-    splits_thoughts: bool,
+    splits_reasoning: bool,
     /// Reasoning budget in tokens.
     budget: Option<usize>,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Opening {
     pub tokens: Vec<u32>,
     /// Images of the prompt's image tokens.
     pub images: Vec<EncodedImage>,
-    pub speech: OutputParser,
+    pub parser: OutputParser,
     /// Detects the end of reasoning and enforces its budget.
     pub thinking: Option<ReasoningBudget>,
 }
@@ -74,7 +74,7 @@ impl Conversation {
         let budget = budget(fields)?.unwrap_or(usual.1);
         // With a budget of 0 the template disables reasoning.
         let thinks = if budget == Some(0) { Some(false) } else { usual.0 };
-        let extra = told(fields, thinks)?;
+        let extra = template_variables(fields, thinks)?;
         let messages =
             if template.contains(SINGLE_CALLS) { history::one_call_each(messages) } else { messages };
         let continue_final_message = continues(fields, messages.last())?;
@@ -103,7 +103,7 @@ impl Conversation {
             tools: (!tools.is_empty()).then_some((format, tools)),
             choice,
             parallel: fields.get("parallel_tool_calls", "true or false")?.unwrap_or(calls_several),
-            splits_thoughts: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
+            splits_reasoning: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
             budget,
         })
     }
@@ -135,13 +135,13 @@ impl Conversation {
         self.messages.iter().map(text_bytes).sum()
     }
 
-    /// Renders the prompt of the next turn. `look` encodes images, as long as their tokens fit into
-    /// `n_ctx`.
+    /// Renders the prompt of the next turn. `encode_image` is called as long as the tokens of the
+    /// images fit into `n_ctx`.
     pub fn open(
         &self,
         model: &Model,
         n_ctx: usize,
-        mut look: impl FnMut(&[u8]) -> Result<EncodedImage, ApiError>,
+        mut encode_image: impl FnMut(&[u8]) -> Result<EncodedImage, ApiError>,
     ) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
         if !self.images.is_empty() && !model.supports_images() {
@@ -151,7 +151,7 @@ impl Conversation {
         let mut images = Vec::with_capacity(self.images.len());
         let mut n_tokens = 0;
         for file in &self.images {
-            let image = look(file)?;
+            let image = encode_image(file)?;
             n_tokens += image.tokens().len();
             if n_tokens > n_ctx {
                 return Err(ApiError::too_long(n_tokens, n_ctx));
@@ -161,14 +161,14 @@ impl Conversation {
         let render = |messages: &[Value]| model.image_prompt(messages, &self.options, &images);
         let (rendered, tokens) = self.with_instructions(render)?;
         let template = template.for_tools(self.tools.is_some()).map_err(kvant::Error::from)?;
-        let thoughts = ReasoningParser::of(template.source(), rendered.as_str());
+        let reasoning = ReasoningParser::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;
-        let thinking = (thoughts != ReasoningParser::none())
-            .then(|| ReasoningBudget::new(thoughts.clone(), self.budget, tokenizer))
+        let thinking = (reasoning != ReasoningParser::none())
+            .then(|| ReasoningBudget::new(reasoning.clone(), self.budget, tokenizer))
             .transpose()
             .map_err(kvant::Error::from)?;
-        let thoughts = if self.splits_thoughts { thoughts } else { ReasoningParser::none() };
-        Ok(Opening { tokens, images, speech: OutputParser::new(thoughts, self.tools.clone()), thinking })
+        let reasoning = if self.splits_reasoning { reasoning } else { ReasoningParser::none() };
+        Ok(Opening { tokens, images, parser: OutputParser::new(reasoning, self.tools.clone()), thinking })
     }
 
     /// Returns control tokens whose text is part of the answer when tools may be called.
@@ -203,18 +203,19 @@ fn continues(fields: &Fields, last: Option<&Value>) -> Result<bool, ApiError> {
 }
 
 /// Returns the template variables: explicit ones, and those derived from the reasoning fields.
-fn told(fields: &Fields, thinks: Option<bool>) -> Result<Map<String, Value>, ApiError> {
-    let mut told: Map<String, Value> = fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
+fn template_variables(fields: &Fields, thinks: Option<bool>) -> Result<Map<String, Value>, ApiError> {
+    let mut variables: Map<String, Value> =
+        fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
     let effort: Option<String> = fields.get("reasoning_effort", "a text")?;
     let thinks = fields.get("enable_thinking", "true or false")?.or(thinks);
     let thinks = if effort.as_deref() == Some("none") { Some(false) } else { thinks };
     if let Some(effort) = effort.filter(|effort| effort != "none") {
-        told.entry("reasoning_effort").or_insert(effort.into());
+        variables.entry("reasoning_effort").or_insert(effort.into());
     }
     if let Some(thinks) = thinks {
-        told.entry("enable_thinking").or_insert(thinks.into());
+        variables.entry("enable_thinking").or_insert(thinks.into());
     }
-    Ok(told)
+    Ok(variables)
 }
 
 /// Returns the reasoning budget of a request, under the names of llama.cpp and vLLM; `Some(None)`
@@ -307,7 +308,7 @@ mod tests {
             println!("skipped: {}: the templates are not here", folder.display());
             return;
         }
-        let mut wrong = Vec::new();
+        let mut errors = Vec::new();
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "jinja") {
@@ -321,14 +322,14 @@ mod tests {
             let id = "call_1a5edd9978c290030000000c";
             let result = |id: &str| json!({ "role": "tool", "tool_call_id": id, "content": "Rain." });
             let user = json!({ "role": "user", "content": "How is it?" });
-            let said = |content: Value, calls: Value| json!({ "role": "assistant", "content": content, "tool_calls": calls });
+            let assistant = |content: Value, calls: Value| json!({ "role": "assistant", "content": content, "tool_calls": calls });
             for (what, messages) in [
                 ("a first turn", json!([user])),
                 (
                     "an object",
                     json!([
                         user,
-                        said(Value::Null, json!([call(id, json!({ "city": "Oslo" }))])),
+                        assistant(Value::Null, json!([call(id, json!({ "city": "Oslo" }))])),
                         result(id)
                     ]),
                 ),
@@ -336,17 +337,17 @@ mod tests {
                     "a text",
                     json!([
                         user,
-                        said("".into(), json!([call(id, r#"{"city": "Oslo"}"#.into())])),
+                        assistant("".into(), json!([call(id, r#"{"city": "Oslo"}"#.into())])),
                         result(id)
                     ]),
                 ),
-                ("none", json!([user, said(Value::Null, json!([call(id, "".into())])), result(id)])),
-                ("null", json!([user, said(Value::Null, json!([call(id, Value::Null)])), result(id)])),
+                ("none", json!([user, assistant(Value::Null, json!([call(id, "".into())])), result(id)])),
+                ("null", json!([user, assistant(Value::Null, json!([call(id, Value::Null)])), result(id)])),
                 (
                     "a cut text",
                     json!([
                         user,
-                        said("I see.".into(), json!([call(id, r#"{"city": "Os"#.into())])),
+                        assistant("I see.".into(), json!([call(id, r#"{"city": "Os"#.into())])),
                         result(id)
                     ]),
                 ),
@@ -354,22 +355,22 @@ mod tests {
                     "two calls",
                     json!([
                         user,
-                        said(Value::Null, json!([call("a", json!({})), call("b", json!({}))])),
+                        assistant(Value::Null, json!([call("a", json!({})), call("b", json!({}))])),
                         result("a"),
                         result("b")
                     ]),
                 ),
             ] {
                 let body = json!({ "messages": messages, "tools": tools });
-                let wants = if messages.as_array().unwrap().len() > 1 { "Rain." } else { "How is it?" };
+                let expected = if messages.as_array().unwrap().len() > 1 { "Rain." } else { "How is it?" };
                 match rendered(&source, &body) {
-                    Ok(text) if text.contains("How is it?") && text.contains(wants) => {}
-                    Ok(text) => wrong.push(format!("{name}: {what}: something is lost: {text}")),
-                    Err(error) => wrong.push(format!("{name}: {what}: {error}")),
+                    Ok(text) if text.contains("How is it?") && text.contains(expected) => {}
+                    Ok(text) => errors.push(format!("{name}: {what}: something is lost: {text}")),
+                    Err(error) => errors.push(format!("{name}: {what}: {error}")),
                 }
             }
         }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(errors.is_empty(), "{}", errors.join("\n"));
     }
 
     #[test]

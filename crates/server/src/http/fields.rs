@@ -91,13 +91,13 @@ impl Fields {
 
     /// Returns a JSON schema: an object, a boolean, or either as a string.
     pub fn schema(&self, name: &'static str) -> Result<Option<Value>, ApiError> {
-        let wrong = |got: &Value| ApiError::field(name, "a JSON schema", short(got));
+        let error = |got: &Value| ApiError::field(name, "a JSON schema", short(got));
         let Some(value) = self.value(name) else { return Ok(None) };
         let schema = match value {
-            Value::String(text) => serde_json::from_str(text).map_err(|_| wrong(value))?,
+            Value::String(text) => serde_json::from_str(text).map_err(|_| error(value))?,
             other => other.clone(),
         };
-        if schema.is_object() || schema.is_boolean() { Ok(Some(schema)) } else { Err(wrong(&schema)) }
+        if schema.is_object() || schema.is_boolean() { Ok(Some(schema)) } else { Err(error(&schema)) }
     }
 
     /// Returns a nested object.

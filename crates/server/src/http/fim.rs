@@ -71,7 +71,7 @@ impl FimRequest {
             fields.get("input_extra", "a list of files")?.unwrap_or_default();
         let file = |file: Map<String, Value>| {
             let field = |name: &str| file.get(name).and_then(Value::as_str).map(str::to_owned);
-            let wrong = || {
+            let error = || {
                 ApiError::field(
                     "input_extra",
                     "files with text, and perhaps a filename",
@@ -80,7 +80,7 @@ impl FimRequest {
             };
             let is_named = file.get("filename").is_none_or(Value::is_string);
             let name = field("filename").unwrap_or_else(|| "tmp".to_owned());
-            Ok((name, field("text").filter(|_| is_named).ok_or_else(wrong)?))
+            Ok((name, field("text").filter(|_| is_named).ok_or_else(error)?))
         };
         Ok(Self {
             before: text("input_prefix")? + &text("prompt")?,

@@ -49,7 +49,7 @@ pub(crate) struct GenerationRequest {
     /// Tools that the model may call.
     pub tools: Option<ToolConstraint>,
     /// LoRA scales and KV cache type.
-    pub wanted: ModelOptions,
+    pub model_options: ModelOptions,
     pub stream: bool,
     pub include_usage: bool,
     pub return_progress: bool,
@@ -95,7 +95,7 @@ impl GenerationRequest {
             has_seed: sampling::seed(fields)?.is_some(),
             form: form(fields, hosted.tokenizer())?,
             tools: None,
-            wanted: ModelOptions::read(fields)?,
+            model_options: ModelOptions::read(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,
@@ -197,11 +197,11 @@ fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Ap
 /// Reads the number of top logprobs. Chat has a flag and a number, completions have a number,
 /// llama.cpp has `n_probs`.
 fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
-    let most = |name, n: usize| {
+    let limited = |name, n: usize| {
         if n > MAX_LOGPROBS { Err(ApiError::field(name, "at most 100", n)) } else { Ok(Some(n)) }
     };
     if let Some(n) = fields.get::<usize>("n_probs", "a whole number")?.filter(|&n| n > 0) {
-        return most("n_probs", n);
+        return limited("n_probs", n);
     }
     match fields.value("logprobs") {
         None | Some(Value::Bool(false)) => match fields.value("top_logprobs") {
@@ -211,9 +211,9 @@ fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
             _ => Ok(None),
         },
         Some(Value::Bool(true)) => {
-            most("top_logprobs", fields.get("top_logprobs", "a whole number")?.unwrap_or(0))
+            limited("top_logprobs", fields.get("top_logprobs", "a whole number")?.unwrap_or(0))
         }
-        Some(_) => most("logprobs", fields.need("logprobs", "true, false or a whole number")?),
+        Some(_) => limited("logprobs", fields.need("logprobs", "true, false or a whole number")?),
     }
 }
 
@@ -223,7 +223,7 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
     // Larger values would make the logits infinite; any value beyond this bound excludes a token as
     // surely.
     let bounded = |bias: f32| if bias == f32::NEG_INFINITY { bias } else { bias.clamp(-1e6, 1e6) };
-    let wrong = |got: &dyn std::fmt::Display| ApiError::field("logit_bias", expected, got);
+    let error = |got: &dyn std::fmt::Display| ApiError::field("logit_bias", expected, got);
     let known = |token: u64| match u32::try_from(token) {
         Ok(id) if (id as usize) < tokenizer.n_vocab() => Ok(id),
         _ => Err(ApiError::field("logit_bias", "numbers of tokens in the vocabulary", token)),
@@ -236,7 +236,7 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
     for (token, bias) in pairs {
         let bias = match &bias {
             Value::Bool(false) => f32::NEG_INFINITY,
-            other => bounded(other.as_f64().ok_or_else(|| wrong(other))? as f32),
+            other => bounded(other.as_f64().ok_or_else(|| error(other))? as f32),
         };
         let number = token.as_u64().or_else(|| token.as_str()?.parse().ok());
         match (number, token.as_str()) {
@@ -246,7 +246,7 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
                 let tokens = tokens.map_err(|error| ApiError::invalid(error.to_string()))?;
                 biases.extend(tokens.into_iter().map(|token| (token, bias)));
             }
-            _ => return Err(wrong(&token)),
+            _ => return Err(error(&token)),
         }
     }
     Ok(biases)

@@ -109,7 +109,7 @@ pub(super) fn with_text_arguments(messages: &[Value]) -> Vec<Value> {
 /// `instructions` a system message or, for templates that reject those, a prefix of the first
 /// message together with the client's system message.
 pub(super) fn in_words(messages: &[Value], instructions: &str) -> [Vec<Value>; 2] {
-    let mut spoken: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut converted: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
         let mut message = message.clone();
         let calls = message.as_object_mut().and_then(|fields| fields.remove("tool_calls"));
@@ -123,31 +123,31 @@ pub(super) fn in_words(messages: &[Value], instructions: &str) -> [Vec<Value>; 2
                 message["content"].as_str().map_or_else(|| message["content"].to_string(), str::to_owned);
             let result = format!("<tool_response>\n{result}\n</tool_response>");
             // Roles alternate: the results of several calls form one message.
-            match spoken.last_mut().filter(|last| last["role"] == "user") {
+            match converted.last_mut().filter(|last| last["role"] == "user") {
                 Some(last) => add(last, &result),
-                None => spoken.push(json!({ "role": "user", "content": result })),
+                None => converted.push(json!({ "role": "user", "content": result })),
             }
         } else {
-            spoken.push(message);
+            converted.push(message);
         }
     }
-    let has_system = spoken.first().is_some_and(|message| message["role"] == "system");
-    let mut as_system = spoken.clone();
+    let has_system = converted.first().is_some_and(|message| message["role"] == "system");
+    let mut as_system = converted.clone();
     if !has_system {
         as_system.insert(0, json!({ "role": "system", "content": "" }));
     }
     if let Some(system) = as_system.first_mut() {
         add(system, instructions);
     }
-    let system = if has_system { spoken.remove(0)["content"].as_str().map(str::to_owned) } else { None };
+    let system = if has_system { converted.remove(0)["content"].as_str().map(str::to_owned) } else { None };
     let text = system.iter().map(String::as_str).chain([instructions]).collect::<Vec<_>>().join("\n\n");
-    if let Some(first) = spoken.first_mut() {
+    if let Some(first) = converted.first_mut() {
         match &mut first["content"] {
             Value::Array(parts) => parts.insert(0, json!({ "type": "text", "text": text })),
             content => *content = format!("{text}\n\n{}", content.as_str().unwrap_or_default()).into(),
         }
     }
-    [as_system, spoken]
+    [as_system, converted]
 }
 
 /// Appends text to a message.
@@ -155,9 +155,9 @@ fn add(message: &mut Value, text: &str) {
     match &mut message["content"] {
         Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),
         content => {
-            let said = content.as_str().unwrap_or_default();
-            let blank = if said.is_empty() { "" } else { "\n\n" };
-            *content = format!("{said}{blank}{text}").into();
+            let existing = content.as_str().unwrap_or_default();
+            let blank = if existing.is_empty() { "" } else { "\n\n" };
+            *content = format!("{existing}{blank}{text}").into();
         }
     }
 }

@@ -46,8 +46,8 @@ pub(super) fn content(parts: &[Value], images: &mut Vec<Vec<u8>>) -> Result<Valu
 fn add_text(content: &mut Vec<Value>, text: &str) {
     match content.last_mut() {
         Some(Value::Object(last)) if last["type"] == "text" => {
-            let said = last["text"].as_str().unwrap_or_default();
-            let text = format!("{said}{text}");
+            let existing = last["text"].as_str().unwrap_or_default();
+            let text = format!("{existing}{text}");
             last.insert("text".to_owned(), text.into());
         }
         _ => content.push(json!({ "type": "text", "text": text })),
@@ -97,8 +97,8 @@ mod tests {
             { "type": "input_text", "text": "c" },
         ]);
         let image = json!({ "type": "image" });
-        let said = |text: &str| json!({ "type": "text", "text": text });
-        let expected = json!([said("ab"), image, image, image, said("c")]);
+        let text_part = |text: &str| json!({ "type": "text", "text": text });
+        let expected = json!([text_part("ab"), image, image, image, text_part("c")]);
         assert_eq!(read(parts).unwrap(), (expected, vec![vec![1, 2]; 3]));
         let texts = json!([{ "type": "text", "text": "a" }, { "type": "output_text", "text": "b" }]);
         assert_eq!(read(texts).unwrap(), (json!("ab"), Vec::new()));

@@ -27,9 +27,9 @@ pub(super) async fn completion(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
+    let request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     let prompts = prompts(&hosted, &fields).await?;
-    let head = Envelope::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
+    let head = Envelope::new(&hosted, &fields, &request, ("cmpl", "text_completion"));
     answer(head, prompts, &fields, &caller).await
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn infill(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
+    let request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     let gap = FimRequest::read(&fields)?;
     let known = FimTokens::of(&hosted.model).ok_or_else(|| {
         ApiError::invalid("this model does not support fill-in-the-middle: its vocabulary has no tokens for prefix and suffix")
@@ -57,7 +57,7 @@ pub(super) async fn infill(
         })
         .await?;
     let prompt = Prompt { text: hosted.tokenizer().decode(&tokens), tokens };
-    let head = Envelope::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
+    let head = Envelope::new(&hosted, &fields, &request, ("cmpl", "text_completion"));
     answer(head, vec![prompt], &fields, &caller).await
 }
 
@@ -67,30 +67,30 @@ async fn answer(
     fields: &Fields,
     caller: &Caller,
 ) -> Result<Response, ApiError> {
-    let wanted: Vec<String> = fields.get("response_fields", "a list of names")?.unwrap_or_default();
-    let (hosted, asked) = (Arc::clone(&head.hosted), head.asked.clone());
+    let response_fields: Vec<String> = fields.get("response_fields", "a list of names")?.unwrap_or_default();
+    let (hosted, request) = (Arc::clone(&head.hosted), head.request.clone());
     let tokens: Vec<_> = prompts.into_iter().map(|prompt| prompt.tokens).collect();
-    let format = Native { head, prompts: tokens.clone(), wanted };
-    hosted.answer(tokens, &asked, caller, format).await
+    let format = Native { head, prompts: tokens.clone(), response_fields };
+    hosted.answer(tokens, &request, caller, format).await
 }
 
 struct Native {
     head: Envelope,
     prompts: Vec<Vec<u32>>,
     /// Paths of the fields to return; empty for all.
-    wanted: Vec<String>,
+    response_fields: Vec<String>,
 }
 
 impl Native {
     /// Returns the settings of the answer at this index, with unsupported samplers at their neutral
     /// values.
     fn settings(&self, index: usize) -> Value {
-        let asked = &self.head.asked;
-        let answer = &asked.answer;
+        let request = &self.head.request;
+        let answer = &request.answer;
         let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
         let mut settings = json!({
-            "n_predict": asked.max_tokens.map_or(-1, |n| n as i64),
-            "seed": asked.seed_of(index),
+            "n_predict": request.max_tokens.map_or(-1, |n| n as i64),
+            "seed": request.seed_of(index),
             "presence_penalty": answer.presence_penalty,
             "frequency_penalty": answer.frequency_penalty,
             "logit_bias": answer.bias.iter().map(bias).collect::<Vec<_>>(),
@@ -98,7 +98,7 @@ impl Native {
             "ignore_eos": answer.ignore_eos,
             "n_probs": answer.logprobs.unwrap_or(0),
             "post_sampling_probs": answer.post_sampling_probs,
-            "stream": asked.stream,
+            "stream": request.stream,
             // Decay of the adaptive target, which is never set.
             "adaptive_decay": 0.0,
         });
@@ -108,20 +108,20 @@ impl Native {
         for (name, off) in super::unsupported::SAMPLERS {
             settings[name] = off.into();
         }
-        for (name, value) in sampling::told(&answer.sampler) {
+        for (name, value) in sampling::param_fields(&answer.sampler) {
             settings[name] = value;
         }
         settings
     }
 
     /// Returns all fields of a finished answer.
-    fn ended(&self, index: usize, heard: &Accumulated) -> Map<String, Value> {
-        let (asked, times) = (&self.head.asked, &heard.times);
+    fn ended(&self, index: usize, answer: &Accumulated) -> Map<String, Value> {
+        let (request, times) = (&self.head.request, &answer.times);
         let text = |token: &u32| token_text(self.head.tokenizer(), *token).0;
-        let prompt: String = self.prompts[index / asked.n].iter().map(text).collect();
-        let (kind, word) = match heard.finish {
+        let prompt: String = self.prompts[index / request.n].iter().map(text).collect();
+        let (kind, word) = match answer.finish {
             Some(Finish::Stop) => ("eos", ""),
-            Some(Finish::Word(index)) => ("word", asked.answer.stop.get(index).map_or("", String::as_str)),
+            Some(Finish::Word(index)) => ("word", request.answer.stop.get(index).map_or("", String::as_str)),
             Some(Finish::Length) => ("limit", ""),
             None => ("none", ""),
         };
@@ -129,8 +129,8 @@ impl Native {
         let held = times.prompt.total + times.n_generated.saturating_sub(1);
         object(json!({
             "index": index,
-            "content": heard.text,
-            "tokens": if asked.return_tokens { heard.tokens.as_slice() } else { &[] },
+            "content": answer.text,
+            "tokens": if request.return_tokens { answer.tokens.as_slice() } else { &[] },
             "id_slot": -1,
             "stop": true,
             "model": self.head.hosted.name,
@@ -138,8 +138,8 @@ impl Native {
             "tokens_evaluated": times.prompt.total,
             "generation_settings": self.settings(index),
             "prompt": prompt,
-            "has_new_line": heard.text.contains('\n'),
-            "truncated": heard.finish == Some(Finish::Length) && held >= self.head.hosted.n_ctx,
+            "has_new_line": answer.text.contains('\n'),
+            "truncated": answer.finish == Some(Finish::Length) && held >= self.head.hosted.n_ctx,
             "stop_type": kind,
             "stopping_word": word,
             "tokens_cached": held,
@@ -151,11 +151,11 @@ impl Native {
     /// Returns the requested fields, each under its path.
     fn chosen(&self, all: Map<String, Value>) -> Value {
         let all = Value::Object(all);
-        if self.wanted.is_empty() {
+        if self.response_fields.is_empty() {
             return all;
         }
         let field = |path: &String| Some((path.clone(), all.pointer(&format!("/{path}"))?.clone()));
-        Value::Object(self.wanted.iter().filter_map(field).collect())
+        Value::Object(self.response_fields.iter().filter_map(field).collect())
     }
 }
 
@@ -173,7 +173,7 @@ impl ApiFormat for Native {
         let mut piece = json!({
             "index": 0, "content": "", "tokens": [], "stop": false, "prompt_progress": progress_json(progress),
         });
-        if self.head.asked.timings_per_token {
+        if self.head.request.timings_per_token {
             piece["timings"] = timings(&AnswerStats { prompt: progress, ..AnswerStats::default() });
         }
         out.push_back(Chunk(piece));
@@ -181,43 +181,43 @@ impl ApiFormat for Native {
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         if piece.finish.is_some() {
-            let mut ended = self.ended(piece.index, piece.heard);
+            let mut ended = self.ended(piece.index, piece.answer);
             // Only the rest of the text: the earlier text has been sent.
             ended.extend(object(json!({ "content": piece.text, "tokens": [] })));
             out.push_back(Chunk(self.chosen(ended)));
             return;
         }
-        let times = &piece.heard.times;
-        let mut said = json!({
+        let times = &piece.answer.times;
+        let mut chunk = json!({
             "index": piece.index,
             "content": piece.text,
             "tokens": piece.token.as_slice(),
             "stop": false,
             "id_slot": -1,
-            "tokens_predicted": piece.heard.tokens.len(),
-            "tokens_evaluated": self.prompts[piece.index / self.head.asked.n].len(),
+            "tokens_predicted": piece.answer.tokens.len(),
+            "tokens_evaluated": self.prompts[piece.index / self.head.request.n].len(),
         });
         if !piece.logprobs.is_empty() {
-            said["completion_probabilities"] = self.head.logprobs(piece.logprobs);
+            chunk["completion_probabilities"] = self.head.logprobs(piece.logprobs);
         }
-        if self.head.asked.timings_per_token {
-            said["timings"] = timings(times);
+        if self.head.request.timings_per_token {
+            chunk["timings"] = timings(times);
         }
-        out.push_back(Chunk(said));
+        out.push_back(Chunk(chunk));
     }
 
-    fn end(&mut self, _heard: &[Accumulated], _out: &mut VecDeque<Chunk>) {}
+    fn end(&mut self, _answers: &[Accumulated], _out: &mut VecDeque<Chunk>) {}
 
-    fn whole(&mut self, heard: &[Accumulated]) -> Value {
-        let answers = heard.iter().enumerate().map(|(index, heard)| {
-            let mut ended = self.ended(index, heard);
-            if self.head.asked.answer.logprobs.is_some() {
-                let probabilities = self.head.logprobs(&heard.logprobs);
+    fn whole(&mut self, answers: &[Accumulated]) -> Value {
+        let bodies = answers.iter().enumerate().map(|(index, answer)| {
+            let mut ended = self.ended(index, answer);
+            if self.head.request.answer.logprobs.is_some() {
+                let probabilities = self.head.logprobs(&answer.logprobs);
                 ended.insert("completion_probabilities".to_owned(), probabilities);
             }
             self.chosen(ended)
         });
-        let mut answers: Vec<Value> = answers.collect();
-        if answers.len() == 1 { answers.remove(0) } else { answers.into() }
+        let mut bodies: Vec<Value> = bodies.collect();
+        if bodies.len() == 1 { bodies.remove(0) } else { bodies.into() }
     }
 }

@@ -50,21 +50,22 @@ impl ModelOptions {
 
 impl ServedModel {
     /// Returns the cache options of a request of `owner`.
-    pub(super) fn stored(&self, wanted: &ModelOptions, owner: &Owner) -> Result<Arc<CacheSpec>, ApiError> {
-        let ModelOptions { kv, scales, model } = wanted;
+    pub(super) fn stored(&self, options: &ModelOptions, owner: &Owner) -> Result<Arc<CacheSpec>, ApiError> {
+        let ModelOptions { kv, scales, model } = options;
         let usual = self.usual(owner);
-        let strengths = match (scales, model) {
-            (Some(scales), _) => Some(self.strengths(scales)?),
+        let lora_scales = match (scales, model) {
+            (Some(scales), _) => Some(self.resolve_scales(scales)?),
             (None, Some(model)) => self.alone(model),
             (None, None) => None,
         };
         // Requests whose scales equal the defaults share their cache.
-        let strengths = strengths.filter(|strengths| strengths[..] != self.strengths_of(&usual)[..]);
-        Ok(match (kv, strengths) {
+        let lora_scales =
+            lora_scales.filter(|lora_scales| lora_scales[..] != self.lora_scales_of(&usual)[..]);
+        Ok(match (kv, lora_scales) {
             (None, None) => usual,
-            (kv, strengths) => {
+            (kv, lora_scales) => {
                 let kv = kv.clone().unwrap_or_else(|| usual.options.clone());
-                CacheSpec::new(kv, strengths.or_else(|| usual.lora_scales.clone()))
+                CacheSpec::new(kv, lora_scales.or_else(|| usual.lora_scales.clone()))
             }
         })
     }
@@ -91,24 +92,24 @@ impl ServedModel {
     }
 
     /// Returns the scale of each adapter for these cache options.
-    fn strengths_of(&self, stored: &CacheSpec) -> Arc<[f32]> {
+    fn lora_scales_of(&self, stored: &CacheSpec) -> Arc<[f32]> {
         stored.lora_scales.clone().unwrap_or_else(|| self.model.lora_scales().into())
     }
 
     /// Returns the scale of each adapter from a list; adapters not listed get 0.
-    fn strengths(&self, scales: &[Scale]) -> Result<Arc<[f32]>, ApiError> {
-        let mut strengths = vec![0.0; self.model.loras().len()];
+    fn resolve_scales(&self, scales: &[Scale]) -> Result<Arc<[f32]>, ApiError> {
+        let mut lora_scales = vec![0.0; self.model.loras().len()];
         for Scale { id, scale } in scales {
-            let n = strengths.len();
-            let strength = strengths.get_mut(*id).filter(|_| scale.abs() <= MAX_SCALE);
-            *strength.ok_or_else(|| {
+            let n = lora_scales.len();
+            let slot = lora_scales.get_mut(*id).filter(|_| scale.abs() <= MAX_SCALE);
+            *slot.ok_or_else(|| {
                 let got = format!("id {id}, scale {scale}");
                 let expected =
                     format!("numbers from -{MAX_SCALE} to {MAX_SCALE} for some of the {n} adapters");
                 ApiError::field("lora", &expected, got)
             })? = *scale;
         }
-        Ok(strengths.into())
+        Ok(lora_scales.into())
     }
 }
 
@@ -118,13 +119,13 @@ pub(super) async fn list(
     Extension(caller): Extension<Caller>,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
-    let strengths = hosted.strengths_of(&hosted.usual(&caller.owner));
-    let adapters = hosted.model.loras().iter().zip(&strengths[..]).enumerate();
-    let told = adapters.map(|(id, (lora, scale))| {
+    let lora_scales = hosted.lora_scales_of(&hosted.usual(&caller.owner));
+    let adapters = hosted.model.loras().iter().zip(&lora_scales[..]).enumerate();
+    let entries = adapters.map(|(id, (lora, scale))| {
         let path = lora.file.path().map_or_else(String::new, printable_path);
         json!({ "id": id, "name": lora.name, "path": path, "scale": scale })
     });
-    Ok(Json(told.collect()))
+    Ok(Json(entries.collect()))
 }
 
 /// Sets the default scales of later requests with the same key; adapters not listed get 0.
@@ -138,11 +139,11 @@ pub(super) async fn set(
     let hosted = server.pool.first()?;
     let scales = Vec::<Scale>::deserialize(&body)
         .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;
-    let strengths = hosted.strengths(&scales)?;
-    let stored = CacheSpec::new(hosted.defaults.options.clone(), Some(strengths));
+    let lora_scales = hosted.resolve_scales(&scales)?;
+    let stored = CacheSpec::new(hosted.defaults.options.clone(), Some(lora_scales));
     let mut set = hosted.defaults_of.lock().unwrap_or_else(PoisonError::into_inner);
     // Requests whose scales equal the defaults share their cache.
-    if hosted.strengths_of(&stored) == hosted.strengths_of(&hosted.defaults) {
+    if hosted.lora_scales_of(&stored) == hosted.lora_scales_of(&hosted.defaults) {
         set.remove(&caller.owner);
     } else {
         set.insert(caller.owner, stored);

@@ -153,7 +153,7 @@ impl Server {
     /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
     /// the seed is fixed.
     fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
-        let ServerSampling { usual, greedy: likeliest } = hosted.sampling_defaults;
+        let ServerSampling { usual, greedy } = hosted.sampling_defaults;
         if self.options.has_one_seed {
             return hosted.sampling_defaults;
         }
@@ -164,7 +164,7 @@ impl Server {
             let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed) >> 33;
             SamplerParams { seed, ..params }
         };
-        ServerSampling { usual: own(usual), greedy: own(likeliest) }
+        ServerSampling { usual: own(usual), greedy: own(greedy) }
     }
 
     /// Returns the model that a request names.
@@ -243,14 +243,14 @@ impl ServedModel {
         defaults: &ServerSampling,
         caller: &Caller,
     ) -> Result<(GenerationRequest, Opening), ApiError> {
-        let mut asked = GenerationRequest::read(fields, defaults, self)?;
+        let mut request = GenerationRequest::read(fields, defaults, self)?;
         let conversation = self.conversation(fields)?;
-        asked.apply_tools(&conversation);
-        asked.answer.call_marks = conversation.call_marks(self.tokenizer());
+        request.apply_tools(&conversation);
+        request.answer.call_marks = conversation.call_marks(self.tokenizer());
         let mut opening = self.opening(conversation, caller).await?;
-        asked.answer.reasoning_budget = opening.thinking.take();
-        asked.images = std::mem::take(&mut opening.images);
-        Ok((asked, opening))
+        request.answer.reasoning_budget = opening.thinking.take();
+        request.images = std::mem::take(&mut opening.images);
+        Ok((request, opening))
     }
 
     /// Renders the prompt of the next turn of a conversation.
@@ -283,31 +283,31 @@ impl ServedModel {
     pub async fn answer<F: ApiFormat>(
         self: &Arc<Self>,
         prompts: Vec<Vec<u32>>,
-        asked: &GenerationRequest,
+        request: &GenerationRequest,
         caller: &Caller,
         mut format: F,
     ) -> Result<Response, ApiError> {
         let held = (Arc::clone(&caller.work), Arc::clone(self));
-        let n_answers = prompts.len() * asked.n;
+        let n_answers = prompts.len() * request.n;
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let RequestConstraints { guides, warnings } = self.held(asked, caller).await?;
+        let RequestConstraints { guides, warnings } = self.held(request, caller).await?;
         format.warn(warnings);
-        let stored = self.stored(&asked.wanted, &caller.owner)?;
+        let stored = self.stored(&request.model_options, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
-            let first = index * asked.n;
+            let first = index * request.n;
             let job = Job {
-                answer: asked.answer_to(prompt.len(), self.n_ctx, first),
-                images: asked.images.clone(),
+                answer: request.answer_to(prompt.len(), self.n_ctx, first),
+                images: request.images.clone(),
                 prompt: prompt.into(),
                 kind: CacheKey { spec: Arc::clone(&stored), owner: caller.owner.clone() },
                 guides: guides.fork(),
-                n: asked.n,
+                n: request.n,
                 first,
                 n_answers,
-                reports_progress: asked.stream && (asked.return_progress || F::TELLS_PROGRESS),
-                prompt_logprobs: asked.answer.logprobs.filter(|_| asked.echo),
+                reports_progress: request.stream && (request.return_progress || F::REPORTS_PROGRESS),
+                prompt_logprobs: request.answer.logprobs.filter(|_| request.echo),
                 pooled: None,
                 id: Arc::clone(&caller.id),
                 trace: Trace::here(&self.name, "text_completion"),
@@ -317,7 +317,7 @@ impl ServedModel {
         }
         drop(events);
         let listener = ResponseStream::new(received, n_jobs, n_answers, format, held).await?;
-        if asked.stream { Ok(listener.stream()) } else { listener.whole().await }
+        if request.stream { Ok(listener.stream()) } else { listener.whole().await }
     }
 }
 

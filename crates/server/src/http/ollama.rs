@@ -175,10 +175,10 @@ pub(super) async fn chat(
     if let Some(tools) = fields.value("tools") {
         into.insert("tools".to_owned(), tools.clone());
     }
-    let (asked, Opening { tokens, speech, .. }) =
+    let (request, Opening { tokens, parser, .. }) =
         hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
-    let format = Ollama::new(&hosted, speech, true);
-    Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
+    let format = Ollama::new(&hosted, parser, true);
+    Ok(hosted.answer(vec![tokens], &request, &caller, format).await?)
 }
 
 pub(super) async fn generate(
@@ -199,10 +199,11 @@ pub(super) async fn generate(
         return Ok(loaded(&hosted, json!({ "response": "" })));
     }
     let mut into = to_openai(&fields)?;
-    let (asked, tokens, speech) = if fields.flag("raw")? {
-        let asked = GenerationRequest::read(&Fields::new(into), &server.sampling_defaults(&hosted), &hosted)?;
+    let (request, tokens, parser) = if fields.flag("raw")? {
+        let request =
+            GenerationRequest::read(&Fields::new(into), &server.sampling_defaults(&hosted), &hosted)?;
         let tokens = hosted.text_tokens(prompt).await?;
-        (asked, tokens, OutputParser::new(ReasoningParser::none(), None))
+        (request, tokens, OutputParser::new(ReasoningParser::none(), None))
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));
@@ -210,12 +211,12 @@ pub(super) async fn generate(
         let question = message(json!({ "role": "user", "content": prompt, "images": images }))?;
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
-        let (asked, Opening { tokens, speech, .. }) =
+        let (request, Opening { tokens, parser, .. }) =
             hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
-        (asked, tokens, speech)
+        (request, tokens, parser)
     };
-    let format = Ollama::new(&hosted, speech, false);
-    Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
+    let format = Ollama::new(&hosted, parser, false);
+    Ok(hosted.answer(vec![tokens], &request, &caller, format).await?)
 }
 
 /// Response of [`embed`].
@@ -266,13 +267,13 @@ pub(super) async fn embeddings(
 }
 
 /// Returns the response to an empty request: clients preload models with it.
-fn loaded(hosted: &ServedModel, mut said: Value) -> Response {
+fn loaded(hosted: &ServedModel, mut response: Value) -> Response {
     let more =
         json!({ "model": hosted.name, "created_at": timestamp(), "done": true, "done_reason": "load" });
-    if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
-        said.extend(more);
+    if let (Some(response), Value::Object(more)) = (response.as_object_mut(), more) {
+        response.extend(more);
     }
-    Json(said).into_response()
+    Json(response).into_response()
 }
 
 /// Translates the options of a request to OpenAI's API, without messages and prompt.
@@ -348,10 +349,10 @@ struct Ollama {
     model: String,
     /// Output parser in its initial state.
     whole: OutputParser,
-    speech: OutputParser,
+    parser: OutputParser,
     /// Output received and not yet sent.
-    thought: String,
-    said: String,
+    reasoning: String,
+    content: String,
     calls: Vec<Value>,
     /// Tool call in progress.
     open: Option<Call>,
@@ -359,24 +360,24 @@ struct Ollama {
 }
 
 impl Ollama {
-    fn new(hosted: &ServedModel, speech: OutputParser, is_chat: bool) -> Self {
-        let (model, whole) = (hosted.name.clone(), speech.clone());
-        let (thought, said, calls, open) = Default::default();
-        Self { model, whole, speech, thought, said, calls, open, is_chat }
+    fn new(hosted: &ServedModel, parser: OutputParser, is_chat: bool) -> Self {
+        let (model, whole) = (hosted.name.clone(), parser.clone());
+        let (reasoning, content, calls, open) = Default::default();
+        Self { model, whole, parser, reasoning, content, calls, open, is_chat }
     }
 
-    fn hear(&mut self, text: &str, is_last: bool) {
-        let mut parts = self.speech.push(text);
+    fn push(&mut self, text: &str, is_last: bool) {
+        let mut parts = self.parser.push(text);
         if is_last {
-            parts.extend(self.speech.rest());
+            parts.extend(self.parser.rest());
         }
         for part in parts {
             if !matches!(part, Part::Arguments(_)) {
                 self.end_call();
             }
             match part {
-                Part::Text(text) => self.said += &text,
-                Part::Reasoning(text) => self.thought += &text,
+                Part::Text(text) => self.content += &text,
+                Part::Reasoning(text) => self.reasoning += &text,
                 Part::Call(name) => self.open = Some(Call::of(name)),
                 Part::Arguments(text) => self.open.iter_mut().for_each(|call| call.arguments += &text),
             }
@@ -395,24 +396,24 @@ impl Ollama {
 
     /// Takes the output received since the last line.
     fn take(&mut self) -> Map<String, Value> {
-        let (said, thought, calls) = (
-            std::mem::take(&mut self.said),
-            std::mem::take(&mut self.thought),
+        let (content, reasoning, calls) = (
+            std::mem::take(&mut self.content),
+            std::mem::take(&mut self.reasoning),
             std::mem::take(&mut self.calls),
         );
         let mut line = Map::new();
         line.insert("model".to_owned(), self.model.as_str().into());
         line.insert("created_at".to_owned(), timestamp().into());
         if !self.is_chat {
-            line.insert("response".to_owned(), said.into());
-            if !thought.is_empty() {
-                line.insert("thinking".to_owned(), thought.into());
+            line.insert("response".to_owned(), content.into());
+            if !reasoning.is_empty() {
+                line.insert("thinking".to_owned(), reasoning.into());
             }
             return line;
         }
-        let mut message = json!({ "role": "assistant", "content": said });
-        if !thought.is_empty() {
-            message["thinking"] = thought.into();
+        let mut message = json!({ "role": "assistant", "content": content });
+        if !reasoning.is_empty() {
+            message["thinking"] = reasoning.into();
         }
         if !calls.is_empty() {
             message["tool_calls"] = calls.into();
@@ -422,12 +423,12 @@ impl Ollama {
     }
 
     /// Returns the last line of a stream, or the only one.
-    fn last(&mut self, heard: &Accumulated) -> Value {
+    fn last(&mut self, answer: &Accumulated) -> Value {
         let mut line = self.take();
         line.insert("done".to_owned(), true.into());
-        let reason = if heard.finish == Some(Finish::Length) { "length" } else { "stop" };
+        let reason = if answer.finish == Some(Finish::Length) { "length" } else { "stop" };
         line.insert("done_reason".to_owned(), reason.into());
-        line.extend(durations(&heard.times));
+        line.extend(durations(&answer.times));
         line.into()
     }
 }
@@ -450,30 +451,30 @@ impl ApiFormat for Ollama {
     const FRAMING: Framing = Framing::Lines;
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
-        self.hear(piece.text, piece.finish.is_some());
-        let has_news = !(self.said.is_empty() && self.thought.is_empty() && self.calls.is_empty());
+        self.push(piece.text, piece.finish.is_some());
+        let has_news = !(self.content.is_empty() && self.reasoning.is_empty() && self.calls.is_empty());
         if has_news {
             let mut line = self.take();
             line.insert("done".to_owned(), false.into());
             out.push_back(Chunk(line.into()));
         }
         if piece.finish.is_some() {
-            let last = self.last(piece.heard);
+            let last = self.last(piece.answer);
             out.push_back(Chunk(last));
         }
     }
 
-    fn end(&mut self, _heard: &[Accumulated], _out: &mut VecDeque<Chunk>) {}
+    fn end(&mut self, _answers: &[Accumulated], _out: &mut VecDeque<Chunk>) {}
 
     fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Chunk>) {
         out.push_back(Chunk(json!({ "error": error.message() })));
     }
 
-    fn whole(&mut self, heard: &[Accumulated]) -> Value {
-        self.speech = self.whole.clone();
+    fn whole(&mut self, answers: &[Accumulated]) -> Value {
+        self.parser = self.whole.clone();
         self.take();
-        self.hear(&heard[0].text, true);
-        self.last(&heard[0])
+        self.push(&answers[0].text, true);
+        self.last(&answers[0])
     }
 }
 

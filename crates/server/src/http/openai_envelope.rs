@@ -21,7 +21,7 @@ pub(super) struct Envelope {
     object: &'static str,
     created: u64,
     model: String,
-    pub asked: GenerationRequest,
+    pub request: GenerationRequest,
     /// Notes on ignored parts of the request.
     pub warnings: Vec<String>,
 }
@@ -30,15 +30,15 @@ impl Envelope {
     pub fn new(
         hosted: &Arc<ServedModel>,
         fields: &Fields,
-        asked: &GenerationRequest,
+        request: &GenerationRequest,
         kind: (&str, &'static str),
     ) -> Self {
         let (prefix, object) = kind;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let model = fields.value("model").and_then(Value::as_str).unwrap_or(&hosted.name).to_owned();
         let hosted = Arc::clone(hosted);
-        let (id, asked) = (super::new_id(prefix), asked.clone());
-        Self { id, hosted, object, created, model, asked, warnings: Vec::new() }
+        let (id, request) = (super::new_id(prefix), request.clone());
+        Self { id, hosted, object, created, model, request, warnings: Vec::new() }
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -47,15 +47,15 @@ impl Envelope {
 
     /// Returns the logprobs of each token and its alternatives.
     pub fn logprobs(&self, logprobs: &[TokenLogprobs]) -> Value {
-        let is_after = self.asked.answer.post_sampling_probs;
+        let is_after = self.request.answer.post_sampling_probs;
         let of = |of: &Logprob| {
             let (token, bytes) = token_text(self.tokenizer(), of.token);
-            let mut told = json!({ "id": of.token, "token": token, "bytes": bytes });
+            let mut entry = json!({ "id": of.token, "token": token, "bytes": bytes });
             match is_after {
-                true => told["prob"] = of.logprob.exp().into(),
-                false => told["logprob"] = of.logprob.into(),
+                true => entry["prob"] = of.logprob.exp().into(),
+                false => entry["logprob"] = of.logprob.into(),
             }
-            told
+            entry
         };
         let all = logprobs.iter().map(|logprob| {
             let mut token = of(&logprob.token);
@@ -80,9 +80,9 @@ impl Envelope {
         }
     }
 
-    pub fn whole(&self, choices: Vec<Value>, heard: &[Accumulated]) -> Value {
+    pub fn whole(&self, choices: Vec<Value>, answers: &[Accumulated]) -> Value {
         let mut object = self.object(self.object, choices.into());
-        object.extend(usage_fields(heard, self.asked.n));
+        object.extend(usage_fields(answers, self.request.n));
         self.add_warnings(&mut object);
         object.into()
     }
@@ -103,7 +103,7 @@ impl Envelope {
     pub fn progress(&self, progress: Progress, choice: Value, out: &mut VecDeque<Chunk>) {
         let mut chunk = self.chunk(choice);
         chunk.insert("prompt_progress".to_owned(), progress_json(progress));
-        if self.asked.timings_per_token {
+        if self.request.timings_per_token {
             chunk.insert(
                 "timings".to_owned(),
                 timings(&AnswerStats { prompt: progress, ..AnswerStats::default() }),
@@ -112,12 +112,12 @@ impl Envelope {
         out.push_back(Chunk(chunk.into()));
     }
 
-    pub fn end(&self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
+    pub fn end(&self, answers: &[Accumulated], out: &mut VecDeque<Chunk>) {
         let is_chat = self.object == "chat.completion";
-        if self.asked.include_usage {
+        if self.request.include_usage {
             let object = if is_chat { "chat.completion.chunk" } else { self.object };
             let mut chunk = self.object(object, json!([]));
-            chunk.extend(usage_fields(heard, self.asked.n));
+            chunk.extend(usage_fields(answers, self.request.n));
             out.push_back(Chunk(chunk.into()));
         }
     }
@@ -130,20 +130,20 @@ pub(super) fn progress_json(progress: Progress) -> Value {
 }
 
 /// Returns usage, timings and cache size. Each prompt has `n` answers and is counted once.
-pub(super) fn usage_fields(heard: &[Accumulated], n: usize) -> Map<String, Value> {
-    let first = heard.first().map_or_else(AnswerStats::default, |heard| heard.times);
-    let n_said: usize = heard.iter().map(|heard| heard.times.n_generated).sum();
-    let n_thought: usize = heard.iter().map(|heard| heard.times.n_reasoning).sum();
-    let prompts = || heard.chunks(n).filter_map(|answers| answers.first()).map(|heard| heard.times.prompt);
+pub(super) fn usage_fields(answers: &[Accumulated], n: usize) -> Map<String, Value> {
+    let first = answers.first().map_or_else(AnswerStats::default, |answer| answer.times);
+    let n_generated: usize = answers.iter().map(|answer| answer.times.n_generated).sum();
+    let n_reasoning: usize = answers.iter().map(|answer| answer.times.n_reasoning).sum();
+    let prompts = || answers.chunks(n).filter_map(|group| group.first()).map(|answer| answer.times.prompt);
     let (total, cached): (usize, usize) =
         (prompts().map(|p| p.total).sum(), prompts().map(|p| p.cached).sum());
     let fields = json!({
         "usage": {
             "prompt_tokens": total,
-            "completion_tokens": n_said,
-            "total_tokens": total + n_said,
+            "completion_tokens": n_generated,
+            "total_tokens": total + n_generated,
             "prompt_tokens_details": { "cached_tokens": cached },
-            "completion_tokens_details": { "reasoning_tokens": n_thought },
+            "completion_tokens_details": { "reasoning_tokens": n_reasoning },
         },
         "timings": timings(&first),
         "kv": kv(&first),
@@ -160,21 +160,22 @@ pub(super) fn kv(times: &AnswerStats) -> Value {
 }
 
 pub(super) fn timings(times: &AnswerStats) -> Value {
-    let (read, said) = (times.prompt.done - times.prompt.cached.min(times.prompt.done), times.n_generated);
-    let [prompt, speaking] = [times.prompt.took, times.decode_time].map(|time| time.as_secs_f64());
+    let (read, n_generated) =
+        (times.prompt.done - times.prompt.cached.min(times.prompt.done), times.n_generated);
+    let [prompt, decode] = [times.prompt.took, times.decode_time].map(|time| time.as_secs_f64());
     let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
     // The first token comes from the prompt.
-    let decoded = said.saturating_sub(1);
+    let decoded = n_generated.saturating_sub(1);
     let mut timings = json!({
         "cache_n": times.prompt.cached,
         "prompt_n": read,
         "prompt_ms": prompt * 1e3,
         "prompt_per_token_ms": prompt * 1e3 / read.max(1) as f64,
         "prompt_per_second": rate(read, prompt),
-        "predicted_n": said,
-        "predicted_ms": speaking * 1e3,
-        "predicted_per_token_ms": speaking * 1e3 / decoded.max(1) as f64,
-        "predicted_per_second": rate(decoded, speaking),
+        "predicted_n": n_generated,
+        "predicted_ms": decode * 1e3,
+        "predicted_per_token_ms": decode * 1e3 / decoded.max(1) as f64,
+        "predicted_per_second": rate(decoded, decode),
     });
     if times.n_drafted > 0 {
         timings["draft_n"] = times.n_drafted.into();

@@ -25,17 +25,17 @@ pub(super) async fn rerank(
     let query: String = fields.need("query", "a text")?;
     let is_tei = fields.value("texts").is_some();
     let documents = documents(&fields, if is_tei { "texts" } else { "documents" })?;
-    let most = fields.get("top_n", "a whole number")?.unwrap_or(usize::MAX);
-    let tells_text = fields.flag(if is_tei { "return_text" } else { "return_documents" })?;
+    let top_n = fields.get("top_n", "a whole number")?.unwrap_or(usize::MAX);
+    let returns_text = fields.flag(if is_tei { "return_text" } else { "return_documents" })?;
     let longest = query.len() + documents.iter().map(String::len).max().unwrap_or(0);
-    let (put, asked) = (scorer.clone(), documents.clone());
+    let (own_scorer, own_documents) = (scorer.clone(), documents.clone());
     let prompts = hosted
         .tokenize(longest, move |model, client| {
             let read = |document: &String| {
                 client.check()?;
-                Ok(put.prompt(model, &query, document)?)
+                Ok(own_scorer.prompt(model, &query, document)?)
             };
-            asked.iter().map(read).collect::<Result<Vec<_>, ApiError>>()
+            own_documents.iter().map(read).collect::<Result<Vec<_>, ApiError>>()
         })
         .await?;
     let n_tokens: usize = prompts.iter().map(Vec::len).sum();
@@ -45,17 +45,17 @@ pub(super) async fn rerank(
     let scores = pooled.iter().map(score).collect::<Result<Vec<f32>, ApiError>>()?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-    let told = |&index: &usize| {
-        let mut told = json!({ "index": index });
-        told[if is_tei { "score" } else { "relevance_score" }] = scores[index].into();
-        match (tells_text, is_tei) {
-            (true, true) => told["text"] = documents[index].as_str().into(),
-            (true, false) => told["document"] = json!({ "text": documents[index] }),
+    let entry = |&index: &usize| {
+        let mut entry = json!({ "index": index });
+        entry[if is_tei { "score" } else { "relevance_score" }] = scores[index].into();
+        match (returns_text, is_tei) {
+            (true, true) => entry["text"] = documents[index].as_str().into(),
+            (true, false) => entry["document"] = json!({ "text": documents[index] }),
             (false, _) => {}
         }
-        told
+        entry
     };
-    let results: Value = order.iter().take(most).map(told).collect();
+    let results: Value = order.iter().take(top_n).map(entry).collect();
     if is_tei {
         return Ok(Json(results));
     }

@@ -43,7 +43,7 @@ pub(crate) struct Delta<'a> {
     /// Logprobs of the tokens whose text is final with this output.
     pub logprobs: &'a [TokenLogprobs],
     pub finish: Option<Finish>,
-    pub heard: &'a Accumulated,
+    pub answer: &'a Accumulated,
 }
 
 /// Data of a server-sent event.
@@ -79,25 +79,25 @@ fn event<F: ApiFormat>(sent: Option<Chunk>) -> Sse {
 pub(crate) trait ApiFormat: Send + 'static {
     const FRAMING: Framing = Framing::Done;
     /// Whether a stream reports prefill progress without a request for it.
-    const TELLS_PROGRESS: bool = false;
+    const REPORTS_PROGRESS: bool = false;
     /// Receives notes on the parts of the request that were ignored.
     fn warn(&mut self, _warnings: Vec<String>) {}
     /// Writes the first events of a stream.
     fn begin(&mut self, _out: &mut VecDeque<Chunk>) {}
     /// Writes the logprobs of the prompt that this answer continues.
-    fn scored(&mut self, _index: usize, _heard: &Accumulated, _out: &mut VecDeque<Chunk>) {}
+    fn scored(&mut self, _index: usize, _answer: &Accumulated, _out: &mut VecDeque<Chunk>) {}
     /// Writes prefill progress.
     fn progress(&mut self, _progress: Progress, _out: &mut VecDeque<Chunk>) {}
     /// Writes new output to a stream.
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>);
     /// Writes the last events, once all answers have ended.
-    fn end(&mut self, heard: &[Accumulated], out: &mut VecDeque<Chunk>);
+    fn end(&mut self, answers: &[Accumulated], out: &mut VecDeque<Chunk>);
     /// Writes an error that occurs during a stream.
     fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Chunk>) {
         out.push_back(Chunk(serde_json::json!({ "error": error.object() })));
     }
     /// Returns the body with all answers.
-    fn whole(&mut self, heard: &[Accumulated]) -> Value;
+    fn whole(&mut self, answers: &[Accumulated]) -> Value;
 }
 
 /// Receives the events of one or several jobs that share a channel.
@@ -105,7 +105,7 @@ pub(crate) struct ResponseStream<F> {
     events: Receiver<Event>,
     /// Events received before all jobs were accepted.
     early: VecDeque<Event>,
-    heard: Vec<Accumulated>,
+    answers: Vec<Accumulated>,
     n_ended: usize,
     format: F,
     /// Resources in use until the response has been sent.
@@ -137,8 +137,8 @@ impl<F: ApiFormat> ResponseStream<F> {
                 None => return Err(ApiError::shutting_down()),
             }
         }
-        let heard = vec![Accumulated::default(); n_answers];
-        Ok(Self { events, early, heard, n_ended: 0, format, _held: Box::new(held) })
+        let answers = vec![Accumulated::default(); n_answers];
+        Ok(Self { events, early, answers, n_ended: 0, format, _held: Box::new(held) })
     }
 
     async fn next(&mut self) -> Option<Event> {
@@ -154,24 +154,24 @@ impl<F: ApiFormat> ResponseStream<F> {
         match event {
             Some(Event::Accepted | Event::Pooled(_)) => {}
             Some(Event::Prefilled(progress)) => self.format.progress(progress, out),
-            Some(Event::Scored(answers, logprobs)) => {
-                for index in answers {
-                    self.heard[index].prompt = Arc::clone(&logprobs);
-                    self.format.scored(index, &self.heard[index], out);
+            Some(Event::Scored(indices, logprobs)) => {
+                for index in indices {
+                    self.answers[index].prompt = Arc::clone(&logprobs);
+                    self.format.scored(index, &self.answers[index], out);
                 }
             }
-            Some(Event::Token(index, said)) => self.said(index, &said, out),
+            Some(Event::Token(index, output)) => self.push(index, &output, out),
             Some(Event::Ended(index, finish, FinalOutput { text, logprobs }, times)) => {
-                let heard = &mut self.heard[index];
-                heard.text += &text;
-                heard.logprobs.extend(logprobs.clone());
-                (heard.finish, heard.times) = (Some(finish), times);
+                let answer = &mut self.answers[index];
+                answer.text += &text;
+                answer.logprobs.extend(logprobs.clone());
+                (answer.finish, answer.times) = (Some(finish), times);
                 let (token, logprobs, finish) = (None, &logprobs[..], Some(finish));
-                let piece = Delta { index, text: &text, token, logprobs, finish, heard };
+                let piece = Delta { index, text: &text, token, logprobs, finish, answer };
                 self.format.delta(&piece, out);
                 self.n_ended += 1;
-                if self.n_ended == self.heard.len() {
-                    self.format.end(&self.heard, out);
+                if self.n_ended == self.answers.len() {
+                    self.format.end(&self.answers, out);
                     return Ok(false);
                 }
             }
@@ -182,13 +182,13 @@ impl<F: ApiFormat> ResponseStream<F> {
         Ok(true)
     }
 
-    fn said(&mut self, index: usize, said: &TokenOutput, out: &mut VecDeque<Chunk>) {
-        let heard = &mut self.heard[index];
-        heard.text += &said.text;
-        heard.tokens.push(said.token);
-        heard.logprobs.extend(said.logprobs.iter().cloned());
-        let (text, token, logprobs) = (said.text.as_str(), Some(said.token), &said.logprobs[..]);
-        self.format.delta(&Delta { index, text, token, logprobs, finish: None, heard }, out);
+    fn push(&mut self, index: usize, output: &TokenOutput, out: &mut VecDeque<Chunk>) {
+        let answer = &mut self.answers[index];
+        answer.text += &output.text;
+        answer.tokens.push(output.token);
+        answer.logprobs.extend(output.logprobs.iter().cloned());
+        let (text, token, logprobs) = (output.text.as_str(), Some(output.token), &output.logprobs[..]);
+        self.format.delta(&Delta { index, text, token, logprobs, finish: None, answer }, out);
     }
 
     /// Returns one response with all answers, once the last one has ended.
@@ -197,7 +197,7 @@ impl<F: ApiFormat> ResponseStream<F> {
         loop {
             let event = self.next().await;
             if !self.receive(event, &mut unsent)? {
-                return Ok(Json(self.format.whole(&self.heard)).into_response());
+                return Ok(Json(self.format.whole(&self.answers)).into_response());
             }
             unsent.clear();
         }
@@ -227,7 +227,7 @@ impl<F: ApiFormat> ResponseStream<F> {
 enum Stage {
     Open,
     /// All events have been received.
-    Heard,
+    Received,
     /// The end mark has been sent.
     Ended,
 }
@@ -244,15 +244,15 @@ fn sent<F: ApiFormat>(
             }
             match stage {
                 Stage::Open => {}
-                Stage::Heard if F::FRAMING == Framing::Done => {
+                Stage::Received if F::FRAMING == Framing::Done => {
                     return Some((None, (listener, out, Stage::Ended)));
                 }
-                Stage::Heard | Stage::Ended => return None,
+                Stage::Received | Stage::Ended => return None,
             }
             let event = listener.next().await;
             match listener.receive(event, &mut out) {
                 Ok(true) => {}
-                Ok(false) => stage = Stage::Heard,
+                Ok(false) => stage = Stage::Received,
                 Err(error) => {
                     listener.format.broken(&error, &mut out);
                     stage = Stage::Ended;
@@ -276,22 +276,22 @@ mod tests {
 
         fn end(&mut self, _: &[Accumulated], _: &mut VecDeque<Chunk>) {}
 
-        fn whole(&mut self, heard: &[Accumulated]) -> Value {
-            heard.iter().map(|heard| json!(heard.text)).collect()
+        fn whole(&mut self, answers: &[Accumulated]) -> Value {
+            answers.iter().map(|answer| json!(answer.text)).collect()
         }
     }
 
     #[test]
     fn a_job_may_produce_output_before_the_last_is_accepted() {
         let (events, received) = channel(16);
-        let said = |text: &str| TokenOutput { token: 1, text: text.to_owned(), logprobs: Vec::new() };
+        let token = |text: &str| TokenOutput { token: 1, text: text.to_owned(), logprobs: Vec::new() };
         let ended = |index| Event::Ended(index, Finish::Stop, FinalOutput::default(), AnswerStats::default());
         for event in [
             Event::Accepted,
-            Event::Token(0, said("a")),
+            Event::Token(0, token("a")),
             ended(0),
             Event::Accepted,
-            Event::Token(1, said("b")),
+            Event::Token(1, token("b")),
         ] {
             events.try_send(event).unwrap();
         }

@@ -29,12 +29,12 @@ pub(super) async fn responses(
     unsupported::check_responses(&fields)?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = to_openai(&fields)?;
-    let (asked, Opening { tokens, speech, .. }) =
+    let (request, Opening { tokens, parser, .. }) =
         hosted.open(&words, &server.sampling_defaults(&hosted), &caller).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (id, number) = (new_id("resp"), 0);
-    let format = Responses { id, model, created, request: fields, speech, items: Vec::new(), number };
-    hosted.answer(vec![tokens], &asked, &caller, format).await
+    let format = Responses { id, model, created, request: fields, parser, items: Vec::new(), number };
+    hosted.answer(vec![tokens], &request, &caller, format).await
 }
 
 /// Translates a request to the chat API.
@@ -115,7 +115,7 @@ struct Responses {
     model: String,
     created: u64,
     request: Fields,
-    speech: OutputParser,
+    parser: OutputParser,
     /// Output items so far; the last one may grow.
     items: Vec<OutputItem>,
     /// Number of events sent.
@@ -130,7 +130,7 @@ struct OutputItem {
 
 enum Content {
     Text(String),
-    Thought(String),
+    Reasoning(String),
     Call(Call),
 }
 
@@ -138,7 +138,7 @@ impl OutputItem {
     fn new(content: Content) -> Self {
         let prefix = match content {
             Content::Text(_) => "msg",
-            Content::Thought(_) => "rs",
+            Content::Reasoning(_) => "rs",
             Content::Call(_) => "fc",
         };
         Self { id: new_id(prefix), content }
@@ -147,7 +147,7 @@ impl OutputItem {
     /// Appends a part to the item. Returns whether the part is of the item's type.
     fn extend(&mut self, part: &Part) -> bool {
         let (so_far, more) = match (&mut self.content, part) {
-            (Content::Text(text), Part::Text(more)) | (Content::Thought(text), Part::Reasoning(more)) => {
+            (Content::Text(text), Part::Text(more)) | (Content::Reasoning(text), Part::Reasoning(more)) => {
                 (text, more)
             }
             (Content::Call(call), Part::Arguments(more)) => (&mut call.arguments, more),
@@ -166,7 +166,7 @@ impl OutputItem {
                     json!([{ "type": "output_text", "text": text, "annotations": [], "logprobs": [] }]);
                 json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
             }
-            Content::Thought(text) => {
+            Content::Reasoning(text) => {
                 let content = json!([{ "type": "reasoning_text", "text": text }]);
                 json!({ "type": "reasoning", "id": id, "status": status, "summary": [], "content": content })
             }
@@ -183,16 +183,16 @@ impl OutputItem {
 }
 
 impl Responses {
-    fn response(&self, status: &str, output: Vec<Value>, heard: Option<&Accumulated>) -> Value {
-        let asked = |name: &str, otherwise: Value| self.request.value(name).cloned().unwrap_or(otherwise);
-        let usage = heard.map(|heard| {
-            let (read, said) = (heard.times.prompt.total, heard.times.n_generated);
+    fn response(&self, status: &str, output: Vec<Value>, answer: Option<&Accumulated>) -> Value {
+        let requested = |name: &str, otherwise: Value| self.request.value(name).cloned().unwrap_or(otherwise);
+        let usage = answer.map(|answer| {
+            let (read, n_generated) = (answer.times.prompt.total, answer.times.n_generated);
             json!({
                 "input_tokens": read,
-                "input_tokens_details": { "cached_tokens": heard.times.prompt.cached, "cache_write_tokens": 0 },
-                "output_tokens": said,
-                "output_tokens_details": { "reasoning_tokens": heard.times.n_reasoning },
-                "total_tokens": read + said,
+                "input_tokens_details": { "cached_tokens": answer.times.prompt.cached, "cache_write_tokens": 0 },
+                "output_tokens": n_generated,
+                "output_tokens_details": { "reasoning_tokens": answer.times.n_reasoning },
+                "total_tokens": read + n_generated,
             })
         });
         let reason = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
@@ -203,20 +203,20 @@ impl Responses {
             "status": status,
             "error": null,
             "incomplete_details": reason,
-            "instructions": asked("instructions", Value::Null),
-            "max_output_tokens": asked("max_output_tokens", Value::Null),
+            "instructions": requested("instructions", Value::Null),
+            "max_output_tokens": requested("max_output_tokens", Value::Null),
             "model": self.model,
             "output": output,
-            "parallel_tool_calls": asked("parallel_tool_calls", true.into()),
+            "parallel_tool_calls": requested("parallel_tool_calls", true.into()),
             "previous_response_id": null,
             "store": false,
-            "temperature": asked("temperature", Value::Null),
-            "text": asked("text", json!({ "format": { "type": "text" } })),
-            "tool_choice": asked("tool_choice", "auto".into()),
-            "tools": asked("tools", json!([])),
-            "top_p": asked("top_p", Value::Null),
+            "temperature": requested("temperature", Value::Null),
+            "text": requested("text", json!({ "format": { "type": "text" } })),
+            "tool_choice": requested("tool_choice", "auto".into()),
+            "tools": requested("tools", json!([])),
+            "top_p": requested("top_p", Value::Null),
             "truncation": "disabled",
-            "metadata": asked("metadata", json!({})),
+            "metadata": requested("metadata", json!({})),
             "usage": usage,
         })
     }
@@ -257,17 +257,17 @@ impl Responses {
         let mut ends = Vec::new();
         match &item.content {
             Content::Text(text) => {
-                let mut said = done("response.output_text.done");
-                (said["content_index"], said["text"], said["logprobs"]) =
+                let mut event = done("response.output_text.done");
+                (event["content_index"], event["text"], event["logprobs"]) =
                     (0.into(), text.as_str().into(), json!([]));
                 let mut part = done("response.content_part.done");
                 (part["content_index"], part["part"]) = (0.into(), value["content"][0].clone());
-                ends.extend([said, part]);
+                ends.extend([event, part]);
             }
-            Content::Thought(text) => {
-                let mut thought = done("response.reasoning_text.done");
-                (thought["content_index"], thought["text"]) = (0.into(), text.as_str().into());
-                ends.push(thought);
+            Content::Reasoning(text) => {
+                let mut event = done("response.reasoning_text.done");
+                (event["content_index"], event["text"]) = (0.into(), text.as_str().into());
+                ends.push(event);
             }
             Content::Call(call) => {
                 let mut made = done("response.function_call_arguments.done");
@@ -291,7 +291,7 @@ impl Responses {
         };
         if !goes_on {
             let content =
-                if kind == "response.reasoning_text.delta" { Content::Thought } else { Content::Text };
+                if kind == "response.reasoning_text.delta" { Content::Reasoning } else { Content::Text };
             self.open(content(more.clone()), out);
         }
         let index = self.items.len() - 1;
@@ -310,10 +310,10 @@ impl Responses {
         self.items.iter().map(|item| item.value("completed")).collect()
     }
 
-    fn hear(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Chunk>) {
-        let mut parts = self.speech.push(text);
+    fn push(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Chunk>) {
+        let mut parts = self.parser.push(text);
         if is_last {
-            parts.extend(self.speech.rest());
+            parts.extend(self.parser.rest());
         }
         parts.into_iter().for_each(|part| self.part(part, out));
         if is_last {
@@ -322,8 +322,8 @@ impl Responses {
     }
 }
 
-fn status(heard: &Accumulated) -> &'static str {
-    if heard.finish == Some(Finish::Length) { "incomplete" } else { "completed" }
+fn status(answer: &Accumulated) -> &'static str {
+    if answer.finish == Some(Finish::Length) { "incomplete" } else { "completed" }
 }
 
 impl ApiFormat for Responses {
@@ -337,12 +337,12 @@ impl ApiFormat for Responses {
     }
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
-        self.hear(piece.text, piece.finish.is_some(), out);
+        self.push(piece.text, piece.finish.is_some(), out);
     }
 
-    fn end(&mut self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
-        let status = status(&heard[0]);
-        let response = self.response(status, self.output(), heard.first());
+    fn end(&mut self, answers: &[Accumulated], out: &mut VecDeque<Chunk>) {
+        let status = status(&answers[0]);
+        let response = self.response(status, self.output(), answers.first());
         self.send(json!({ "type": format!("response.{status}"), "response": response }), out);
     }
 
@@ -352,8 +352,8 @@ impl ApiFormat for Responses {
         self.send(data, out);
     }
 
-    fn whole(&mut self, heard: &[Accumulated]) -> Value {
+    fn whole(&mut self, answers: &[Accumulated]) -> Value {
         // The items have been collected from the events of the answer.
-        self.response(status(&heard[0]), self.output(), heard.first())
+        self.response(status(&answers[0]), self.output(), answers.first())
     }
 }

@@ -120,7 +120,7 @@ pub(super) fn breakers(
 }
 
 /// Returns the sampling parameters by the field names of requests.
-pub(super) fn told(sampler: &SamplerParams) -> Map<String, Value> {
+pub(super) fn param_fields(sampler: &SamplerParams) -> Map<String, Value> {
     let SamplerParams { dynatemp, xtc, dry, mirostat, .. } = sampler;
     let fields = [
         ("temperature", json!(sampler.temperature)),
@@ -134,11 +134,11 @@ pub(super) fn told(sampler: &SamplerParams) -> Map<String, Value> {
         ("xtc_probability", json!(xtc.probability)),
         ("xtc_threshold", json!(xtc.threshold)),
         ("repeat_penalty", json!(sampler.repeat_penalty)),
-        ("repeat_last_n", told_last(sampler.repeat_last_n)),
+        ("repeat_last_n", last_n_json(sampler.repeat_last_n)),
         ("dry_multiplier", json!(dry.multiplier)),
         ("dry_base", json!(dry.base)),
         ("dry_allowed_length", json!(dry.allowed_length)),
-        ("dry_penalty_last_n", told_last(dry.last_n)),
+        ("dry_penalty_last_n", last_n_json(dry.last_n)),
         ("mirostat", json!(mirostat.version.number())),
         ("mirostat_tau", json!(mirostat.tau)),
         ("mirostat_eta", json!(mirostat.eta)),
@@ -147,6 +147,6 @@ pub(super) fn told(sampler: &SamplerParams) -> Map<String, Value> {
 }
 
 /// Returns a number of last tokens; -1 means all.
-fn told_last(n: usize) -> Value {
+fn last_n_json(n: usize) -> Value {
     if n == usize::MAX { json!(-1) } else { json!(n) }
 }

@@ -128,7 +128,7 @@ fn card(name: &str, hosted: Option<&ServedModel>) -> Value {
 pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
     let sampler = &hosted.sampling_defaults.usual;
-    let mut params = sampling::told(sampler);
+    let mut params = sampling::param_fields(sampler);
     params.extend(
         [("n_predict", json!(-1)), ("seed", json!(sampler.seed))]
             .map(|(name, value)| (name.to_owned(), value)),

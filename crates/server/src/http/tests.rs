@@ -19,16 +19,9 @@ fn server() -> Arc<Server> {
     };
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), channel(1).0).unwrap());
-    let (n_asked, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (n_requests, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
     let bodies = Bodies::default();
-    Arc::new(Server {
-        options,
-        pool,
-        n_requests: n_asked,
-        bodies,
-        is_shutting_down: is_leaving,
-        work: Arc::default(),
-    })
+    Arc::new(Server { options, pool, n_requests, bodies, is_shutting_down: is_leaving, work: Arc::default() })
 }
 
 #[test]
@@ -40,7 +33,7 @@ fn a_panic_in_a_handler_is_an_error_response_only() {
     let routes = Router::new().route("/faulty", get(faulty));
     let service = TowerToHyperService::new(router_with(routes, Arc::clone(&server), cors(&[]).unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let ask = |path: &str| {
+    let fetch = |path: &str| {
         let request = Request::builder().uri(path).body(Body::empty()).unwrap();
         runtime.block_on(async {
             let response = service.call(request).await.unwrap();
@@ -50,13 +43,13 @@ fn a_panic_in_a_handler_is_an_error_response_only() {
             (head.status.as_u16(), serde_json::from_slice::<Value>(&body).unwrap())
         })
     };
-    let (status, told) = ask("/faulty");
+    let (status, body) = fetch("/faulty");
     assert_eq!(
-        (status, &told["error"]["type"], &told["error"]["code"]),
+        (status, &body["error"]["type"], &body["error"]["code"]),
         (500, &"server_error".into(), &500.into())
     );
-    assert!(!told.to_string().contains("secret"), "{told}");
-    assert_eq!(ask("/health").0, 200);
+    assert!(!body.to_string().contains("secret"), "{body}");
+    assert_eq!(fetch("/health").0, 200);
     assert_eq!(Arc::strong_count(&server.work), 1, "it is no more in work");
 }
 

@@ -153,8 +153,8 @@ fn is_off(value: &Value, off: Off) -> bool {
         (Off::Empty, Value::Array(items)) => items.is_empty(),
         (Off::Empty, Value::Object(fields)) => fields.is_empty(),
         (Off::Empty, Value::String(text)) => text.is_empty() || text == "none",
-        (Off::UpTo(most), value) => value.as_f64().is_some_and(|number| number <= most),
-        (Off::Exactly(wanted), value) => value.as_f64() == Some(wanted),
+        (Off::UpTo(max), value) => value.as_f64().is_some_and(|number| number <= max),
+        (Off::Exactly(neutral), value) => value.as_f64() == Some(neutral),
         _ => false,
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// One in this many decode steps runs without prefill, to measure the decode time alone.
-const SPEAK_EVERY: u32 = 32;
+const MEASURE_EVERY: u32 = 32;
 /// Target duration of a step without decode, in seconds: bounds the time until a new request is
 /// noticed.
 pub(super) const MAX_STEP: f64 = 0.1;
@@ -17,27 +17,27 @@ const FIRST_ROWS: usize = 4;
 pub(super) struct Pace {
     /// Steps with decode only, by the binary logarithm of the batch size: with the average of
     /// another size the difference would be attributed to prefill tokens.
-    decode_time: BTreeMap<u32, Speaking>,
+    decode_time: BTreeMap<u32, DecodeTime>,
     /// Time of a prefill token in a step without decode.
     pub row: Option<f64>,
     /// Time that a prefill token adds to a step with decode: more than alone, as small batches
     /// multiply less efficiently. The recent maximum, so that the latency bound holds.
-    beside: Option<f64>,
+    row_beside_decode: Option<f64>,
 }
 
 /// Time of steps with decode only, for one class of batch sizes.
 #[derive(Debug, Default)]
-struct Speaking {
+struct DecodeTime {
     seconds: Option<f64>,
     /// Steps of that size with prefill since the last measurement.
     n_since: u32,
 }
 
-impl Speaking {
+impl DecodeTime {
     /// Reports whether the next step must run without prefill as a measurement: none exists yet,
     /// or contexts have grown since.
     fn is_to_be_known(&self) -> bool {
-        self.n_since >= if self.seconds.is_none() { 1 } else { SPEAK_EVERY }
+        self.n_since >= if self.seconds.is_none() { 1 } else { MEASURE_EVERY }
     }
 }
 
@@ -47,23 +47,24 @@ impl Pace {
     }
 
     /// Records a step of so many tokens that took `seconds`.
-    pub fn ran(&mut self, n_speaking: usize, n_read: usize, seconds: f64) {
-        match (n_speaking, n_read) {
+    pub fn ran(&mut self, n_decode: usize, n_read: usize, seconds: f64) {
+        match (n_decode, n_read) {
             _ if seconds == 0.0 => {}
             (0, 0) => {}
             (n, 0) => {
-                let speaking = self.decode_time.entry(n.ilog2()).or_default();
-                Self::learn(&mut speaking.seconds, seconds);
-                speaking.n_since = 0;
+                let decode = self.decode_time.entry(n.ilog2()).or_default();
+                Self::learn(&mut decode.seconds, seconds);
+                decode.n_since = 0;
             }
             (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
             (n, rows) => {
-                let speaking = self.decode_time.entry(n.ilog2()).or_default();
-                speaking.n_since += 1;
-                if let Some(speaking) = speaking.seconds {
-                    let row = ((seconds - speaking) / rows as f64).max(1e-5);
-                    Self::learn(&mut self.beside, row);
-                    self.beside = self.beside.map(|beside| beside.max(row));
+                let decode = self.decode_time.entry(n.ilog2()).or_default();
+                decode.n_since += 1;
+                if let Some(decode) = decode.seconds {
+                    let row = ((seconds - decode) / rows as f64).max(1e-5);
+                    Self::learn(&mut self.row_beside_decode, row);
+                    self.row_beside_decode =
+                        self.row_beside_decode.map(|row_beside_decode| row_beside_decode.max(row));
                 }
             }
         }
@@ -71,21 +72,21 @@ impl Pace {
 
     /// Returns the number of prefill tokens of the next step, which may take `gap` times as long as
     /// without them.
-    pub fn rows(&self, n_speaking: usize, most: usize, gap: f64) -> usize {
-        let (seconds, row, least) = match n_speaking.checked_ilog2() {
-            Some(n) => match (self.decode_time.get(&n), self.beside) {
-                (Some(speaking), _) if speaking.is_to_be_known() => return 0,
-                (Some(Speaking { seconds: Some(speaking), .. }), Some(beside)) => {
-                    ((gap - 1.0) * speaking, beside, 1)
+    pub fn rows(&self, n_decode: usize, max_rows: usize, gap: f64) -> usize {
+        let (seconds, row, min_rows) = match n_decode.checked_ilog2() {
+            Some(n) => match (self.decode_time.get(&n), self.row_beside_decode) {
+                (Some(decode), _) if decode.is_to_be_known() => return 0,
+                (Some(DecodeTime { seconds: Some(decode), .. }), Some(row_beside_decode)) => {
+                    ((gap - 1.0) * decode, row_beside_decode, 1)
                 }
-                _ => return FIRST_ROWS.min(most),
+                _ => return FIRST_ROWS.min(max_rows),
             },
             None => match self.row.filter(|&row| row > 0.0) {
                 Some(row) => (MAX_STEP, row, MIN_ROWS),
-                None => return most.min(8 * MIN_ROWS),
+                None => return max_rows.min(8 * MIN_ROWS),
             },
         };
-        ((seconds / row) as usize).max(least).min(most)
+        ((seconds / row) as usize).max(min_rows).min(max_rows)
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
         pace.ran(64, 4, 0.304);
         assert_eq!(pace.rows(64, 500, GAP), 0);
         pace.ran(64, 0, 0.300);
-        (0..SPEAK_EVERY).for_each(|_| pace.ran(64, 40, 0.300 + 40.0 * 0.001));
+        (0..MEASURE_EVERY).for_each(|_| pace.ran(64, 40, 0.300 + 40.0 * 0.001));
         assert_eq!(pace.rows(64, 500, GAP), 0);
         pace.ran(64, 0, 0.300);
         assert!((270..=330).contains(&pace.rows(64, 500, GAP)), "{}", pace.rows(64, 500, GAP));

@@ -48,7 +48,7 @@ fn names(tokens: &[u64]) -> Vec<u64> {
 }
 
 /// Returns the successor of tokens: a value that depends on all of them.
-fn says(tokens: &[u64]) -> u64 {
+fn next_token(tokens: &[u64]) -> u64 {
     tokens.iter().fold(1, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
         % 1000
 }
@@ -58,7 +58,7 @@ struct Job {
     prompt: Vec<u64>,
     /// Prompt and generated tokens.
     tokens: Vec<u64>,
-    wanted: usize,
+    max_tokens: usize,
     cache: Option<Cache>,
     submitted: usize,
     paused: bool,
@@ -102,7 +102,7 @@ impl Engine {
         }
     }
 
-    fn submit(&mut self, owner: u64, prompt: &[u64], wanted: usize) -> Result<Id, Refusal> {
+    fn submit(&mut self, owner: u64, prompt: &[u64], max_tokens: usize) -> Result<Id, Refusal> {
         let shared = &prompt[..prompt.len() - 1];
         let (blocks, tokens) = (names(shared).into(), prompt.iter().map(|&token| token as u32).collect());
         let (n_prompt, n_shared) = (prompt.len(), shared.len());
@@ -110,7 +110,8 @@ impl Engine {
         let id = self.scheduler.submit(request)?;
         let (prompt, submitted) = (prompt.to_vec(), self.n_steps);
         let tokens = prompt.clone();
-        self.jobs.insert(id, Job { owner, prompt, tokens, wanted, cache: None, submitted, paused: false });
+        self.jobs
+            .insert(id, Job { owner, prompt, tokens, max_tokens, cache: None, submitted, paused: false });
         Ok(id)
     }
 
@@ -137,15 +138,16 @@ impl Engine {
     }
 
     fn attach(&self, tokens: &[u64]) -> Cache {
-        let (mine, most) = (names(tokens), (tokens.len() - 1) / BLOCK);
-        let common =
-            |cache: &Cache| mine.iter().zip(&cache.blocks).take_while(|(a, b)| a == b).count().min(most);
+        let (blocks, max_blocks) = (names(tokens), (tokens.len() - 1) / BLOCK);
+        let common = |cache: &Cache| {
+            blocks.iter().zip(&cache.blocks).take_while(|(a, b)| a == b).count().min(max_blocks)
+        };
         let n = BLOCK * self.caches().map(common).max().unwrap_or(0);
         // Blocks can be reused from every cache, the rest only from a snapshot.
         let copies = self.idle.iter().map(|cache| &cache.tokens);
         let whole = copies.filter(|copy| tokens[..tokens.len() - 1].starts_with(copy)).map(Vec::len).max();
         let n = n.max(whole.unwrap_or(0));
-        Cache { tokens: tokens[..n].to_vec(), blocks: mine[..n / BLOCK].to_vec() }
+        Cache { tokens: tokens[..n].to_vec(), blocks: blocks[..n / BLOCK].to_vec() }
     }
 
     fn leave(&mut self, id: Id) {
@@ -162,9 +164,9 @@ impl Engine {
             Action::Evict => _ = self.idle.remove(0),
             Action::Admit(id) | Action::Resume(id) => {
                 let job = &self.jobs[&id];
-                let has_spoken = job.tokens.len() > job.prompt.len();
+                let has_output = job.tokens.len() > job.prompt.len();
                 // In decode, the last token is not fed yet.
-                let known = &job.tokens[..job.tokens.len() - usize::from(has_spoken)];
+                let known = &job.tokens[..job.tokens.len() - usize::from(has_output)];
                 let cache = self.attach(known);
                 let n = cache.tokens.len();
                 match act {
@@ -192,29 +194,29 @@ impl Engine {
         let took = self.step + self.row * rows.iter().map(|&(_, n)| n as u32).sum::<u32>();
         self.now += took;
         self.scheduler.ran(rows, took);
-        let speaking = self.jobs.values().filter(|job| job.tokens.len() > job.prompt.len());
-        let ready = speaking.filter(|job| {
+        let decoding = self.jobs.values().filter(|job| job.tokens.len() > job.prompt.len());
+        let ready = decoding.filter(|job| {
             !job.paused && job.cache.as_ref().is_some_and(|c| c.tokens.len() + 1 == job.tokens.len())
         });
         let n_ready = ready.count();
-        let mut n_spoke = 0;
+        let mut n_decoded = 0;
         let mut done = Vec::new();
         for &(id, n) in rows {
             let job = self.jobs.get_mut(&id).expect("a job");
             let cache = job.cache.as_mut().expect("a cache");
             let at = cache.tokens.len();
-            n_spoke += usize::from(job.tokens.len() > job.prompt.len() && at + 1 == job.tokens.len());
+            n_decoded += usize::from(job.tokens.len() > job.prompt.len() && at + 1 == job.tokens.len());
             assert!(!job.paused || job.tokens.len() == job.prompt.len() || at + 1 < job.tokens.len());
             job.tokens[at..at + n].iter().for_each(|&token| cache.push(token));
             self.n_read += if at < job.prompt.len() { n } else { 0 };
             if cache.tokens.len() == job.tokens.len() {
-                job.tokens.push(says(&job.tokens));
-                if job.tokens.len() - job.prompt.len() == job.wanted {
+                job.tokens.push(next_token(&job.tokens));
+                if job.tokens.len() - job.prompt.len() == job.max_tokens {
                     done.push(id);
                 }
             }
         }
-        assert_eq!(n_spoke, n_ready, "a decoding sequence runs in every step");
+        assert_eq!(n_decoded, n_ready, "a decoding sequence runs in every step");
         for &(id, _) in rows {
             if self.scheduler.takes_snapshot(id, self.memory()) {
                 self.idle.extend(self.jobs[&id].cache.clone());
@@ -257,9 +259,9 @@ fn random_loads_give_the_tokens_of_lone_runs_within_budget() {
             match random.bits() % 10 {
                 0 | 1 => {
                     // Each sequence fits alone.
-                    let (prompt, wanted) = (prompt(&mut random, 30), 1 + random.bits() as usize % 12);
-                    let largest = COST.fixed + COST.block * (prompt.len() + wanted).div_ceil(BLOCK);
-                    let result = engine.submit(random.bits() % 3, &prompt, wanted);
+                    let (prompt, max_tokens) = (prompt(&mut random, 30), 1 + random.bits() as usize % 12);
+                    let largest = COST.fixed + COST.block * (prompt.len() + max_tokens).div_ceil(BLOCK);
+                    let result = engine.submit(random.bits() % 3, &prompt, max_tokens);
                     match result {
                         Err(_) => n_refused += 1,
                         Ok(id) if largest > budget => {
@@ -297,7 +299,7 @@ fn random_loads_give_the_tokens_of_lone_runs_within_budget() {
         for (prompt, tokens) in &engine.finished {
             let mut alone = prompt.clone();
             while alone.len() < tokens.len() {
-                alone.push(says(&alone));
+                alone.push(next_token(&alone));
             }
             assert_eq!(*tokens, alone, "seed {seed}");
         }
@@ -413,14 +415,14 @@ fn an_owner_starts_at_once_within_its_fair_share() {
         (0..200).for_each(|_| assert!(engine.act()));
         let before = began(&engine, 1);
         assert!(before > 4);
-        let asked = engine.n_steps;
+        let first_step = engine.n_steps;
         let short: Vec<Vec<u64>> = (0..2).map(|i| (0..12).map(|t| 90_000 + 50 * i + t).collect()).collect();
         for prompt in &short {
             engine.submit(2, prompt, 4).unwrap();
         }
         while short.iter().any(|short| !engine.finished.iter().any(|(prompt, _)| prompt == short)) {
             assert!(engine.act());
-            assert!(engine.n_steps < asked + 20, "{budget}: {} steps", engine.n_steps - asked);
+            assert!(engine.n_steps < first_step + 20, "{budget}: {} steps", engine.n_steps - first_step);
         }
         assert!(engine.finished.len() < 2 + 64, "no sequence had to end for it");
         // A preempted sequence resumes with the same tokens.
@@ -428,7 +430,7 @@ fn an_owner_starts_at_once_within_its_fair_share() {
         assert_eq!(engine.finished.len(), 66);
         for (prompt, tokens) in &engine.finished {
             let mut alone = prompt.clone();
-            (prompt.len()..tokens.len()).for_each(|_| alone.push(says(&alone)));
+            (prompt.len()..tokens.len()).for_each(|_| alone.push(next_token(&alone)));
             assert_eq!(*tokens, alone);
         }
     }
@@ -452,8 +454,8 @@ fn two_busy_owners_get_equal_service_for_any_prompt_length() {
         assert!(job.submitted <= engine.n_steps);
     }
     let given = [200 * 40 - left[&1], 200 * 160 - left[&2]];
-    let most = given[0].max(given[1]);
-    assert!(given[0].abs_diff(given[1]) * 10 <= most, "{given:?}");
+    let max = given[0].max(given[1]);
+    assert!(given[0].abs_diff(given[1]) * 10 <= max, "{given:?}");
 }
 
 /// Returns an engine with this throughput; the constant time of a step equals that of three batch
@@ -499,7 +501,7 @@ fn a_short_prompt_waits_at_most_three_times_its_own_time() {
         engine.submit(0, &short, 1).unwrap();
         let alone = time_of(&mut engine, &short);
 
-        let (mut slowest, mut lost) = (Duration::ZERO, 1.0f64);
+        let (mut slowest, mut throughput) = (Duration::ZERO, 1.0f64);
         for share in [0.02, 0.3, 0.6, 0.95] {
             let mut engine = paced(rows_per_second);
             engine.submit(0, &long, 1).unwrap();
@@ -509,11 +511,11 @@ fn a_short_prompt_waits_at_most_three_times_its_own_time() {
             engine.submit(0, &short, 1).unwrap();
             slowest = slowest.max(time_of(&mut engine, &short));
             time_of(&mut engine, &long);
-            lost = lost.min(long_alone.as_secs_f64() / engine.now.as_secs_f64());
+            throughput = throughput.min(long_alone.as_secs_f64() / engine.now.as_secs_f64());
         }
-        println!("{rows_per_second} | {alone:.2?} | {slowest:.2?} | {lost:.3}");
+        println!("{rows_per_second} | {alone:.2?} | {slowest:.2?} | {throughput:.3}");
         assert!(slowest <= (3 * alone).max(2 * longest_step(&engine)), "{rows_per_second}: {slowest:?}");
-        assert!(lost >= 0.9, "{rows_per_second}: {lost}");
+        assert!(throughput >= 0.9, "{rows_per_second}: {throughput}");
     }
 }
 
@@ -548,15 +550,15 @@ fn short_prompts_beside_an_agent_are_fast_and_waste_no_step() {
             }
             assert!(engine.act());
             for (prompt, _) in &engine.finished[seen..] {
-                waits.extend(titles.get(prompt).map(|&came| engine.now - came));
+                waits.extend(titles.get(prompt).map(|&submitted| engine.now - submitted));
             }
             seen = engine.finished.len();
         }
         waits.sort_unstable();
-        let (median, most) = (waits[waits.len() / 2], waits[waits.len() * 9 / 10]);
+        let (median, p90) = (waits[waits.len() / 2], waits[waits.len() * 9 / 10]);
         let pace = engine.n_read as f64 / engine.now.as_secs_f64();
-        println!("{rows_per_second} | {title_alone:.2?} | {median:.2?} | {most:.2?} | {pace:.0}");
-        assert!(most <= (3 * title_alone).max(2 * longest_step(&engine)), "{rows_per_second}: {most:?}");
+        println!("{rows_per_second} | {title_alone:.2?} | {median:.2?} | {p90:.2?} | {pace:.0}");
+        assert!(p90 <= (3 * title_alone).max(2 * longest_step(&engine)), "{rows_per_second}: {p90:?}");
         assert!(pace >= 0.9 * 12_000.0 / alone.as_secs_f64(), "{rows_per_second}: {pace}");
     }
 }

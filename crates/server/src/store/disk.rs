@@ -71,7 +71,7 @@ impl Disk {
             Ok(bytes) => {
                 let mut kept =
                     OffloadedSession { kind: hash, tokens: tokens.to_vec(), bytes, place: path, held: None };
-                kept.tell(blocks, kind);
+                kept.publish(blocks, kind);
                 self.tier.push(kept);
             }
             // It will be recomputed when needed.
@@ -91,7 +91,7 @@ impl Disk {
         match session.load_prefix(&kept.place, prompt) {
             Ok(_) => {
                 _ = fs::File::open(&kept.place).and_then(|file| file.set_modified(SystemTime::now()));
-                kept.tell(blocks, kind);
+                kept.publish(blocks, kind);
                 self.tier.push(kept);
             }
             Err(error) if error.is_out_of_memory() => self.tier.push(kept),
@@ -113,7 +113,7 @@ impl Disk {
 
 impl OffloadedSession<PathBuf> {
     /// Publishes its blocks once its cache key is known.
-    pub fn tell(&mut self, blocks: &Blocks, kind: &CacheKey) {
+    pub fn publish(&mut self, blocks: &Blocks, kind: &CacheKey) {
         let Self { tokens, held, .. } = self;
         held.get_or_insert_with(|| {
             let mut held = blocks.register(Medium::Disk, kind);

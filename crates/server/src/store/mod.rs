@@ -70,7 +70,7 @@ impl Store {
         if let Some(usual) = store.blocks.usual() {
             let kind = store.hash(usual);
             let found = store.disk.iter_mut().flat_map(|disk| disk.tier.iter_mut());
-            found.filter(|kept| kept.kind == kind).for_each(|kept| kept.tell(&store.blocks, usual));
+            found.filter(|kept| kept.kind == kind).for_each(|kept| kept.publish(&store.blocks, usual));
         }
         Ok(store)
     }
@@ -117,9 +117,9 @@ impl Store {
 
     /// Loads the longest saved prefix of `tokens` into `session`, if it is long enough.
     pub fn load(&mut self, session: &mut Session, kind: &CacheKey, tokens: &[u32]) {
-        let least = session.tokens().len() + MIN_TOKENS;
+        let min_len = session.tokens().len() + MIN_TOKENS;
         let hash = self.hash(kind);
-        let is_worth_it = |(n, _): &(usize, usize)| *n >= least;
+        let is_worth_it = |(n, _): &(usize, usize)| *n >= min_len;
         let in_ram = self.ram.longest(hash, tokens).filter(is_worth_it);
         let on_disk = self.disk.as_ref().and_then(|disk| disk.tier.longest(hash, tokens));
         let on_disk = on_disk.filter(is_worth_it);

@@ -272,7 +272,7 @@ fn a_corrupt_file_is_not_used_and_is_removed() {
 struct Dice(u64);
 
 impl Dice {
-    fn throw(&mut self, n: usize) -> usize {
+    fn roll(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % n
     }
@@ -290,7 +290,7 @@ fn logits_have_the_same_bits_for_prefixes_of_every_tier() {
         let mut store = test.store(ram, disk.map(|bytes| (&*folder, bytes)));
         let mut dice = Dice(seed);
         for _ in 0..25 {
-            let prompt = &texts[dice.throw(6)][..130 + dice.throw(640)];
+            let prompt = &texts[dice.roll(6)][..130 + dice.roll(640)];
             let mut session = test.empty();
             let longest = |found: Option<(usize, usize)>| found.map_or(0, |(n, _)| n);
             let hash = store.hash(&test.kind);

@@ -13,15 +13,15 @@ impl Worker {
     /// Cancels the sequences of disconnected clients and pauses those whose channel is full.
     pub(super) fn drop_disconnected(&mut self) {
         let mut gone = Vec::new();
-        for (&id, course) in &mut self.courses {
+        for (&id, sequence) in &mut self.sequences {
             // Each answer of the channel may emit all its events before the next check.
-            let is_heard = course.job.events.capacity() >= EVENTS_OF_ANSWER * course.job.n_answers;
-            if is_heard != course.backpressure_since.is_none() {
-                course.backpressure_since = (!is_heard).then(Instant::now);
-                self.scheduler.pause(id, course.is_paused());
+            let has_capacity = sequence.job.events.capacity() >= EVENTS_OF_ANSWER * sequence.job.n_answers;
+            if has_capacity != sequence.backpressure_since.is_none() {
+                sequence.backpressure_since = (!has_capacity).then(Instant::now);
+                self.scheduler.pause(id, sequence.is_paused());
             }
-            if course.job.events.is_closed()
-                || course.backpressure_since.is_some_and(|since| since.elapsed() > BACKPRESSURE_TIMEOUT)
+            if sequence.job.events.is_closed()
+                || sequence.backpressure_since.is_some_and(|since| since.elapsed() > BACKPRESSURE_TIMEOUT)
             {
                 gone.push(id);
             }
@@ -33,11 +33,11 @@ impl Worker {
     }
 
     /// Resumes the sequences whose token masks are ready. Reports whether others still wait.
-    pub(super) fn look_for_masks(&mut self) -> bool {
+    pub(super) fn resume_ready(&mut self) -> bool {
         let mut awaits = false;
         let mut ready = Vec::new();
-        for (&id, course) in self.courses.iter_mut().filter(|(_, course)| course.awaits_mask) {
-            if course.text.decoder().is_ready(Duration::ZERO) {
+        for (&id, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| sequence.awaits_mask) {
+            if sequence.text.decoder().is_ready(Duration::ZERO) {
                 ready.push(id);
             } else {
                 awaits = true;
@@ -52,9 +52,9 @@ impl Worker {
 
     /// Pauses a sequence until its token mask is ready, or resumes it.
     pub(super) fn await_mask(&mut self, id: Id, awaits: bool) {
-        if let Some(course) = self.courses.get_mut(&id) {
-            course.awaits_mask = awaits;
-            self.scheduler.pause(id, course.is_paused());
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.awaits_mask = awaits;
+            self.scheduler.pause(id, sequence.is_paused());
         }
     }
 }

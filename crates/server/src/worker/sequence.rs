@@ -45,8 +45,8 @@ impl Sequence {
     pub fn new(job: Arc<Job>, index: usize) -> Self {
         let now = Instant::now();
         let guides = job.guides.fork();
-        let voice = SequenceDecoder::new(Arc::clone(&job.answer), guides, index);
-        let text = generate::Sequence::new(job.prompt.to_vec(), voice);
+        let decoder = SequenceDecoder::new(Arc::clone(&job.answer), guides, index);
+        let text = generate::Sequence::new(job.prompt.to_vec(), decoder);
         let progress = Progress { total: job.prompt.len(), ..Progress::default() };
         Self {
             index: job.first + index,
@@ -113,14 +113,14 @@ impl Sequence {
             n_reasoning,
             n_drafted: drafts.n_verified,
             n_accepted: drafts.n_accepted,
-            decode_time: self.first_token_at.map_or(Duration::ZERO, |spoke| self.last_token_at - spoke),
+            decode_time: self.first_token_at.map_or(Duration::ZERO, |first| self.last_token_at - first),
             kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
             kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
         }
     }
 
     /// Sends an event. A disconnected client is detected elsewhere.
-    pub fn tell(&self, event: Event) {
+    pub fn send(&self, event: Event) {
         _ = self.job.events.try_send(event);
     }
 
@@ -151,8 +151,8 @@ impl Sequence {
 /// hidden states are requested.
 pub(super) fn shared(job: &Job) -> &[u32] {
     let is_read_whole = job.prompt_logprobs.is_some() || job.pooled.is_some();
-    let most = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
-    &job.prompt[..most]
+    let max_shared = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
+    &job.prompt[..max_shared]
 }
 
 /// Hashes each block of [`shared`] with all blocks before it and with the cache key.

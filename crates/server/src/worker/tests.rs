@@ -40,18 +40,18 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
         hosted.jobs.send(job).unwrap();
     }
     drop(events);
-    let mut n_said = vec![0; n_jobs];
+    let mut n_generated = vec![0; n_jobs];
     while let Some(event) = received.blocking_recv() {
         // Receives more slowly than the worker sends.
         std::thread::sleep(Duration::from_millis(2));
         match event {
-            Event::Token(index, _) => n_said[index] += 1,
+            Event::Token(index, _) => n_generated[index] += 1,
             Event::Ended(index, _, _, times) => {
-                assert_eq!((n_said[index], times.n_generated), (max_tokens, max_tokens))
+                assert_eq!((n_generated[index], times.n_generated), (max_tokens, max_tokens))
             }
             Event::Failed { why, .. } => panic!("{why}"),
             _ => {}
         }
     }
-    assert_eq!(n_said, vec![max_tokens; n_jobs]);
+    assert_eq!(n_generated, vec![max_tokens; n_jobs]);
 }

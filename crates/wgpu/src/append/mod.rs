@@ -10,13 +10,13 @@ use kvant_codec::tile::{Side, TILE};
 use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, trellis};
 
 use crate::constants::Constants;
-use crate::elementwise::NUMBERS;
+use crate::elementwise::MATH;
 use crate::kv::{NONE, TILES, balance, has_centres, number, word};
 use crate::{Gpu, Part, Source, WgpuPage, groups, kv};
 
 pub(crate) static SOURCE: Source = Source {
     parts: &[
-        NUMBERS,
+        MATH,
         TILES,
         Part { name: "integers.wgsl", text: include_str!("integers.wgsl") },
         Part { name: "encode.wgsl", text: include_str!("encode.wgsl") },
@@ -41,16 +41,16 @@ const TINY: f64 = 1e-20;
 struct Write {
     tile: u32,
     tail: u32,
-    band: u32,
+    step_tile: u32,
     centre: u32,
-    old: u32,
+    old_slots: u32,
     new_slots: u32,
     first_row: u32,
     dtype: u32,
     is_key: u32,
     of_keys: u32,
     rotates: u32,
-    through_half: u32,
+    rounds_to_f16: u32,
     dim: u32,
     head_dim: u32,
     column: u32,
@@ -59,10 +59,10 @@ struct Write {
     shift: u32,
     alpha: f32,
     next_tail: u32,
-    next_old: u32,
-    next_new: u32,
+    next_old_slots: u32,
+    next_new_slots: u32,
     next_row: u32,
-    part_of_one: f32,
+    inverse_rows: f32,
 }
 
 fn constants() -> Constants {
@@ -127,14 +127,14 @@ fn with_trellises(constants: Constants) -> Constants {
         .whole("TRELLIS_WINDOW", trellis::WINDOW)
         .whole("TRELLIS_WINDOWS", trellis::LEVELS)
         .whole("TRELLIS_STRIDE", trellis::STRIDE)
-        .whole("TRELLIS_LEAD", trellis::SEAM_OVERLAP)
+        .whole("TRELLIS_SEAM_OVERLAP", trellis::SEAM_OVERLAP)
         .whole("MAX_STATES", tables.map(|trellis| trellis.states()).into_iter().max().unwrap_or(0))
-        .integer("TRELLIS_FREE", trellis::COST_TAG_MASK)
-        .integer("TRELLIS_CLOSED", trellis::FORBIDDEN_COST)
+        .integer("TRELLIS_TAG_MASK", trellis::COST_TAG_MASK)
+        .integer("TRELLIS_FORBIDDEN_COST", trellis::FORBIDDEN_COST)
         .integer("TRELLIS_UNIT", trellis::BRANCH_FACTORS[0].into())
         .integer("TRELLIS_SQUARE_UNIT", trellis::BRANCH_FACTORS[1].into())
         .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
-        .float("TRELLIS_MOST", trellis::MAX_VALUE)
+        .float("TRELLIS_MAX_VALUE", trellis::MAX_VALUE)
         .wholes("TRELLIS_TABLES", &levels.collect::<Vec<_>>())
 }
 
@@ -159,13 +159,13 @@ pub(crate) fn append(
     arena: &wgpu::Buffer,
     parts: &[KvBatchEntry<'_, WgpuPage>],
     [k, v]: [&wgpu::Buffer; 2],
-    band: Option<&WgpuPage>,
+    step_tiles: Option<&WgpuPage>,
 ) -> Result<()> {
     let mut lists = Lists::default();
     for part in parts {
-        for streams in [&part.layer.k, &part.layer.v] {
-            for (head, stream) in streams.iter().enumerate() {
-                lists.push(part, stream, head, band)?;
+        for tensors in [&part.layer.k, &part.layer.v] {
+            for (head, tensor) in tensors.iter().enumerate() {
+                lists.push(part, tensor, head, step_tiles)?;
             }
         }
     }
@@ -185,18 +185,18 @@ impl Lists {
     fn push(
         &mut self,
         part: &KvBatchEntry<'_, WgpuPage>,
-        stream: &KvTensor,
+        tensor: &KvTensor,
         head: usize,
-        band: Option<&WgpuPage>,
+        step_tiles: Option<&WgpuPage>,
     ) -> Result<()> {
-        let spec = &stream.spec;
-        let common = common(part, stream, head)?;
+        let spec = &tensor.spec;
+        let common = common(part, tensor, head)?;
         for write in spec.writes(part.rows) {
-            let tail = tail(part, stream, &write.rows());
+            let tail = tail(part, tensor, &write.rows());
             let centre = match write.place {
                 TileLocation::Main(tile) if has_centres(spec) => {
-                    let block = part.memory.tile(stream, TileLocation::Main(tile)).page;
-                    word(block.at() + stream.centre)
+                    let block = part.memory.tile(tensor, TileLocation::Main(tile)).page;
+                    word(block.at() + tensor.centre)
                 }
                 _ => NONE,
             };
@@ -205,26 +205,26 @@ impl Lists {
                 self.centres.push(Write {
                     tail,
                     centre,
-                    next_tail: self::tail(part, stream, &next),
-                    next_old: slots(&next.old),
-                    next_new: slots(&next.new),
+                    next_tail: self::tail(part, tensor, &next),
+                    next_old_slots: slots(&next.old),
+                    next_new_slots: slots(&next.new),
                     next_row: (part.rows.first + next.first_row) as u32,
-                    part_of_one: 1.0 / n_rows as f32,
-                    ..placed(common, part, &own)
+                    inverse_rows: 1.0 / n_rows as f32,
+                    ..with_slots(common, part, &own)
                 });
             }
-            let all = Write { tail, centre, ..placed(common, part, &write.rows()) };
-            let tile = part.memory.tile(stream, write.place);
+            let all = Write { tail, centre, ..with_slots(common, part, &write.rows()) };
+            let tile = part.memory.tile(tensor, write.place);
             let tile_at = word(tile.page.at() + tile.offset);
             let in_tail = matches!(write.place, TileLocation::Tail(_));
-            let band = match band {
-                Some(page) if write.in_band => word(page.at() + part.band_offset(stream, write.tile)),
+            let step_tile = match step_tiles {
+                Some(page) if write.in_band => word(page.at() + part.band_offset(tensor, write.tile)),
                 _ => NONE,
             };
-            if !in_tail || band != NONE {
+            if !in_tail || step_tile != NONE {
                 let dtype = if matches!(write.place, TileLocation::Main(_)) { all.dtype } else { F16 };
                 let tile = if in_tail { NONE } else { tile_at };
-                self.first.push(Write { tile, band, dtype, ..all });
+                self.first.push(Write { tile, step_tile, dtype, ..all });
             }
             if in_tail && !write.new.is_empty() {
                 self.tails.push(new_rows(Write { tile: tile_at, dtype: F16, ..all }, &write));
@@ -241,29 +241,29 @@ const F16: u32 = {
 };
 
 /// Returns the fields shared by all writes to a KV tensor.
-fn common(part: &KvBatchEntry<'_, WgpuPage>, stream: &KvTensor, head: usize) -> Result<Write> {
-    let spec = &stream.spec;
-    let of = BalanceLayout::of(part.layer);
+fn common(part: &KvBatchEntry<'_, WgpuPage>, tensor: &KvTensor, head: usize) -> Result<Write> {
+    let spec = &tensor.spec;
+    let layout = BalanceLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
     // Shared-KV tensors store keys, in tiles with the layout of values.
     let of_keys = spec.side == Side::K || spec.shared_kv.is_some();
     let [scale, shift] = match of_keys {
-        true => [balance(part, of.key.start + column), NONE],
-        false if of.scales_values() => {
-            [of.value, of.value_shift].map(|range| balance(part, range.start + column))
+        true => [balance(part, layout.key.start + column), NONE],
+        false if layout.scales_values() => {
+            [layout.value, layout.value_shift].map(|range| balance(part, range.start + column))
         }
         false => [NONE; 2],
     };
     Ok(Write {
         tile: NONE,
         tail: NONE,
-        band: NONE,
+        step_tile: NONE,
         centre: NONE,
         dtype: number(OP, spec)?,
         is_key: u32::from(spec.side == Side::K),
         of_keys: of_keys.into(),
         rotates: spec.rotates.into(),
-        through_half: u32::from(spec.tail_tiles > 0),
+        rounds_to_f16: u32::from(spec.tail_tiles > 0),
         dim: spec.dim() as u32,
         head_dim: spec.head_dim as u32,
         column: column as u32,
@@ -276,9 +276,9 @@ fn common(part: &KvBatchEntry<'_, WgpuPage>, stream: &KvTensor, head: usize) -> 
 }
 
 /// Returns `common` with the slots of a tile.
-fn placed(common: Write, part: &KvBatchEntry<'_, WgpuPage>, rows: &TileRows) -> Write {
+fn with_slots(common: Write, part: &KvBatchEntry<'_, WgpuPage>, rows: &TileRows) -> Write {
     Write {
-        old: slots(&rows.old),
+        old_slots: slots(&rows.old),
         new_slots: slots(&rows.new),
         first_row: (part.rows.first + rows.first_row) as u32,
         ..common
@@ -287,15 +287,15 @@ fn placed(common: Write, part: &KvBatchEntry<'_, WgpuPage>, rows: &TileRows) -> 
 
 /// Returns `write` without the slots that stay in the tail.
 fn new_rows(all: Write, write: &TileWrite) -> Write {
-    Write { tail: NONE, old: 0, new_slots: slots(&write.new), ..all }
+    Write { tail: NONE, old_slots: 0, new_slots: slots(&write.new), ..all }
 }
 
 /// Returns the position of the tile in the tail, if slots of it are there.
-fn tail(part: &KvBatchEntry<'_, WgpuPage>, stream: &KvTensor, rows: &TileRows) -> u32 {
+fn tail(part: &KvBatchEntry<'_, WgpuPage>, tensor: &KvTensor, rows: &TileRows) -> u32 {
     if rows.old.is_empty() {
         return NONE;
     }
-    let tile = part.memory.tile(stream, TileLocation::Tail(rows.tile % stream.spec.tail_tiles));
+    let tile = part.memory.tile(tensor, TileLocation::Tail(rows.tile % tensor.spec.tail_tiles));
     word(tile.page.at() + tile.offset)
 }
 

@@ -12,13 +12,13 @@
 // its job, or on the words per thread.
 //
 // Each *span* of tokens (KV split), counted from token 0 too, has a workgroup of its own, and
-// another kernel joins the partial results: kernels stay short, and one row occupies many
+// another kernel combines the partial results: kernels stay short, and one row occupies many
 // workgroups.
 //
 // There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values stored separately
-// or shared (JOINT), with centres or without (CENTRES), for values of at most EACH times 128 dims;
-// QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter. Head groups
-// with other types have a kernel of their own.
+// or shared (JOINT), with centres or without (CENTRES), for values of at most DIM_CHUNKS times 128
+// dims; QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter. Head
+// groups with other types have a kernel of their own.
 
 const JOINT: bool = IS_JOINT != 0u;
 const CENTRES: bool = HAS_CENTRES != 0u;
@@ -28,19 +28,19 @@ const LANES: u32 = 32u / WORDS;
 // [jobs, KV heads, query_values, QUADS]
 @group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> sinks: array<f32>;           // [heads]
-// [jobs, KV heads, slots, spans, part_values], see join_spans
-@group(0) @binding(5) var<storage, read_write> left: array<f32>;
+// [jobs, KV heads, slots, spans, partial_values], see combine_spans
+@group(0) @binding(5) var<storage, read_write> partials: array<f32>;
 
 // Scores of the chunk, then softmax weights, [tokens, QUADS].
 var<workgroup> weights: array<vec4<f32>, TOKENS * QUADS>;
 // The largest of the scores of each thread.
-var<workgroup> mosts: array<vec4<f32>, LANES * QUADS>;
+var<workgroup> thread_max: array<vec4<f32>, LANES * QUADS>;
 
 // For each query the oldest visible token, its position, its windows of keys and of values and the
 // score of its sink, [5, slots].
-var<workgroup> of_queries: array<u32, 20 * QUADS>;
+var<workgroup> query_words: array<u32, 20 * QUADS>;
 // The first and the last chunk of the span that a query sees.
-var<workgroup> chunks: vec2<u32>;
+var<workgroup> shared_chunk_range: vec2<u32>;
 
 // For each query.
 alias PerQuery = array<vec4<f32>, QUADS>;
@@ -50,27 +50,27 @@ alias FourOf = array<vec4<f32>, 4 * QUADS>;
 alias Sums = array<vec4<f32>, 4 * WORDS * QUADS>;
 
 // The visible tokens of the queries of the job.
-struct Seen {
+struct VisibleRanges {
     oldest: array<vec4<u32>, QUADS>,
     position: array<vec4<u32>, QUADS>,
     k_window: array<vec4<u32>, QUADS>,
     v_window: array<vec4<u32>, QUADS>,
 }
 
-fn is_main(s: Stream, tile: u32, window: vec4<u32>) -> vec4<bool> {
+fn is_main(s: KvTensor, tile: u32, window: vec4<u32>) -> vec4<bool> {
     return vec4<bool>(tile >= s.sink_tiles) & (vec4<u32>(tile) < window);
 }
 
 // Returns the address of a main tile.
-fn main_place(s: Stream, tile: u32) -> u32 {
+fn main_address(s: KvTensor, tile: u32) -> u32 {
     return p.list[s.blocks + tile / TILES_PER_BLOCK] + s.main + tile % TILES_PER_BLOCK * s.tile_words;
 }
 
 // Returns the address of a tile in 16 bit.
-fn half_place(s: Stream, tile: u32) -> u32 {
+fn half_address(s: KvTensor, tile: u32) -> u32 {
     let half_tile = s.dim * TILE / 2u;
     if tile < s.sink_tiles { return s.sink + tile * half_tile; }
-    if tile >= s.band_first && tile < s.band_end { return s.band + (tile - s.band_first) * half_tile; }
+    if tile >= s.first_step_tile && tile < s.end_step_tile { return s.step_tiles + (tile - s.first_step_tile) * half_tile; }
     return s.tail + tile % s.tail_tiles * half_tile;
 }
 
@@ -88,42 +88,42 @@ fn add_word(sums: ptr<function, Sums>, word: u32, values: Sixteen, queries: ptr<
 // Returns the slot in its tile of token number `i` of word `word` of a thread: in quantized tiles
 // of keys they are four apart.
 fn slot_of(first: u32, word: u32, i: u32) -> u32 {
-    return select(4u * (first + word) + i, first + word + 4u * i, is_coded(K_TYPE) && !JOINT);
+    return select(4u * (first + word) + i, first + word + 4u * i, is_quantized(K_TYPE) && !JOINT);
 }
 
 // Returns the dim, of sixteen, of number `i` of word `word` of a thread.
 fn dim_of(first: u32, word: u32, i: u32) -> u32 {
-    return select(4u * (first + word) + i, first + word + 4u * i, is_coded(V_TYPE));
+    return select(4u * (first + word) + i, first + word + 4u * i, is_quantized(V_TYPE));
 }
 
-// Adds q . k of the thread's tokens of the quantized tile at `place`, whose words begin with
+// Adds q . k of the thread's tokens of the quantized tile at `address`, whose words begin with
 // `first`, to `scores`; and of the centre of their block.
 fn score_codes(
-    keys: Stream, place: u32, centre: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>, of_centre: ptr<function, PerQuery>,
+    keys: KvTensor, address: u32, centre: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>, centre_scores: ptr<function, PerQuery>,
 ) {
     var index = 0u;
     for (var at = 0u; at < keys.dim;) {
         let n = slice_at(keys.dim, at, max_dims(K_TYPE));
-        let block = place + block_word(K_TYPE, index, at);
+        let block = address + block_word(K_TYPE, index, at);
         var sums = Sums();
         for (var step = 0u; step < n / 4u; step++) {
             // Four dims: contiguous ones, or for shared-KV tensors, whose words hold dims that are
             // four apart, strided ones.
             let d = at + select(4u * step, step / 4u * 16u + step % 4u, JOINT);
-            let apart = select(1u, 4u, JOINT);
+            let stride = select(1u, 4u, JOINT);
             var queries = FourOf();
             for (var j = 0u; j < 4u; j++) {
-                for (var x = 0u; x < QUADS; x++) { queries[j * QUADS + x] = prepared[queries_at + (d + j * apart) * QUADS + x]; }
+                for (var x = 0u; x < QUADS; x++) { queries[j * QUADS + x] = prepared[queries_at + (d + j * stride) * QUADS + x]; }
             }
             if CENTRES {
-                var of_dims = vec4<f32>();
+                var centre_values = vec4<f32>();
                 if JOINT {
-                    of_dims = vec4<f32>(half_at(centre, d), half_at(centre, d + 4u), half_at(centre, d + 8u), half_at(centre, d + 12u));
+                    centre_values = vec4<f32>(half_at(centre, d), half_at(centre, d + 4u), half_at(centre, d + 8u), half_at(centre, d + 12u));
                 } else {
-                    of_dims = vec4<f32>(two_halves(centre, d), two_halves(centre, d + 2u));
+                    centre_values = vec4<f32>(two_halves(centre, d), two_halves(centre, d + 2u));
                 }
                 for (var j = 0u; j < 4u; j++) {
-                    for (var x = 0u; x < QUADS; x++) { (*of_centre)[x] += of_dims[j] * queries[j * QUADS + x]; }
+                    for (var x = 0u; x < QUADS; x++) { (*centre_scores)[x] += centre_values[j] * queries[j * QUADS + x]; }
                 }
             }
             var high = vec2<u32>();
@@ -148,7 +148,7 @@ fn score_codes(
 
 fn add_keys(
     sums: ptr<function, Sums>, word: u32,
-    block: u32, n: u32, step: u32, first: u32, high_of_all: vec2<u32>, queries: ptr<function, FourOf>,
+    block: u32, n: u32, step: u32, first: u32, shared_high_bits: vec2<u32>, queries: ptr<function, FourOf>,
 ) {
     let planes = block + SCALE_WORDS;
     if JOINT {
@@ -156,7 +156,7 @@ fn add_keys(
         let high = high_bits(K_TYPE, planes, n, g);
         add_word(sums, word, sixteen_levels(K_TYPE, false, true, planes, n, g, step % 4u, high), queries, true);
     } else {
-        add_word(sums, word, sixteen_levels(K_TYPE, true, true, planes, n, step, first + word, high_of_all), queries, false);
+        add_word(sums, word, sixteen_levels(K_TYPE, true, true, planes, n, step, first + word, shared_high_bits), queries, false);
     }
 }
 
@@ -171,29 +171,29 @@ fn add_slice(scores: ptr<function, Sums>, word: u32, block: u32, first: u32, sum
     }
 }
 
-// Adds q . k of the thread's tokens of the float tile at `place`.
-fn score_floats(dtype: u32, keys: Stream, place: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>) {
+// Adds q . k of the thread's tokens of the float tile at `address`.
+fn score_floats(dtype: u32, keys: KvTensor, address: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>) {
     for (var d = 0u; d < keys.dim; d++) {
         var queries = PerQuery();
         for (var x = 0u; x < QUADS; x++) { queries[x] = prepared[queries_at + d * QUADS + x]; }
-        add_dim(scores, 0u, dtype, keys.dim, place, d, first, &queries);
-        if WORDS > 1u { add_dim(scores, 1u, dtype, keys.dim, place, d, first, &queries); }
+        add_dim(scores, 0u, dtype, keys.dim, address, d, first, &queries);
+        if WORDS > 1u { add_dim(scores, 1u, dtype, keys.dim, address, d, first, &queries); }
         if WORDS > 2u {
-            add_dim(scores, 2u, dtype, keys.dim, place, d, first, &queries);
-            add_dim(scores, 3u, dtype, keys.dim, place, d, first, &queries);
+            add_dim(scores, 2u, dtype, keys.dim, address, d, first, &queries);
+            add_dim(scores, 3u, dtype, keys.dim, address, d, first, &queries);
         }
     }
 }
 
 fn add_dim(
-    scores: ptr<function, Sums>, word: u32, dtype: u32, dim: u32, place: u32, d: u32, first: u32, queries: ptr<function, PerQuery>,
+    scores: ptr<function, Sums>, word: u32, dtype: u32, dim: u32, address: u32, d: u32, first: u32, queries: ptr<function, PerQuery>,
 ) {
     var values = vec4<f32>();
     if STAGE != NO_CODES {
         if JOINT {
-            for (var i = 0u; i < 4u; i++) { values[i] = float_at(dtype, place, (4u * (first + word) + i) * dim + d); }
+            for (var i = 0u; i < 4u; i++) { values[i] = float_at(dtype, address, (4u * (first + word) + i) * dim + d); }
         } else {
-            values = four_floats(dtype, place, d * TILE, first + word, is_coded(K_TYPE));
+            values = four_floats(dtype, address, d * TILE, first + word, is_quantized(K_TYPE));
         }
     }
     for (var i = 0u; i < 4u; i++) {
@@ -201,95 +201,95 @@ fn add_dim(
     }
 }
 
-// Writes the scores of word `word`, ready for the softmax, to `weights`; updates the maximum
-// `most`.
+// Writes the scores of word `word`, ready for the softmax, to `weights`; updates
+// `max_score`.
 fn finish_scores(
-    word: u32, first: u32, tile: u32, scale: f32, keys: Stream, seen: ptr<function, Seen>,
-    of_main: ptr<function, Sums>, of_half: ptr<function, Sums>, of_centre: ptr<function, PerQuery>, most: ptr<function, PerQuery>,
+    word: u32, first: u32, tile: u32, scale: f32, keys: KvTensor, visible: ptr<function, VisibleRanges>,
+    main_scores: ptr<function, Sums>, half_scores: ptr<function, Sums>, centre_scores: ptr<function, PerQuery>, max_score: ptr<function, PerQuery>,
 ) {
     for (var i = 0u; i < 4u; i++) {
         let token = tile * TILE + slot_of(first, word, i);
         for (var x = 0u; x < QUADS; x++) {
             let at = (4u * word + i) * QUADS + x;
-            var s = select((*of_half)[at], (*of_main)[at] + (*of_centre)[x], is_main(keys, tile, (*seen).k_window[x])) * scale;
-            let is_seen = (vec4<u32>(token) >= (*seen).oldest[x]) & (vec4<u32>(token) <= (*seen).position[x]);
-            s = select(vec4<f32>(MIN_F32), s, is_seen);
+            var s = select((*half_scores)[at], (*main_scores)[at] + (*centre_scores)[x], is_main(keys, tile, (*visible).k_window[x])) * scale;
+            let is_visible = (vec4<u32>(token) >= (*visible).oldest[x]) & (vec4<u32>(token) <= (*visible).position[x]);
+            s = select(vec4<f32>(MIN_F32), s, is_visible);
             weights[token % TOKENS * QUADS + x] = s;
-            (*most)[x] = max((*most)[x], s);
+            (*max_score)[x] = max((*max_score)[x], s);
         }
     }
 }
 
-// Applies the soft cap; masked scores stay the least f32.
-fn bent(s: vec4<f32>, cap: f32) -> vec4<f32> {
+// Applies the soft cap; masked scores stay the lowest f32.
+fn apply_soft_cap(s: vec4<f32>, cap: f32) -> vec4<f32> {
     if cap <= 0.0f { return s; }
     let x = s / cap;
     let t = vec4<f32>(hyperbolic_tangent(x.x), hyperbolic_tangent(x.y), hyperbolic_tangent(x.z), hyperbolic_tangent(x.w));
     return select(cap * t, s, s == vec4<f32>(MIN_F32));
 }
 
-// Returns e^(s - most); 0 for masked scores.
-fn weight_of(s: vec4<f32>, most: vec4<f32>) -> vec4<f32> {
-    let d = s - most;
+// Returns e^(s - max_score); 0 for masked scores.
+fn softmax_weight(s: vec4<f32>, max_score: vec4<f32>) -> vec4<f32> {
+    let d = s - max_score;
     let weight = vec4<f32>(exponential(d.x), exponential(d.y), exponential(d.z), exponential(d.w));
     return select(weight, vec4<f32>(), s == vec4<f32>(MIN_F32));
 }
 
-// Adds the weighted values of the quantized tile at `place` for the thread's dims, for queries that
-// see it in this form. The sum of these weights is added to `total`.
+// Adds the weighted values of the quantized tile at `address` for the thread's dims, for queries
+// that see it in this form. The sum of these weights is added to `total`.
 fn add_codes(
-    place: u32, slice: vec3<u32>, first_weight: u32, d: u32, first: u32, reads: PerQuery,
+    address: u32, slice: vec3<u32>, first_weight: u32, d: u32, first: u32, read_mask: PerQuery,
     sums: ptr<function, Sums>, total: ptr<function, PerQuery>,
 ) {
-    let block = place + block_word(V_TYPE, slice.z, slice.y);
+    let block = address + block_word(V_TYPE, slice.z, slice.y);
     let planes = block + SCALE_WORDS;
     for (var quad = 0u; quad < 4u; quad++) {
         let scales = vec4<f32>(two_halves(block, 4u * quad), two_halves(block, 4u * quad + 2u));
-        var taken = FourOf();
+        var query_weights = FourOf();
         for (var j = 0u; j < 4u; j++) {
             for (var x = 0u; x < QUADS; x++) {
-                let weight = weights[(first_weight + 4u * quad + j) * QUADS + x] * reads[x];
+                let weight = weights[(first_weight + 4u * quad + j) * QUADS + x] * read_mask[x];
                 (*total)[x] += weight;
-                taken[j * QUADS + x] = weight * scales[j];
+                query_weights[j * QUADS + x] = weight * scales[j];
             }
         }
         let g = (d - slice.y) / 4u + quad;
         let high = high_bits(V_TYPE, planes, slice.x, g);
-        add_word(sums, 0u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first, high), &taken, false);
+        add_word(sums, 0u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first, high), &query_weights, false);
         if WORDS > 1u {
-            add_word(sums, 1u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 1u, high), &taken, false);
+            add_word(sums, 1u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 1u, high), &query_weights, false);
         }
         if WORDS > 2u {
-            add_word(sums, 2u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 2u, high), &taken, false);
-            add_word(sums, 3u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 3u, high), &taken, false);
+            add_word(sums, 2u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 2u, high), &query_weights, false);
+            add_word(sums, 3u, sixteen_levels(V_TYPE, false, false, planes, slice.x, g, first + 3u, high), &query_weights, false);
         }
     }
 }
 
 // As `add_codes`, for a float tile.
 fn add_floats(
-    dtype: u32, dim: u32, place: u32, first_weight: u32, d: u32, first: u32, reads: PerQuery,
+    dtype: u32, dim: u32, address: u32, first_weight: u32, d: u32, first: u32, read_mask: PerQuery,
     sums: ptr<function, Sums>, total: ptr<function, PerQuery>,
 ) {
     for (var slot = 0u; slot < TILE; slot++) {
-        var taken = PerQuery();
+        var query_weights = PerQuery();
         for (var x = 0u; x < QUADS; x++) {
-            taken[x] = weights[(first_weight + slot) * QUADS + x] * reads[x];
-            (*total)[x] += taken[x];
+            query_weights[x] = weights[(first_weight + slot) * QUADS + x] * read_mask[x];
+            (*total)[x] += query_weights[x];
         }
         let row = slot * dim + d;
-        add_token(sums, 0u, four_floats(dtype, place, row, first, is_coded(V_TYPE)), &taken);
-        if WORDS > 1u { add_token(sums, 1u, four_floats(dtype, place, row, first + 1u, is_coded(V_TYPE)), &taken); }
+        add_token(sums, 0u, four_floats(dtype, address, row, first, is_quantized(V_TYPE)), &query_weights);
+        if WORDS > 1u { add_token(sums, 1u, four_floats(dtype, address, row, first + 1u, is_quantized(V_TYPE)), &query_weights); }
         if WORDS > 2u {
-            add_token(sums, 2u, four_floats(dtype, place, row, first + 2u, is_coded(V_TYPE)), &taken);
-            add_token(sums, 3u, four_floats(dtype, place, row, first + 3u, is_coded(V_TYPE)), &taken);
+            add_token(sums, 2u, four_floats(dtype, address, row, first + 2u, is_quantized(V_TYPE)), &query_weights);
+            add_token(sums, 3u, four_floats(dtype, address, row, first + 3u, is_quantized(V_TYPE)), &query_weights);
         }
     }
 }
 
-fn add_token(sums: ptr<function, Sums>, word: u32, values: vec4<f32>, taken: ptr<function, PerQuery>) {
+fn add_token(sums: ptr<function, Sums>, word: u32, values: vec4<f32>, query_weights: ptr<function, PerQuery>) {
     for (var i = 0u; i < 4u; i++) {
-        for (var x = 0u; x < QUADS; x++) { (*sums)[(4u * word + i) * QUADS + x] += values[i] * (*taken)[x]; }
+        for (var x = 0u; x < QUADS; x++) { (*sums)[(4u * word + i) * QUADS + x] += values[i] * (*query_weights)[x]; }
     }
 }
 
@@ -299,29 +299,29 @@ fn window_of(q: Query, window: u32) -> u32 {
     return select(window, 0xffffffffu, window > q.position / TILE);
 }
 
-fn kept(at: u32) -> vec4<u32> {
-    return vec4<u32>(of_queries[at], of_queries[at + 1u], of_queries[at + 2u], of_queries[at + 3u]);
+fn query_words_at(at: u32) -> vec4<u32> {
+    return vec4<u32>(query_words[at], query_words[at + 1u], query_words[at + 2u], query_words[at + 3u]);
 }
 
-fn least(v: vec4<u32>) -> u32 {
+fn min_of(v: vec4<u32>) -> u32 {
     return min(min(v.x, v.y), min(v.z, v.w));
 }
 
-fn largest_of(v: vec4<u32>) -> u32 {
+fn max_of(v: vec4<u32>) -> u32 {
     return max(max(v.x, v.y), max(v.z, v.w));
 }
 
-// Writes the visible tokens of query `slot` of a unit to `of_queries`, and the score of its sink
+// Writes the visible tokens of query `slot` of a unit to `query_words`, and the score of its sink
 // where its tokens begin in this span.
-fn look(unit: u32, slot: u32, span: u32) {
+fn store_visible_range(unit: u32, slot: u32, span: u32) {
     let q = query_at(unit, slot);
     var sink = MIN_F32;
-    if p.has_sinks != 0u && q.is_there && q.oldest / (TOKENS * CHUNKS_PER_SPAN) == span { sink = sinks[q.head]; }
-    of_queries[slot] = q.oldest;
-    of_queries[4u * QUADS + slot] = q.position;
-    of_queries[8u * QUADS + slot] = window_of(q, p.list[q.windows]);
-    of_queries[12u * QUADS + slot] = window_of(q, p.list[q.windows + 1u]);
-    of_queries[16u * QUADS + slot] = bitcast<u32>(sink);
+    if p.has_sinks != 0u && q.is_valid && q.oldest / (TOKENS * CHUNKS_PER_SPAN) == span { sink = sinks[q.head]; }
+    query_words[slot] = q.oldest;
+    query_words[4u * QUADS + slot] = q.position;
+    query_words[8u * QUADS + slot] = window_of(q, p.list[q.windows]);
+    query_words[12u * QUADS + slot] = window_of(q, p.list[q.windows + 1u]);
+    query_words[16u * QUADS + slot] = bitcast<u32>(sink);
 }
 
 @compute @workgroup_size(LANES)
@@ -330,168 +330,168 @@ fn attend(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let unit = number_of(group, groups);
+    let unit = workgroup_index(group, groups);
     if unit >= p.jobs * (p.heads / p.group) { return; }
     let first_query = query_at(unit, 0u);
-    let keys = stream_at(first_query.streams);
-    let values = stream_at(first_query.streams + 1u);
-    let is_mine = keys.dtype == K_TYPE && values.dtype == V_TYPE && (keys.is_key == 0u) == JOINT
-        && (keys.centre != NONE) == CENTRES && (values.value_dim + TOKENS - 1u) / TOKENS == EACH;
-    if !is_mine { return; }
-    begin_look_ups(thread);
+    let keys = kv_tensor(first_query.first_tensor);
+    let values = kv_tensor(first_query.first_tensor + 1u);
+    let is_variant = keys.dtype == K_TYPE && values.dtype == V_TYPE && (keys.is_key == 0u) == JOINT
+        && (keys.centre != NONE) == CENTRES && (values.value_dim + TOKENS - 1u) / TOKENS == DIM_CHUNKS;
+    if !is_variant { return; }
+    init_lookup(thread);
 
     let span = p.first_span + group.z;
-    if thread < 4u * QUADS { look(unit, thread, span); }
-    if LANES < 4u * QUADS && thread + LANES < 4u * QUADS { look(unit, thread + LANES, span); }
+    if thread < 4u * QUADS { store_visible_range(unit, thread, span); }
+    if LANES < 4u * QUADS && thread + LANES < 4u * QUADS { store_visible_range(unit, thread + LANES, span); }
     workgroupBarrier();
-    var seen: Seen;
-    var most = PerQuery();
+    var visible: VisibleRanges;
+    var max_score = PerQuery();
     var total = PerQuery();
     var oldest = 0xffffffffu;
     var position = 0u;
     var k_windows = vec2<u32>(0xffffffffu, 0u);
     var v_windows = vec2<u32>(0xffffffffu, 0u);
     for (var x = 0u; x < QUADS; x++) {
-        seen.oldest[x] = kept(4u * x);
-        seen.position[x] = kept(4u * QUADS + 4u * x);
-        seen.k_window[x] = kept(8u * QUADS + 4u * x);
-        seen.v_window[x] = kept(12u * QUADS + 4u * x);
-        most[x] = bitcast<vec4<f32>>(kept(16u * QUADS + 4u * x));
+        visible.oldest[x] = query_words_at(4u * x);
+        visible.position[x] = query_words_at(4u * QUADS + 4u * x);
+        visible.k_window[x] = query_words_at(8u * QUADS + 4u * x);
+        visible.v_window[x] = query_words_at(12u * QUADS + 4u * x);
+        max_score[x] = bitcast<vec4<f32>>(query_words_at(16u * QUADS + 4u * x));
         // A sink is a score without a value.
-        total[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), most[x] == vec4<f32>(MIN_F32));
-        oldest = min(oldest, least(seen.oldest[x]));
-        position = max(position, largest_of(seen.position[x]));
-        k_windows = vec2<u32>(min(k_windows.x, least(seen.k_window[x])), max(k_windows.y, largest_of(seen.k_window[x])));
-        v_windows = vec2<u32>(min(v_windows.x, least(seen.v_window[x])), max(v_windows.y, largest_of(seen.v_window[x])));
+        total[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), max_score[x] == vec4<f32>(MIN_F32));
+        oldest = min(oldest, min_of(visible.oldest[x]));
+        position = max(position, max_of(visible.position[x]));
+        k_windows = vec2<u32>(min(k_windows.x, min_of(visible.k_window[x])), max(k_windows.y, max_of(visible.k_window[x])));
+        v_windows = vec2<u32>(min(v_windows.x, min_of(visible.v_window[x])), max(v_windows.y, max_of(visible.v_window[x])));
     }
     // The value is uniform over the workgroup; `workgroupUniformLoad` proves it to browsers, as the
     // loop contains barriers.
     if thread == 0u {
         let first_chunk = max(oldest / TOKENS, span * CHUNKS_PER_SPAN);
-        chunks = vec2<u32>(first_chunk, min(position / TOKENS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u));
+        shared_chunk_range = vec2<u32>(first_chunk, min(position / TOKENS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u));
     }
-    let seen_chunks = workgroupUniformLoad(&chunks);
-    if seen_chunks.x > seen_chunks.y { return; }
+    let chunk_range = workgroupUniformLoad(&shared_chunk_range);
+    if chunk_range.x > chunk_range.y { return; }
 
     let first = thread * WORDS % 4u;
     let queries_at = unit * p.query_values * QUADS;
     let scale = p.scale;
     let cap = p.soft_cap;
-    var acc = array<vec4<f32>, EACH * 4 * WORDS * QUADS>();
-    for (var chunk = seen_chunks.x; chunk <= seen_chunks.y; chunk++) {
+    var acc = array<vec4<f32>, DIM_CHUNKS * 4 * WORDS * QUADS>();
+    for (var chunk = chunk_range.x; chunk <= chunk_range.y; chunk++) {
         let first_tile = max(chunk * TILES_PER_BLOCK, oldest / TILE);
         let end_tile = min(chunk * TILES_PER_BLOCK + TILES_PER_BLOCK - 1u, position / TILE) + 1u;
 
         let tile = chunk * TILES_PER_BLOCK + thread * WORDS / 4u;
-        let is_seen = tile >= first_tile && tile < end_tile;
-        var of_main = Sums();
-        var of_half = Sums();
-        var of_centre = PerQuery();
+        let is_visible = tile >= first_tile && tile < end_tile;
+        var main_scores = Sums();
+        var half_scores = Sums();
+        var centre_scores = PerQuery();
         if max(first_tile, keys.sink_tiles) < min(end_tile, k_windows.y) {
-            let is_there = is_seen && tile >= keys.sink_tiles && tile < k_windows.y;
+            let has_tile = is_visible && tile >= keys.sink_tiles && tile < k_windows.y;
             // Threads beyond the last tile read another one, so that control flow is uniform.
-            let there = select(max(first_tile, keys.sink_tiles), tile, is_there);
-            if is_coded(K_TYPE) {
+            let tile_to_read = select(max(first_tile, keys.sink_tiles), tile, has_tile);
+            if is_quantized(K_TYPE) {
                 var centre = 0u;
                 if CENTRES { centre = p.list[keys.blocks + chunk] + keys.centre; }
-                score_codes(keys, main_place(keys, there), centre, queries_at, first, &of_main, &of_centre);
+                score_codes(keys, main_address(keys, tile_to_read), centre, queries_at, first, &main_scores, &centre_scores);
             } else {
-                score_floats(K_TYPE, keys, main_place(keys, there), queries_at, first, &of_main);
+                score_floats(K_TYPE, keys, main_address(keys, tile_to_read), queries_at, first, &main_scores);
             }
         }
         if first_tile < keys.sink_tiles || end_tile > k_windows.x {
-            let is_there = is_seen && (tile < keys.sink_tiles || tile >= k_windows.x);
-            let there = select(select(end_tile - 1u, first_tile, first_tile < keys.sink_tiles), tile, is_there);
-            score_floats(F16, keys, half_place(keys, there), queries_at, first, &of_half);
+            let has_tile = is_visible && (tile < keys.sink_tiles || tile >= k_windows.x);
+            let tile_to_read = select(select(end_tile - 1u, first_tile, first_tile < keys.sink_tiles), tile, has_tile);
+            score_floats(F16, keys, half_address(keys, tile_to_read), queries_at, first, &half_scores);
         }
-        var largest = PerQuery();
-        for (var x = 0u; x < QUADS; x++) { largest[x] = vec4<f32>(MIN_F32); }
-        finish_scores(0u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
-        if WORDS > 1u { finish_scores(1u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest); }
+        var chunk_max = PerQuery();
+        for (var x = 0u; x < QUADS; x++) { chunk_max[x] = vec4<f32>(MIN_F32); }
+        finish_scores(0u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max);
+        if WORDS > 1u { finish_scores(1u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max); }
         if WORDS > 2u {
-            finish_scores(2u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
-            finish_scores(3u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
+            finish_scores(2u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max);
+            finish_scores(3u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max);
         }
-        for (var x = 0u; x < QUADS; x++) { mosts[thread * QUADS + x] = largest[x]; }
+        for (var x = 0u; x < QUADS; x++) { thread_max[thread * QUADS + x] = chunk_max[x]; }
         workgroupBarrier();
 
-        var older = PerQuery();
+        var rescale = PerQuery();
         for (var x = 0u; x < QUADS; x++) {
-            var new_most = vec4<f32>(MIN_F32);
-            for (var other = 0u; other < LANES; other++) { new_most = max(new_most, mosts[other * QUADS + x]); }
-            new_most = max(most[x], bent(new_most, cap));
-            older[x] = weight_of(most[x], new_most);
-            most[x] = new_most;
+            var new_max = vec4<f32>(MIN_F32);
+            for (var other = 0u; other < LANES; other++) { new_max = max(new_max, thread_max[other * QUADS + x]); }
+            new_max = max(max_score[x], apply_soft_cap(new_max, cap));
+            rescale[x] = softmax_weight(max_score[x], new_max);
+            max_score[x] = new_max;
         }
         for (var i = thread; i < TOKENS; i += LANES) {
-            for (var x = 0u; x < QUADS; x++) { weights[i * QUADS + x] = weight_of(bent(weights[i * QUADS + x], cap), most[x]); }
+            for (var x = 0u; x < QUADS; x++) { weights[i * QUADS + x] = softmax_weight(apply_soft_cap(weights[i * QUADS + x], cap), max_score[x]); }
         }
         workgroupBarrier();
 
-        var of_chunk = PerQuery();
-        for (var each = 0u; each < EACH; each++) {
+        var chunk_total = PerQuery();
+        for (var dim_chunk = 0u; dim_chunk < DIM_CHUNKS; dim_chunk++) {
             // Threads without dims of their own repeat the first ones.
-            var d = (each * TOKENS + thread * WORDS / 4u * 16u);
+            var d = (dim_chunk * TOKENS + thread * WORDS / 4u * 16u);
             if d >= values.value_dim { d = 0u; }
             var sums = Sums();
-            var of_main_weights = PerQuery();
-            var of_half_weights = PerQuery();
+            var main_weight_sum = PerQuery();
+            var half_weight_sum = PerQuery();
             if max(first_tile, values.sink_tiles) < min(end_tile, v_windows.y) {
-                let slice = slice_with(V_TYPE, values.dim, d);
+                let slice = slice_containing(V_TYPE, values.dim, d);
                 for (var t = max(first_tile, values.sink_tiles); t < min(end_tile, v_windows.y); t++) {
-                    var reads = PerQuery();
+                    var read_mask = PerQuery();
                     for (var x = 0u; x < QUADS; x++) {
-                        reads[x] = select(vec4<f32>(0.0f), vec4<f32>(1.0f), is_main(values, t, seen.v_window[x]));
+                        read_mask[x] = select(vec4<f32>(0.0f), vec4<f32>(1.0f), is_main(values, t, visible.v_window[x]));
                     }
-                    let place = main_place(values, t);
+                    let address = main_address(values, t);
                     let first_weight = t % TILES_PER_BLOCK * TILE;
-                    if is_coded(V_TYPE) {
-                        add_codes(place, slice, first_weight, d, first, reads, &sums, &of_main_weights);
+                    if is_quantized(V_TYPE) {
+                        add_codes(address, slice, first_weight, d, first, read_mask, &sums, &main_weight_sum);
                     } else {
-                        add_floats(V_TYPE, values.dim, place, first_weight, d, first, reads, &sums, &of_main_weights);
+                        add_floats(V_TYPE, values.dim, address, first_weight, d, first, read_mask, &sums, &main_weight_sum);
                     }
                 }
                 if JOINT && CENTRES {
                     let centre = p.list[values.blocks + chunk] + values.centre;
                     for (var i = 0u; i < 4u * WORDS; i++) {
-                        let of_dim = half_at(centre, d + dim_of(first, i / 4u, i % 4u));
-                        for (var x = 0u; x < QUADS; x++) { sums[i * QUADS + x] += of_main_weights[x] * of_dim; }
+                        let centre_value = half_at(centre, d + dim_of(first, i / 4u, i % 4u));
+                        for (var x = 0u; x < QUADS; x++) { sums[i * QUADS + x] += main_weight_sum[x] * centre_value; }
                     }
                 }
             }
             for (var t = first_tile; t < end_tile; t++) {
                 if t >= values.sink_tiles && t < v_windows.x { continue; }
-                var reads = PerQuery();
+                var read_mask = PerQuery();
                 for (var x = 0u; x < QUADS; x++) {
-                    reads[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), is_main(values, t, seen.v_window[x]));
+                    read_mask[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), is_main(values, t, visible.v_window[x]));
                 }
-                add_floats(F16, values.dim, half_place(values, t), t % TILES_PER_BLOCK * TILE, d, first, reads, &sums, &of_half_weights);
+                add_floats(F16, values.dim, half_address(values, t), t % TILES_PER_BLOCK * TILE, d, first, read_mask, &sums, &half_weight_sum);
             }
             for (var i = 0u; i < 4u * WORDS; i++) {
                 for (var x = 0u; x < QUADS; x++) {
-                    let at = each * 4u * WORDS * QUADS + i * QUADS + x;
-                    acc[at] = acc[at] * older[x] + sums[i * QUADS + x];
+                    let at = dim_chunk * 4u * WORDS * QUADS + i * QUADS + x;
+                    acc[at] = acc[at] * rescale[x] + sums[i * QUADS + x];
                 }
             }
-            for (var x = 0u; x < QUADS; x++) { of_chunk[x] = of_main_weights[x] + of_half_weights[x]; }
+            for (var x = 0u; x < QUADS; x++) { chunk_total[x] = main_weight_sum[x] + half_weight_sum[x]; }
         }
-        for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * older[x] + of_chunk[x]; }
+        for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * rescale[x] + chunk_total[x]; }
         // From here on the buffer holds the weights of the next chunk.
         workgroupBarrier();
     }
 
     for (var x = 0u; x < QUADS; x++) {
         for (var c = 0u; c < 4u; c++) {
-            let at = ((unit * p.slots + 4u * x + c) * p.spans + group.z) * p.part_values;
+            let at = ((unit * p.slots + 4u * x + c) * p.spans + group.z) * p.partial_values;
             if thread == 0u {
-                left[at] = most[x][c];
-                left[at + 1u] = total[x][c];
+                partials[at] = max_score[x][c];
+                partials[at + 1u] = total[x][c];
             }
-            for (var each = 0u; each < EACH; each++) {
-                let d = each * TOKENS + thread * WORDS / 4u * 16u;
+            for (var dim_chunk = 0u; dim_chunk < DIM_CHUNKS; dim_chunk++) {
+                let d = dim_chunk * TOKENS + thread * WORDS / 4u * 16u;
                 if d >= values.value_dim { break; }
                 for (var i = 0u; i < 4u * WORDS; i++) {
-                    left[at + SUMS + d + dim_of(first, i / 4u, i % 4u)] = acc[(each * 4u * WORDS + i) * QUADS + x][c];
+                    partials[at + SUMS + d + dim_of(first, i / 4u, i % 4u)] = acc[(dim_chunk * 4u * WORDS + i) * QUADS + x][c];
                 }
             }
         }

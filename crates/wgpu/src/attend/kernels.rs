@@ -8,13 +8,13 @@ use kvant_codec::DType;
 use kvant_codec::tile::Side;
 use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
-use super::list::STREAM;
+use super::list::TENSOR_WORDS;
 #[cfg(test)]
 use super::variants::MAX_SLOTS;
 use super::variants::{AttendVariant, CodebookLookup};
 use super::{OP, SPAN};
 use crate::constants::Constants;
-use crate::elementwise::NUMBERS;
+use crate::elementwise::MATH;
 use crate::kv::{TILES, has_centres, number};
 use crate::shader::Kernel;
 use crate::{Gpu, Part, Source, kv};
@@ -24,24 +24,24 @@ pub const SUMS: usize = 2;
 /// Threads of a workgroup that prepares queries or outputs.
 const THREADS: usize = 128;
 /// Maximum dims that each of these threads sums.
-const MAX_EACH: usize = 5;
+const MAX_DIMS_PER_THREAD: usize = 5;
 /// Maximum stored head size.
-pub const MAX_DIMS: usize = MAX_EACH * THREADS;
+pub const MAX_DIMS: usize = MAX_DIMS_PER_THREAD * THREADS;
 
 const LIST: Part = Part { name: "list.wgsl", text: include_str!("list.wgsl") };
 const READ: Part = Part { name: "read.wgsl", text: include_str!("read.wgsl") };
 const ATTEND: Part = Part { name: "attend.wgsl", text: include_str!("attend.wgsl") };
 
 /// Prologue and epilogue of attention.
-pub(crate) static ENDS: Source = Source {
+pub(crate) static PROLOGUE_EPILOGUE: Source = Source {
     parts: &[
-        NUMBERS,
+        MATH,
         TILES,
         LIST,
         Part { name: "rotation.wgsl", text: include_str!("../kv/rotation.wgsl") },
-        Part { name: "ends.wgsl", text: include_str!("ends.wgsl") },
+        Part { name: "prologue_epilogue.wgsl", text: include_str!("prologue_epilogue.wgsl") },
     ],
-    constants: constants_of_ends,
+    constants: prologue_epilogue_constants,
 };
 
 /// A source of attention with these look-ups.
@@ -49,7 +49,7 @@ macro_rules! source {
     ($file:literal) => {
         Source {
             parts: &[
-                NUMBERS,
+                MATH,
                 TILES,
                 LIST,
                 Part { name: $file, text: include_str!(concat!("lookup/", $file)) },
@@ -81,16 +81,16 @@ fn source(look_ups: CodebookLookup) -> &'static Source {
 
 /// A kernel variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
+pub struct KernelKind {
     /// The type numbers of keys and of values.
     types: [u32; 2],
     is_joint: bool,
     has_centres: bool,
     /// Size of a value in units of 128 dims.
-    each: u32,
+    dim_chunks: u32,
 }
 
-impl Kind {
+impl KernelKind {
     /// The variant for KV tensors of keys and of values.
     ///
     /// # Errors
@@ -100,43 +100,49 @@ impl Kind {
             types: [number(OP, keys)?, number(OP, values)?],
             is_joint: keys.side == Side::V,
             has_centres: has_centres(keys),
-            each: values.value_dim().div_ceil(TOKENS_PER_BLOCK) as u32,
+            dim_chunks: values.value_dim().div_ceil(TOKENS_PER_BLOCK) as u32,
         })
     }
 }
 
 /// Returns the kernel for KV tensors of `kind` and jobs of `slots` queries.
-pub fn of_kind(gpu: &Gpu, kind: Kind, way: AttendVariant, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
-    let numbers = numbers(kind, way.words, slots, stage);
-    let key = numbers.map(|(_, number)| number);
-    Ok(gpu.variant(source(way.look_ups), "attend", &key, || constants_of(numbers))?)
+pub fn variant_kernel(
+    gpu: &Gpu,
+    kind: KernelKind,
+    variant: AttendVariant,
+    slots: usize,
+    stage: usize,
+) -> Result<Arc<Kernel>> {
+    let variant_numbers = variant_numbers(kind, variant.words, slots, stage);
+    let key = variant_numbers.map(|(_, number)| number);
+    Ok(gpu.variant(source(variant.look_ups), "attend", &key, || constants_of(variant_numbers))?)
 }
 
 /// Returns the constants of a variant.
-fn numbers(kind: Kind, words: usize, slots: usize, stage: usize) -> [(&'static str, u32); 8] {
+fn variant_numbers(kind: KernelKind, words: usize, slots: usize, stage: usize) -> [(&'static str, u32); 8] {
     let [k, v] = kind.types;
     [
         ("K_TYPE", k),
         ("V_TYPE", v),
         ("IS_JOINT", kind.is_joint.into()),
         ("HAS_CENTRES", kind.has_centres.into()),
-        ("EACH", kind.each),
+        ("DIM_CHUNKS", kind.dim_chunks),
         ("QUADS", (slots / 4) as u32),
         ("WORDS", words as u32),
         ("STAGE", stage as u32),
     ]
 }
 
-fn constants_of(numbers: [(&'static str, u32); 8]) -> Constants {
-    numbers.into_iter().fold(Constants::default(), |all, (name, n)| all.whole(name, n as usize))
+fn constants_of(variant_numbers: [(&'static str, u32); 8]) -> Constants {
+    variant_numbers.into_iter().fold(Constants::default(), |all, (name, n)| all.whole(name, n as usize))
 }
 
 /// Returns the kernels that prepare queries and join spans.
-pub fn ends(gpu: &Gpu) -> Result<[Arc<Kernel>; 2]> {
-    Ok([gpu.kernel(&ENDS, "prepare")?, gpu.kernel(&ENDS, "join_spans")?])
+pub fn prologue_epilogue(gpu: &Gpu) -> Result<[Arc<Kernel>; 2]> {
+    Ok([gpu.kernel(&PROLOGUE_EPILOGUE, "prepare_queries")?, gpu.kernel(&PROLOGUE_EPILOGUE, "combine_spans")?])
 }
 
-fn constants_of_ends() -> Constants {
+fn prologue_epilogue_constants() -> Constants {
     let masks = Rotation::kv(128);
     let words = |mask: u128| [0, 32, 64, 96].map(|by| (mask >> by) as u32);
     let with_factors = [128, 64, 32].into_iter().fold(shared(), |constants, n: usize| {
@@ -146,7 +152,7 @@ fn constants_of_ends() -> Constants {
         .vector("SIGNS_BEFORE", words(masks.before()))
         .vector("SIGNS_AFTER", words(masks.after()))
         .whole("THREADS", THREADS)
-        .whole("MAX_EACH", MAX_EACH)
+        .whole("MAX_DIMS_PER_THREAD", MAX_DIMS_PER_THREAD)
         .whole("MAX_DIMS", MAX_DIMS)
 }
 
@@ -181,7 +187,7 @@ fn constants() -> Constants {
 fn shared() -> Constants {
     kv::constants()
         .whole("TOKENS", TOKENS_PER_BLOCK)
-        .whole("STREAM", STREAM)
+        .whole("TENSOR_WORDS", TENSOR_WORDS)
         .whole("SUMS", SUMS)
         .whole("CHUNKS_PER_SPAN", SPAN / TOKENS_PER_BLOCK)
 }
@@ -190,21 +196,21 @@ fn shared() -> Constants {
 /// keys and of values.
 #[cfg(test)]
 pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
-    let kind = |dtypes: [DType; 2], is_joint, each| {
+    let kind = |dtypes: [DType; 2], is_joint, dim_chunks| {
         let types =
             dtypes.map(|dtype| kv::TYPES.into_iter().position(|known| known == dtype).unwrap() as u32);
-        Kind { types, is_joint, has_centres: dtypes[0].code().is_some(), each }
+        KernelKind { types, is_joint, has_centres: dtypes[0].code().is_some(), dim_chunks }
     };
-    let ways =
+    let lookup_variants =
         CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MAX_SLOTS)]);
-    let of_types = ways.flat_map(|(look_ups, words, slots)| {
+    let sources = lookup_variants.flat_map(|(look_ups, words, slots)| {
         let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
         let joint = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];
         let all = kinds.into_iter().chain(joint);
         all.map(move |kind| {
-            let numbers = numbers(kind, words, slots, STAGES.len() - 1);
-            (source(look_ups), constants_of(numbers))
+            let variant_numbers = variant_numbers(kind, words, slots, STAGES.len() - 1);
+            (source(look_ups), constants_of(variant_numbers))
         })
     });
-    of_types.collect()
+    sources.collect()
 }

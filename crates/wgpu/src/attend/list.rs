@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvant_backend::{BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::{Side, TILE};
 
-use super::kernels::{Kind, MAX_DIMS};
+use super::kernels::{KernelKind, MAX_DIMS};
 use super::{OP, SPAN};
 use crate::WgpuPage;
 use crate::kv::{NONE, balance, has_centres, number, word};
@@ -18,9 +18,9 @@ pub struct List {
     pub spans: Range<usize>,
     pub jobs_at: usize,
     pub windows_at: usize,
-    pub streams_at: usize,
+    pub tensors_at: usize,
     /// Kinds of the KV tensors, without duplicates.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<KernelKind>,
 }
 
 impl List {
@@ -32,7 +32,7 @@ impl List {
         parts: &[KvBatchEntry<'_, WgpuPage>],
         group: usize,
         slots: usize,
-        band: Option<&WgpuPage>,
+        step_tiles: Option<&WgpuPage>,
     ) -> Result<Self> {
         let positions = |part: &KvBatchEntry<'_, WgpuPage>| part.rows.start..part.rows.end();
         let (mut words, mut first_span, mut end_span) = (Vec::new(), usize::MAX, 0);
@@ -56,24 +56,24 @@ impl List {
         let (jobs, windows_at) = ((words.len() - jobs_at) / 3, words.len());
         for part in parts {
             for position in positions(part) {
-                let window = |stream: &KvTensor| stream.spec.f16_window_start(position / TILE) as u32;
-                let heads = (0..part.layer.k.len()).map(|head| streams(part.layer, head).map(window));
+                let window = |tensor: &KvTensor| tensor.spec.f16_window_start(position / TILE) as u32;
+                let heads = (0..part.layer.k.len()).map(|head| tensors(part.layer, head).map(window));
                 words.extend(heads.flatten());
             }
         }
-        let streams_at = words.len();
-        let n_streams: usize = parts.iter().map(|part| 2 * part.layer.k.len()).sum();
-        let mut blocks_at = streams_at + STREAM * n_streams;
+        let tensors_at = words.len();
+        let n_tensors: usize = parts.iter().map(|part| 2 * part.layer.k.len()).sum();
+        let mut blocks_at = tensors_at + TENSOR_WORDS * n_tensors;
         let mut kinds = Vec::new();
         for part in parts {
             for head in 0..part.layer.k.len() {
-                let kind = Kind::new(streams(part.layer, head).map(|stream| &stream.spec))?;
+                let kind = KernelKind::new(tensors(part.layer, head).map(|tensor| &tensor.spec))?;
                 if !kinds.contains(&kind) {
                     kinds.push(kind);
                 }
-                let [keys, values] = streams(part.layer, head);
-                words.extend(stream_words(part, keys, band, blocks_at, of_keys(part, head))?);
-                words.extend(stream_words(part, values, band, blocks_at, of_values(part, head))?);
+                let [keys, values] = tensors(part.layer, head);
+                words.extend(tensor_words(part, keys, step_tiles, blocks_at, of_keys(part, head))?);
+                words.extend(tensor_words(part, values, step_tiles, blocks_at, of_values(part, head))?);
             }
             blocks_at += part.memory.blocks().len();
         }
@@ -82,12 +82,12 @@ impl List {
             words.extend(blocks.map(|block| block.as_ref().map_or(NONE, |page| word(page.at()))));
         }
         let spans = first_span..end_span;
-        Ok(Self { words, jobs, spans, jobs_at, windows_at, streams_at, kinds })
+        Ok(Self { words, jobs, spans, jobs_at, windows_at, tensors_at, kinds })
     }
 }
 
 /// Returns the tensors of keys and of values of a KV head; the same twice for a shared-KV tensor.
-fn streams(layer: &KvLayer, head: usize) -> [&KvTensor; 2] {
+fn tensors(layer: &KvLayer, head: usize) -> [&KvTensor; 2] {
     [&layer.k[head], layer.values(head)]
 }
 
@@ -100,8 +100,8 @@ fn of_keys(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
 /// Returns the offsets of the channel scales of outputs of a KV head, and of their shifts. Outputs
 /// of shared-KV tensors have the scales of queries.
 fn of_values(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
-    let Some(stream) = part.layer.v.get(head) else { return of_keys(part, head) };
-    let (of, column) = (BalanceLayout::of(part.layer), head * stream.spec.head_dim);
+    let Some(tensor) = part.layer.v.get(head) else { return of_keys(part, head) };
+    let (of, column) = (BalanceLayout::of(part.layer), head * tensor.spec.head_dim);
     match of.scales_values() {
         true => [of.out, of.out_shift].map(|range| balance(part, range.start + column)),
         false => [NONE; 2],
@@ -109,17 +109,17 @@ fn of_values(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
 }
 
 /// Words of a KV tensor in the list.
-pub const STREAM: usize = 18;
+pub const TENSOR_WORDS: usize = 18;
 
 /// Returns the words of `Stream` of `list.wgsl`.
-fn stream_words(
+fn tensor_words(
     part: &KvBatchEntry<'_, WgpuPage>,
-    stream: &KvTensor,
-    band: Option<&WgpuPage>,
+    tensor: &KvTensor,
+    step_tiles: Option<&WgpuPage>,
     blocks_at: usize,
     [factors, shifts]: [u32; 2],
-) -> Result<[u32; STREAM]> {
-    let spec = &stream.spec;
+) -> Result<[u32; TENSOR_WORDS]> {
+    let spec = &tensor.spec;
     if spec.dim() > MAX_DIMS {
         return Err(BackendError::Unsupported {
             op: OP,
@@ -127,9 +127,9 @@ fn stream_words(
             has: format!("heads of up to {MAX_DIMS}"),
         });
     }
-    let tiles = part.band_tiles(stream);
-    let band = match band {
-        Some(page) if !tiles.is_empty() => word(page.at() + part.band_offset(stream, tiles.start)),
+    let tiles = part.band_tiles(tensor);
+    let step_tiles = match step_tiles {
+        Some(page) if !tiles.is_empty() => word(page.at() + part.band_offset(tensor, tiles.start)),
         _ => NONE,
     };
     let within = |page: Option<_>, at: usize| page.map_or(NONE, |page: &WgpuPage| word(page.at() + at));
@@ -142,12 +142,12 @@ fn stream_words(
         spec.rotates.into(),
         spec.sink_tiles as u32,
         spec.tail_tiles as u32,
-        word(stream.main),
+        word(tensor.main),
         word(spec.main_layout().bytes()),
-        if has_centres(spec) { word(stream.centre) } else { NONE },
-        within(sink, stream.sink),
-        within(tail, stream.tail),
-        band,
+        if has_centres(spec) { word(tensor.centre) } else { NONE },
+        within(sink, tensor.sink),
+        within(tail, tensor.tail),
+        step_tiles,
         tiles.start as u32,
         tiles.end as u32,
         blocks_at as u32,

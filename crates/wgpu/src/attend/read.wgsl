@@ -6,26 +6,26 @@
 
 alias Sixteen = array<vec4<f32>, 4>;
 
-fn two_halves(place: u32, index: u32) -> vec2<f32> {
-    return unpack2x16float(arena[place + index / 2u]);
+fn two_halves(address: u32, index: u32) -> vec2<f32> {
+    return unpack2x16float(arena[address + index / 2u]);
 }
 
-fn half_at(place: u32, index: u32) -> f32 {
-    let two = two_halves(place, index);
+fn half_at(address: u32, index: u32) -> f32 {
+    let two = two_halves(address, index);
     return select(two.x, two.y, index % 2u == 1u);
 }
 
 // Returns floats `index`, which is even, and the next one.
-fn two_at(dtype: u32, place: u32, index: u32) -> vec2<f32> {
-    if dtype == F32 { return vec2<f32>(bitcast<f32>(arena[place + index]), bitcast<f32>(arena[place + index + 1u])); }
-    if dtype == F16 { return two_halves(place, index); }
-    let word = arena[place + index / 2u];
+fn two_floats(dtype: u32, address: u32, index: u32) -> vec2<f32> {
+    if dtype == F32 { return vec2<f32>(bitcast<f32>(arena[address + index]), bitcast<f32>(arena[address + index + 1u])); }
+    if dtype == F16 { return two_halves(address, index); }
+    let word = arena[address + index / 2u];
     return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
 }
 
-fn float_at(dtype: u32, place: u32, index: u32) -> f32 {
-    if dtype == F32 { return bitcast<f32>(arena[place + index]); }
-    let two = two_at(dtype, place, index);
+fn float_at(dtype: u32, address: u32, index: u32) -> f32 {
+    if dtype == F32 { return bitcast<f32>(arena[address + index]); }
+    let two = two_floats(dtype, address, index);
     return select(two.x, two.y, index % 2u == 1u);
 }
 
@@ -55,12 +55,12 @@ fn codes_of_lanes(dtype: u32, planes: u32, g: u32, lane: u32, high: vec2<u32>) -
     return low | (((four * 0x00204081u) & vec4<u32>(0x01010101u)) << vec4<u32>(2u));
 }
 
-// Returns the codes `back` positions before the four codes of lane `lane` in the code sequence of a
+// Returns the codes `lag` positions before the four codes of lane `lane` in the code sequence of a
 // slice, which runs down columns of every 16th dim: those of 16 dims before; the predecessor of the
 // first of a column is the last of the column to its left.
-fn codes_before(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, back: u32) -> u32 {
-    if g >= 4u * back { return codes_of_lane(dtype, planes, n, g - 4u * back, lane); }
-    let at = n / 4u + g - 4u * back;
+fn preceding_codes(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, lag: u32) -> u32 {
+    if g >= 4u * lag { return codes_of_lane(dtype, planes, n, g - 4u * lag, lane); }
+    let at = n / 4u + g - 4u * lag;
     if !is_key { return codes_of_lane(dtype, planes, n, at, (lane + 15u) % 16u); }
     let here = codes_of_lane(dtype, planes, n, at, lane);
     let to_the_left = codes_of_lane(dtype, planes, n, at / 4u * 4u + (at + 3u) % 4u, lane);
@@ -79,10 +79,10 @@ fn bytes_of(four: u32) -> vec4<u32> {
 }
 
 // Returns the levels of trellis codes, of lane `lane`.
-fn levels_after(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, codes: u32) -> vec4<f32> {
+fn trellis_levels(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, codes: u32) -> vec4<f32> {
     let bits = code_bits(dtype);
-    var windows = bytes_of(codes) | (bytes_of(codes_before(dtype, is_key, planes, n, g, lane, 1u)) << vec4<u32>(bits));
-    if bits == 2u { windows |= bytes_of(codes_before(dtype, is_key, planes, n, g, lane, 2u)) << vec4<u32>(2u * bits); }
+    var windows = bytes_of(codes) | (bytes_of(preceding_codes(dtype, is_key, planes, n, g, lane, 1u)) << vec4<u32>(bits));
+    if bits == 2u { windows |= bytes_of(preceding_codes(dtype, is_key, planes, n, g, lane, 2u)) << vec4<u32>(2u * bits); }
     windows += (dtype - TURBO2T) * TRELLIS_WINDOWS;
     return vec4<f32>(
         TRELLIS_LEVELS[windows.x], TRELLIS_LEVELS[windows.y], TRELLIS_LEVELS[windows.z], TRELLIS_LEVELS[windows.w],
@@ -90,7 +90,7 @@ fn levels_after(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32
 }
 
 // Returns whether a stage of attention looks levels up.
-fn looks_up(is_of_keys: bool) -> bool {
+fn does_lookup(is_of_keys: bool) -> bool {
     return STAGE >= WHOLE || STAGE == select(ONLY_VALUES, ONLY_KEYS, is_of_keys);
 }
 
@@ -103,12 +103,12 @@ fn sixteen_levels(
     if STAGE == NO_CODES { return levels; }
     let codes = codes_of_lanes(dtype, planes, g, lane, high);
     for (var f = 0u; f < 4u; f++) {
-        if is_turbo(dtype) && !looks_up(is_of_keys) {
+        if is_turbo(dtype) && !does_lookup(is_of_keys) {
             levels[f] = vec4<f32>(f32(codes[f] & 15u));
-        } else if remembers(dtype) {
-            levels[f] = levels_after(dtype, is_key, planes, n, g, lane + 4u * f, codes[f]);
+        } else if is_trellis(dtype) {
+            levels[f] = trellis_levels(dtype, is_key, planes, n, g, lane + 4u * f, codes[f]);
         } else if is_turbo(dtype) {
-            levels[f] = looked_up(dtype, codes[f]);
+            levels[f] = lookup(dtype, codes[f]);
         } else {
             levels[f] = vec4<f32>(bytes_of(codes[f])) - vec4<f32>(select(Q4_0_ZERO, Q8_0_ZERO, dtype == Q8_0));
         }
@@ -117,16 +117,16 @@ fn sixteen_levels(
 }
 
 // Returns four of the sixteen floats from `row` on, contiguous or four apart.
-fn four_floats(dtype: u32, place: u32, row: u32, lane: u32, is_spread: bool) -> vec4<f32> {
+fn four_floats(dtype: u32, address: u32, row: u32, lane: u32, is_strided: bool) -> vec4<f32> {
     if STAGE == NO_CODES { return vec4<f32>(); }
-    if is_spread {
+    if is_strided {
         let at = row + lane;
         return vec4<f32>(
-            float_at(dtype, place, at), float_at(dtype, place, at + 4u),
-            float_at(dtype, place, at + 8u), float_at(dtype, place, at + 12u),
+            float_at(dtype, address, at), float_at(dtype, address, at + 4u),
+            float_at(dtype, address, at + 8u), float_at(dtype, address, at + 12u),
         );
     }
-    return vec4<f32>(two_at(dtype, place, row + 4u * lane), two_at(dtype, place, row + 4u * lane + 2u));
+    return vec4<f32>(two_floats(dtype, address, row + 4u * lane), two_floats(dtype, address, row + 4u * lane + 2u));
 }
 
 fn max_dims(dtype: u32) -> u32 {
@@ -134,15 +134,15 @@ fn max_dims(dtype: u32) -> u32 {
 }
 
 // Returns the slice of dim `d`: its dims, its first dim, its number.
-fn slice_with(dtype: u32, dim: u32, d: u32) -> vec3<u32> {
-    let most = max_dims(dtype);
-    var index = d / most;
-    var at = index * most;
-    var n = slice_at(dim, at, most);
+fn slice_containing(dtype: u32, dim: u32, d: u32) -> vec3<u32> {
+    let max_len = max_dims(dtype);
+    var index = d / max_len;
+    var at = index * max_len;
+    var n = slice_at(dim, at, max_len);
     while d >= at + n {
         at += n;
         index += 1u;
-        n = slice_at(dim, at, most);
+        n = slice_at(dim, at, max_len);
     }
     return vec3<u32>(n, at, index);
 }

@@ -59,8 +59,9 @@ impl WgpuDevice {
             let candidates: Vec<_> =
                 [best].into_iter().chain(others.map(|queries| AttendVariant { queries, ..best })).collect();
             // The best one so far already has an entry.
-            let of_others = self.try_ways(class, &candidates, EFFORT, &mut compiled)?.into_iter().skip(1);
-            trials.extend(of_others);
+            let trials_of_others =
+                self.try_ways(class, &candidates, EFFORT, &mut compiled)?.into_iter().skip(1);
+            trials.extend(trials_of_others);
         }
         for trial in &mut trials {
             trial.is_taken = trial.way == self.way(trial.class);
@@ -71,15 +72,15 @@ impl WgpuDevice {
     /// Returns the current variant, then every other with the same number of queries. Floats and
     /// integers have no look-ups.
     fn candidates(&self, class: TypeClass) -> Vec<AttendVariant> {
-        let taken = self.way(class);
+        let selected = self.way(class);
         let look_ups = CodebookLookup::ALL
             .into_iter()
-            .filter(|look_ups| class == TypeClass::Codebooks || *look_ups == taken.look_ups);
+            .filter(|look_ups| class == TypeClass::Codebooks || *look_ups == selected.look_ups);
         let all = look_ups.flat_map(|look_ups| {
-            AttendVariant::WORDS.into_iter().map(move |words| AttendVariant { look_ups, words, ..taken })
+            AttendVariant::WORDS.into_iter().map(move |words| AttendVariant { look_ups, words, ..selected })
         });
-        let others = all.filter(|way| *way != taken && way.check(self.report()).is_ok());
-        [taken].into_iter().chain(others).collect()
+        let others = all.filter(|way| *way != selected && way.check(self.report()).is_ok());
+        [selected].into_iter().chain(others).collect()
     }
 
     /// Times candidates, the first of which is the default, and selects the fastest. `compiled` is
@@ -109,13 +110,13 @@ impl WgpuDevice {
                 seconds[index].push(work.seconds(self, None, layers)? / layers as f64);
             }
         }
-        let taken = candidates[fastest(&seconds, 0)];
-        self.set_way(class, taken)?;
+        let selected = candidates[fastest(&seconds, 0)];
+        self.set_way(class, selected)?;
         let trials = candidates.iter().zip(seconds).map(|(&way, seconds)| AttendTrial {
             class,
             way,
             seconds: median(seconds),
-            is_taken: way == taken,
+            is_taken: way == selected,
         });
         Ok(trials.collect())
     }
@@ -161,8 +162,8 @@ mod tests {
             trials.iter().all(|trial| trial.seconds > 0.0 && trial.class == TypeClass::Codebooks),
             "{trials:?}"
         );
-        let taken: Vec<_> = trials.iter().filter(|trial| trial.is_taken).map(|trial| trial.way).collect();
-        assert_eq!(taken, [device.way(TypeClass::Codebooks)]);
+        let selected: Vec<_> = trials.iter().filter(|trial| trial.is_taken).map(|trial| trial.way).collect();
+        assert_eq!(selected, [device.way(TypeClass::Codebooks)]);
         assert_eq!(
             TypeClass::ALL[..2].iter().map(|&class| device.way(class)).collect::<Vec<_>>(),
             before[..2]

@@ -98,25 +98,25 @@ impl PageAllocator<WgpuPage> for Fresh<'_> {
 /// Returns a layer of `tokens` tokens in blocks, and its memory.
 fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvLayer, KvMemory<WgpuPage>)> {
     let mut sizes = TensorSizes::default();
-    let streams = |dtype, side| {
+    let tensor_specs = |dtype, side| {
         vec![KvTensorSpec { tail_tiles: 0, ..KvTensorSpec::new(dtype, side, HEAD_DIM) }; N_KV_HEADS]
     };
-    let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
+    let layer = KvLayer::new(tensor_specs(k, Side::K), tensor_specs(v, Side::V), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
     let blocks = tokens.div_ceil(TOKENS_PER_BLOCK);
     memory.reserve(0..blocks, false, &Fresh(device, Arc::default()))?;
     let mut random = Random::new(1);
     let tiles: Vec<Vec<Vec<u8>>> = layer
         .tensors()
-        .map(|stream| (0..DISTINCT).map(|_| tile(&stream.spec, &mut random)).collect())
+        .map(|tensor| (0..DISTINCT).map(|_| tile(&tensor.spec, &mut random)).collect())
         .collect();
     for block in 0..blocks {
         let first = block * TILES_PER_BLOCK;
         let page = memory.page_mut(TileLocation::Main(first));
         let mut bytes = vec![0; page.n_bytes()];
-        for (stream, tiles) in layer.tensors().zip(&tiles) {
+        for (tensor, tiles) in layer.tensors().zip(&tiles) {
             for tile in first..first + TILES_PER_BLOCK {
-                let (layout, offset) = stream.locate(TileLocation::Main(tile));
+                let (layout, offset) = tensor.locate(TileLocation::Main(tile));
                 bytes[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
             }
         }

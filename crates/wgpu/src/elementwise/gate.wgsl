@@ -15,7 +15,7 @@ fn activated(kind: u32, g: f32, u: f32) -> f32 {
     if kind == GELU { return gelu(g) * u; }
     if kind == RELU { return select(g, 0.0f, g < 0.0f) * u; }
     // Comparisons, so that NaN is preserved.
-    let bounded = select(g, BOUND_LIMIT, g > BOUND_LIMIT);
-    let below = select(u, BOUND_LIMIT, u > BOUND_LIMIT);
-    return gated(bounded, BOUND_RATE * bounded) * (1.0f + select(below, -BOUND_LIMIT, below < -BOUND_LIMIT));
+    let bounded_g = select(g, BOUND_LIMIT, g > BOUND_LIMIT);
+    let bounded_u = select(u, BOUND_LIMIT, u > BOUND_LIMIT);
+    return gated(bounded_g, BOUND_RATE * bounded_g) * (1.0f + select(bounded_u, -BOUND_LIMIT, bounded_u < -BOUND_LIMIT));
 }

@@ -7,13 +7,13 @@ use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
 /// Functions shared by many sources.
-pub(crate) const NUMBERS: Part = Part { name: "numbers.wgsl", text: include_str!("../numbers.wgsl") };
+pub(crate) const MATH: Part = Part { name: "math.wgsl", text: include_str!("../math.wgsl") };
 
-/// The activations of feed-forward layers; they require [`NUMBERS`] and [`gate_constants`].
+/// The activations of feed-forward layers; they require [`MATH`] and [`gate_constants`].
 pub(crate) const GATE: Part = Part { name: "gate.wgsl", text: include_str!("gate.wgsl") };
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, GATE, Part { name: "each.wgsl", text: include_str!("each.wgsl") }],
+    parts: &[MATH, GATE, Part { name: "elementwise.wgsl", text: include_str!("elementwise.wgsl") }],
     constants: || {
         gate_constants(Constants::default())
             .whole("THREADS", THREADS)
@@ -48,7 +48,7 @@ struct Params {
     cols: u32,
     width: u32,
     first: u32,
-    by: f32,
+    factor: f32,
 }
 
 fn launch(
@@ -99,14 +99,14 @@ pub(crate) fn gate_rows(
     launch(gpu, "gate_rows", Params { cols: cols as u32, ..params(rows * cols) }, Some(g), y)
 }
 
-/// Computes `x = by x` for `n` values.
-pub(crate) fn scale(gpu: &Gpu, x: &wgpu::Buffer, n: usize, by: f32) -> Result<(), WgpuError> {
-    launch(gpu, "scale", Params { by, ..params(n) }, None, x)
+/// Computes `x = factor x` for `n` values.
+pub(crate) fn scale(gpu: &Gpu, x: &wgpu::Buffer, n: usize, factor: f32) -> Result<(), WgpuError> {
+    launch(gpu, "scale", Params { factor, ..params(n) }, None, x)
 }
 
 /// Computes `x = cap tanh(x / cap)` for `n` values.
 pub(crate) fn soft_cap(gpu: &Gpu, x: &wgpu::Buffer, n: usize, cap: f32) -> Result<(), WgpuError> {
-    launch(gpu, "soft_cap", Params { by: cap, ..params(n) }, None, x)
+    launch(gpu, "soft_cap", Params { factor: cap, ..params(n) }, None, x)
 }
 
 /// Copies rows of `src` `[rows, n]` to columns of `dst`.

@@ -65,17 +65,17 @@ fn upload(device: &WgpuDevice, values: &[f32]) -> WgpuBuffer {
 #[test]
 fn rows_of_a_prompt_have_the_bits_that_they_have_alone() {
     let Some(device) = tests::device() else { return };
-    let mistaken = WgpuDevice::open_with_other_shapes().unwrap();
+    let other_shapes = WgpuDevice::open_with_other_shapes().unwrap();
     let rows = 13;
     for dtype in DType::weights() {
         let shape = if FieldSpec::of(dtype).is_some() { [512, 256] } else { [255, 70] };
         let [n, n_ff] = shape.map(|n| n / dtype.block_len() * dtype.block_len());
         let x = gaussian(6, rows * n, 1.0);
-        let by_chance = gaussian(7, rows * EXPERTS, 2.0);
-        let alike: Vec<f32> = (0..rows * EXPERTS).map(|i| (i % EXPERTS) as f32).collect();
-        for device in [&device, &mistaken] {
+        let random_logits = gaussian(7, rows * EXPERTS, 2.0);
+        let equal_logits: Vec<f32> = (0..rows * EXPERTS).map(|i| (i % EXPERTS) as f32).collect();
+        for device in [&device, &other_shapes] {
             let layer = Layer::new(device, dtype, [n, n_ff]);
-            for logits in [&by_chance, &alike] {
+            for logits in [&random_logits, &equal_logits] {
                 let together = layer.run(&x, logits);
                 let each = x.chunks_exact(n).zip(logits.chunks_exact(EXPERTS));
                 let alone: Vec<f32> = each.flat_map(|(x, logits)| layer.run(x, logits)).collect();

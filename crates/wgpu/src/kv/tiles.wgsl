@@ -7,7 +7,7 @@
 
 const NONE: u32 = 0xffffffffu;
 
-fn is_coded(dtype: u32) -> bool {
+fn is_quantized(dtype: u32) -> bool {
     return dtype >= Q8_0;
 }
 
@@ -17,7 +17,7 @@ fn is_turbo(dtype: u32) -> bool {
 
 // Returns whether a type is trellis-coded: levels are looked up with the last six bits of the code
 // sequence.
-fn remembers(dtype: u32) -> bool {
+fn is_trellis(dtype: u32) -> bool {
     return dtype >= TURBO2T;
 }
 
@@ -31,9 +31,9 @@ fn code_bits(dtype: u32) -> u32 {
 }
 
 // Returns the dims of the slice that begins with dim `at` of `dim`, where slices have at most
-// `most`.
-fn slice_at(dim: u32, at: u32, most: u32) -> u32 {
-    var n = most;
+// `max_len`.
+fn slice_at(dim: u32, at: u32, max_len: u32) -> u32 {
+    var n = max_len;
     while n > MIN_DIMS && n > dim - at { n /= 2u; }
     return min(n, dim - at);
 }
@@ -44,7 +44,7 @@ fn block_word(dtype: u32, index: u32, first: u32) -> u32 {
 }
 
 // Returns the index of a value in a float tile.
-fn float_place(is_key: bool, dim: u32, slot: u32, d: u32) -> u32 {
+fn float_index(is_key: bool, dim: u32, slot: u32, d: u32) -> u32 {
     return select(slot * dim + d, d * TILE + slot, is_key);
 }
 

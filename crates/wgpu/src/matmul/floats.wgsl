@@ -31,8 +31,8 @@ fn multiply(x_row: u32, slice: u32) {
                     // Weights are zero beyond the last column, where another row may begin.
                     let v = x[start + min(c * QUADS + q, last)];
                     for (var o = 0u; o < OUTPUTS; o++) {
-                        let by = w[o][q];
-                        sums[o][r] = fma(by.w, v.w, fma(by.z, v.z, fma(by.y, v.y, fma(by.x, v.x, sums[o][r]))));
+                        let weight = w[o][q];
+                        sums[o][r] = fma(weight.w, v.w, fma(weight.z, v.z, fma(weight.y, v.y, fma(weight.x, v.x, sums[o][r]))));
                     }
                 }
             }

@@ -70,7 +70,7 @@ impl Layout {
     /// Returns the layout of `dtype`; `None` for floats.
     pub fn of(dtype: DType) -> Option<Self> {
         let spec = FieldSpec::of(dtype)?;
-        let (apart, scales) = match dtype.layout() {
+        let (separate, scales) = match dtype.layout() {
             DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
             DType::Q2K => (4, 1),
             DType::Q6K => (2, 1),
@@ -86,11 +86,11 @@ impl Layout {
             _ => (0, 0, 1),
         };
         let bits = scales + n_pairs;
-        Some(Self { separate: apart, pairs: scales, bits, groups: bits + n_bits, group })
+        Some(Self { separate, pairs: scales, bits, groups: bits + n_bits, group })
     }
 
     /// Returns the vectors of the separate data of a row of `n_in` columns.
-    fn apart_vectors(self, n_in: usize) -> usize {
+    fn separate_vectors(self, n_in: usize) -> usize {
         (n_in.div_ceil(UNIT) * self.separate).div_ceil(VECTOR_BYTES)
     }
 
@@ -101,8 +101,8 @@ impl Layout {
 
     fn row_vectors(self, n_in: usize) -> usize {
         let (whole, rest) = (n_in / UNIT, n_in % UNIT);
-        let of_rest = if rest > 0 { self.groups + rest / GROUP * self.group } else { 0 };
-        self.apart_vectors(n_in) + whole * self.unit_vectors() + of_rest
+        let rest_vectors = if rest > 0 { self.groups + rest / GROUP * self.group } else { 0 };
+        self.separate_vectors(n_in) + whole * self.unit_vectors() + rest_vectors
     }
 }
 
@@ -116,32 +116,32 @@ pub(crate) fn row_vectors(dtype: DType, n_in: usize) -> usize {
 
 /// Writes panels: `rows` of `row_bytes` bytes each, as in the file, become as many times
 /// [`row_vectors`], a whole number of panels except the last.
-pub(crate) fn put_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panels: &mut [[u32; 4]]) {
+pub(crate) fn pack_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panels: &mut [[u32; 4]]) {
     let vectors = row_vectors(dtype, n_in);
     let mut row = vec![[0; VECTOR]; vectors];
-    let of_panels = rows.chunks(PANEL * row_bytes).zip(panels.chunks_mut(PANEL * vectors));
-    for (rows, panel) in of_panels {
+    let panels_of_rows = rows.chunks(PANEL * row_bytes).zip(panels.chunks_mut(PANEL * vectors));
+    for (rows, panel) in panels_of_rows {
         let n = rows.len() / row_bytes;
         for (r, bytes) in rows.chunks_exact(row_bytes).enumerate() {
             match (Layout::of(dtype), FieldSpec::of(dtype)) {
-                (Some(layout), Some(spec)) => put_row(dtype, layout, spec, n_in, bytes, &mut row),
-                _ => put_bytes(bytes, bytemuck::cast_slice_mut(&mut row)),
+                (Some(layout), Some(spec)) => pack_row(dtype, layout, spec, n_in, bytes, &mut row),
+                _ => copy_padded(bytes, bytemuck::cast_slice_mut(&mut row)),
             }
-            for (vector, place) in row.iter().zip(panel[r..].iter_mut().step_by(n)) {
-                *place = *vector;
+            for (vector, destination) in row.iter().zip(panel[r..].iter_mut().step_by(n)) {
+                *destination = *vector;
             }
         }
     }
 }
 
-fn put_bytes(bytes: &[u8], row: &mut [u8]) {
+fn copy_padded(bytes: &[u8], row: &mut [u8]) {
     let (filled, rest) = row.split_at_mut(bytes.len());
     filled.copy_from_slice(bytes);
     rest.fill(0);
 }
 
 /// Writes a quantized row.
-fn put_row(
+fn pack_row(
     dtype: DType,
     layout: Layout,
     spec: FieldSpec,
@@ -150,31 +150,31 @@ fn put_row(
     row: &mut [[u32; VECTOR]],
 ) {
     row.fill([0; VECTOR]);
-    let (apart, units) = row.split_at_mut(layout.apart_vectors(n_in));
-    let apart: &mut [u8] = bytemuck::cast_slice_mut(apart);
+    let (separate, units) = row.split_at_mut(layout.separate_vectors(n_in));
+    let separate: &mut [u8] = bytemuck::cast_slice_mut(separate);
     let block_bytes = dtype.block_bytes();
     let unit_bytes = UNIT / spec.len * block_bytes;
     let mut fields = Fields::EMPTY;
-    let of_units = bytes.chunks(unit_bytes).zip(units.chunks_mut(layout.unit_vectors()));
-    for (u, (blocks, unit)) in of_units.enumerate() {
+    let units_of_blocks = bytes.chunks(unit_bytes).zip(units.chunks_mut(layout.unit_vectors()));
+    for (u, (blocks, unit)) in units_of_blocks.enumerate() {
         let (scales, codes) = unit.split_at_mut(layout.pairs);
         let scales: &mut [u8] = bytemuck::cast_slice_mut(scales);
         let codes: &mut [u32] = bytemuck::cast_slice_mut(codes);
         for (b, block) in blocks.chunks_exact(block_bytes).enumerate() {
-            for (from, place) in pieces(dtype) {
+            for (from, destination) in field_destinations(dtype) {
                 let n = from.len();
-                match place {
-                    Destination::Apart { of_block } => {
-                        apart[u * layout.separate + b * of_block..][..n].copy_from_slice(&block[from]);
+                match destination {
+                    Destination::Separate { stride } => {
+                        separate[u * layout.separate + b * stride..][..n].copy_from_slice(&block[from]);
                     }
-                    Destination::Scales { at, of_block } => {
-                        scales[at + b * of_block..][..n].copy_from_slice(&block[from]);
+                    Destination::Scales { at, stride } => {
+                        scales[at + b * stride..][..n].copy_from_slice(&block[from]);
                     }
                 }
             }
             fields.reload(dtype, block);
             for (g, group) in fields.codes[..spec.len].as_chunks::<GROUP>().0.iter().enumerate() {
-                put_codes(layout, spec.bits, b * spec.len / GROUP + g, group, codes);
+                pack_codes(layout, spec.bits, b * spec.len / GROUP + g, group, codes);
             }
         }
     }
@@ -183,31 +183,31 @@ fn put_row(
 /// Destination of the bytes of a block other than codes; the field is the stride between the blocks
 /// of a unit.
 enum Destination {
-    Apart { of_block: usize },
-    Scales { at: usize, of_block: usize },
+    Separate { stride: usize },
+    Scales { at: usize, stride: usize },
 }
 
-fn pieces(dtype: DType) -> Vec<(Range<usize>, Destination)> {
-    let halves = |at| Destination::Scales { at, of_block: 2 };
-    let scales = |of_block| Destination::Scales { at: 0, of_block };
-    let apart = |of_block| Destination::Apart { of_block };
+fn field_destinations(dtype: DType) -> Vec<(Range<usize>, Destination)> {
+    let halves = |at| Destination::Scales { at, stride: 2 };
+    let scales = |stride| Destination::Scales { at: 0, stride };
+    let separate = |stride| Destination::Separate { stride };
     match dtype.layout() {
         DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => {
             vec![(0..2, halves(0)), (2..4, halves(VECTOR_BYTES))]
         }
-        DType::Q2K => vec![(0..16, scales(0)), (80..84, apart(0))],
+        DType::Q2K => vec![(0..16, scales(0)), (80..84, separate(0))],
         DType::Q3K => vec![(96..110, scales(0))],
         DType::Q4K | DType::Q5K => vec![(0..16, scales(0))],
-        DType::Q6K => vec![(192..208, scales(0)), (208..210, apart(0))],
-        DType::IQ4XS => vec![(0..8, apart(0))],
-        DType::MXFP4 => vec![(0..1, apart(1))],
+        DType::Q6K => vec![(192..208, scales(0)), (208..210, separate(0))],
+        DType::IQ4XS => vec![(0..8, separate(0))],
+        DType::MXFP4 => vec![(0..1, separate(1))],
         DType::NVFP4 => vec![(0..4, scales(4))],
         _ => vec![(0..2, halves(0))],
     }
 }
 
 /// Writes the codes of group `g` of a unit to its planes, which begin at word 0 of `planes`.
-fn put_codes(layout: Layout, bits: usize, g: usize, codes: &[u8; GROUP], planes: &mut [u32]) {
+fn pack_codes(layout: Layout, bits: usize, g: usize, codes: &[u8; GROUP], planes: &mut [u32]) {
     let word = |vector: usize| VECTOR * (vector - layout.pairs);
     let mut add = |at: usize, code: u8, shift: usize| planes[at] |= u32::from(code) << shift;
     let [bit, pair] = match bits {
@@ -244,7 +244,7 @@ mod tests {
             let mut planes = vec![0; VECTOR * (layout.unit_vectors() - layout.pairs)];
             let code = |g: usize, i: usize| (37 * (32 * g + i) % (1 << spec.bits)) as u8;
             for g in 0..GROUPS {
-                put_codes(layout, spec.bits, g, &std::array::from_fn(|i| code(g, i)), &mut planes);
+                pack_codes(layout, spec.bits, g, &std::array::from_fn(|i| code(g, i)), &mut planes);
             }
             let bytes: Vec<u8> = planes.iter().flat_map(|word| word.to_le_bytes()).collect();
             let of = |vector: usize| 16 * (vector - layout.pairs);
@@ -305,7 +305,7 @@ mod tests {
             (0..rows).flat_map(|r| (0..n_in).flat_map(move |i| [r as u8, i as u8])).collect();
         let vectors = row_vectors(DType::F16, n_in);
         let mut panels = vec![[u32::MAX; VECTOR]; rows * vectors];
-        put_panels(DType::F16, n_in, &bytes, 2 * n_in, &mut panels);
+        pack_panels(DType::F16, n_in, &bytes, 2 * n_in, &mut panels);
         let of =
             |r: u32| [r | r << 16 | 0x0100_0000, r | r << 16 | 0x0300_0200, r | r << 16 | 0x0500_0400, 0];
         let want: Vec<_> = (0..35).map(of).collect();

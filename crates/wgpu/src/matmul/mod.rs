@@ -1,10 +1,10 @@
 //! Matrix products of activations with weights of any file type: `y = W norm(x) + bias`.
 //!
 //! Quantized weights are multiplied with activations in 8 bits, as on the CPU (`operand.wgsl`,
-//! `coded.wgsl`): int8 dot products of four, and a scale for each 32 columns. Rotated types have
-//! their levels in bytes, and use rotated activations. Float weights use the activations unchanged
-//! (`floats.wgsl`). Weights are stored in panels (`layout.rs`); a thread has rows of them for
-//! itself, and reads them once for several rows of activations.
+//! `quantized.wgsl`): int8 dot products of four, and a scale for each 32 columns. Rotated types
+//! have their levels in bytes, and use rotated activations. Float weights use the activations
+//! unchanged (`floats.wgsl`). Weights are stored in panels (`layout.rs`); a thread has rows of them
+//! for itself, and reads them once for several rows of activations.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use kvant_codec::fields::FieldSpec;
 use kvant_codec::{ByteBook, DType};
 
 use crate::constants::Constants;
-use crate::elementwise::{GATE, NUMBERS, gate_constants};
+use crate::elementwise::{GATE, MATH, gate_constants};
 use crate::kv::NONE;
 use crate::matrix::Slab;
 use crate::shader::Kernel;
@@ -28,7 +28,7 @@ mod order;
 mod tests;
 
 use layout::Layout;
-pub(crate) use layout::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
+pub(crate) use layout::{PANEL, VECTOR_BYTES, pack_panels, row_vectors};
 #[cfg(test)]
 pub(crate) use operand::SOURCE as OPERAND;
 use operand::Vectors;
@@ -37,15 +37,15 @@ pub(crate) use order::Order;
 #[cfg(test)]
 pub(crate) use order::SOURCE as ORDER;
 
-const PRODUCT: Part = Part { name: "product.wgsl", text: include_str!("product.wgsl") };
+const MATMUL: Part = Part { name: "matmul.wgsl", text: include_str!("matmul.wgsl") };
 
-pub(crate) static CODED: Source = Source {
-    parts: &[NUMBERS, GATE, PRODUCT, Part { name: "coded.wgsl", text: include_str!("coded.wgsl") }],
+pub(crate) static QUANTIZED: Source = Source {
+    parts: &[MATH, GATE, MATMUL, Part { name: "quantized.wgsl", text: include_str!("quantized.wgsl") }],
     constants,
 };
 
 pub(crate) static FLOATS: Source = Source {
-    parts: &[NUMBERS, GATE, PRODUCT, Part { name: "floats.wgsl", text: include_str!("floats.wgsl") }],
+    parts: &[MATH, GATE, MATMUL, Part { name: "floats.wgsl", text: include_str!("floats.wgsl") }],
     constants,
 };
 
@@ -88,11 +88,11 @@ impl Shape {
     ];
 
     fn of(gpu: &Gpu, rows: usize) -> Self {
-        if rows > 1 { Self::of_block(gpu) } else { Self::all(gpu)[0] }
+        if rows > 1 { Self::for_block(gpu) } else { Self::all(gpu)[0] }
     }
 
     /// Returns the shape for a block of rows.
-    fn of_block(gpu: &Gpu) -> Self {
+    fn for_block(gpu: &Gpu) -> Self {
         Self::all(gpu)[1]
     }
 
@@ -118,7 +118,7 @@ impl Shape {
     fn kernel(self, gpu: &Gpu, dtype: DType, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
         let Self { rows, outputs, slices, has_gate } = self;
         let number = dtype as usize | rows << 8 | outputs << 16 | slices << 24 | usize::from(has_gate) << 31;
-        let source = if Layout::of(dtype).is_some() { &CODED } else { &FLOATS };
+        let source = if Layout::of(dtype).is_some() { &QUANTIZED } else { &FLOATS };
         gpu.variant(source, name, &[number as u32], || self.constants(dtype))
     }
 
@@ -131,7 +131,7 @@ impl Shape {
             .whole("OUTPUTS", outputs)
             .whole("SLICES", slices)
             .flag("HAS_GATE", has_gate)
-            .whole("MADE", self.outputs_per_thread())
+            .whole("WRITTEN_OUTPUTS", self.outputs_per_thread())
             .whole("SHARED", ((slices - 1) * outputs * rows).max(1));
         let (Some(layout), Some(spec)) = (Layout::of(dtype), FieldSpec::of(dtype)) else {
             let columns = VECTOR_BYTES / dtype.block_bytes();
@@ -141,7 +141,7 @@ impl Shape {
         let word = |bytes: &[i8; 4]| u32::from_le_bytes(bytes.map(|byte| byte as u8));
         let words = table.unwrap_or_default();
         constants
-            .whole("APART", layout.separate)
+            .whole("SEPARATE", layout.separate)
             .whole("PAIRS_AT", layout.pairs)
             .whole("BITS_AT", layout.bits)
             .whole("GROUPS_AT", layout.groups)
@@ -196,14 +196,14 @@ struct Params {
     bias_first: u32,
     accumulates: u32,
     blocks: u32,
-    slots_of_row: u32,
+    slots_per_row: u32,
     first_output: u32,
     end_output: u32,
     activation: u32,
 }
 
 /// Computes `y = w x + bias`, or adds that to `y`, for all rows of `x`.
-pub(crate) fn product(
+pub(crate) fn multiply(
     gpu: &Gpu,
     w: Weights<'_>,
     x: &mut Operand<'_>,
@@ -213,7 +213,7 @@ pub(crate) fn product(
 ) -> Result<(), WgpuError> {
     let rows = x.rows;
     let shape = Shape::of(gpu, rows);
-    let kernel = shape.kernel(gpu, w.dtype, "product")?;
+    let kernel = shape.kernel(gpu, w.dtype, "matmul")?;
     let x = operand(w.dtype, x)?;
     for slab in w.slabs {
         // Rows of the matrix in the slab.
@@ -254,7 +254,7 @@ pub(crate) fn gated(
 ) -> Result<(), WgpuError> {
     let rows = x.rows;
     let shape = Shape::of(gpu, rows).gated();
-    let kernel = shape.kernel(gpu, gate.dtype, "product")?;
+    let kernel = shape.kernel(gpu, gate.dtype, "matmul")?;
     let x = operand(gate.dtype, x)?;
     for (slab, of_up) in gate.slabs.iter().zip(up.slabs) {
         let n_out = slab.rows.len();
@@ -276,38 +276,38 @@ pub(crate) fn gated(
 
 /// The experts selected by the router.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Picks<'a> {
+pub(crate) struct SelectedExperts<'a> {
     /// `[slots]`: the experts of a row are contiguous.
     pub experts: &'a wgpu::Buffer,
     pub slots: usize,
     /// Slots that share a row of the input.
-    pub of_row: usize,
+    pub slots_per_row: usize,
     /// Order of the slots, if several slots of an expert are processed at once.
     pub order: Option<&'a Order<'a>>,
 }
 
 /// Computes `y = w[e] x + bias[e]` for each slot, e its expert.
 ///
-/// `x` has `slots / of_row` rows, or with an order the rows of [`Operand::in_order`]; `y` is
+/// `x` has `slots / slots_per_row` rows, or with an order the rows of [`Operand::in_order`]; `y` is
 /// `[slots, n_out]`, from its start. `w.n_out` counts rows of one expert.
-pub(crate) fn expert_products(
+pub(crate) fn multiply_experts(
     gpu: &Gpu,
     w: Weights<'_>,
-    picks: Picks<'_>,
+    selected: SelectedExperts<'_>,
     x: &mut Operand<'_>,
     y: &wgpu::Buffer,
     bias: Option<&wgpu::Buffer>,
 ) -> Result<(), WgpuError> {
-    let Picks { experts, slots, of_row, order } = picks;
-    let shape = if order.is_some() { Shape::of_block(gpu) } else { Shape::of(gpu, 1) };
-    let blocks = order.map_or(slots, |order| order.places) / shape.rows;
-    let kernel = shape.kernel(gpu, w.dtype, "chosen")?;
+    let SelectedExperts { experts, slots, slots_per_row, order } = selected;
+    let shape = if order.is_some() { Shape::for_block(gpu) } else { Shape::of(gpu, 1) };
+    let blocks = order.map_or(slots, |order| order.n_positions) / shape.rows;
+    let kernel = shape.kernel(gpu, w.dtype, "expert_matmul")?;
     let x = operand(w.dtype, x)?;
     for slab in w.slabs {
         let params = Params {
             has_bias: bias.is_some().into(),
             blocks: blocks as u32,
-            slots_of_row: of_row as u32,
+            slots_per_row: slots_per_row as u32,
             first_output: slab.rows.start as u32,
             end_output: slab.rows.end as u32,
             ..params(&w, slab, x)
@@ -330,7 +330,7 @@ pub(crate) fn expert_products(
 /// Returns the rows in the form that weights of `dtype` require.
 fn operand<'a>(dtype: DType, x: &'a mut Operand<'_>) -> Result<Vectors<'a>, WgpuError> {
     match FieldSpec::of(dtype) {
-        Some(spec) => x.rounded(spec.book.is_some()),
+        Some(spec) => x.quantized(spec.book.is_some()),
         None => x.floats(),
     }
 }
@@ -353,7 +353,7 @@ fn params(w: &Weights<'_>, slab: &Slab, x: Vectors<'_>) -> Params {
 pub(crate) fn variants() -> impl Iterator<Item = (&'static Source, Constants)> {
     let shapes = || Shape::GPU.into_iter().chain(Shape::SOFTWARE);
     let of_type = move |dtype: DType| {
-        let source = if Layout::of(dtype).is_some() { &CODED } else { &FLOATS };
+        let source = if Layout::of(dtype).is_some() { &QUANTIZED } else { &FLOATS };
         shapes().flat_map(|shape| [shape, shape.gated()]).map(move |shape| (source, shape.constants(dtype)))
     };
     DType::weights().flat_map(of_type)

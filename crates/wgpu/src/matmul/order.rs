@@ -27,10 +27,10 @@ const MIN_SLOTS: usize = 2;
 /// Slots in blocks, each of one expert, as many as a thread has rows.
 #[derive(Debug)]
 pub(crate) struct Order<'a> {
-    /// `[places]`: slots, or [`NONE`].
+    /// `[n_positions]`: slots, or [`NONE`].
     pub list: Scratch<'a>,
     /// A whole number of blocks.
-    pub places: usize,
+    pub n_positions: usize,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -38,7 +38,7 @@ pub(crate) struct Order<'a> {
 struct Params {
     slots: u32,
     n_experts: u32,
-    places: u32,
+    n_positions: u32,
     block: u32,
 }
 
@@ -54,14 +54,14 @@ impl<'a> Order<'a> {
         if slots < MIN_SLOTS * n_experts || n_experts > MAX_EXPERTS {
             return Ok(None);
         }
-        let block = Shape::of_block(gpu).rows;
-        let places = max_blocks(slots, n_experts, block) * block;
-        let list = gpu.scratch(places * size_of::<u32>(), "slots of experts")?;
-        let [slots, n_experts, of_list, block] = [slots, n_experts, places, block].map(|n| n as u32);
-        let params = Params { slots, n_experts, places: of_list, block };
-        let kernel = gpu.kernel(&SOURCE, "put_in_order")?;
+        let block = Shape::for_block(gpu).rows;
+        let n_positions = max_blocks(slots, n_experts, block) * block;
+        let list = gpu.scratch(n_positions * size_of::<u32>(), "slots of experts")?;
+        let [slots, n_experts, n_listed, block] = [slots, n_experts, n_positions, block].map(|n| n as u32);
+        let params = Params { slots, n_experts, n_positions: n_listed, block };
+        let kernel = gpu.kernel(&SOURCE, "order_slots")?;
         gpu.launch::<_, u32>(&kernel, [1; 3], &params, &[], &[(1, experts), (2, &list)])?;
-        Ok(Some(Self { list, places }))
+        Ok(Some(Self { list, n_positions }))
     }
 }
 
@@ -80,9 +80,9 @@ mod tests {
     #[test]
     fn blocks_suffice_for_every_choice() {
         for block in [1, 4, 8] {
-            let ways = (0..=12).flat_map(|a| (0..=12 - a).map(move |b| [a, b, 12 - a - b]));
-            let most = ways.map(|n| n.iter().map(|n: &usize| n.div_ceil(block)).sum::<usize>()).max();
-            assert_eq!(most, Some(max_blocks(12, 3, block)), "blocks of {block}");
+            let splits = (0..=12).flat_map(|a| (0..=12 - a).map(move |b| [a, b, 12 - a - b]));
+            let max = splits.map(|n| n.iter().map(|n: &usize| n.div_ceil(block)).sum::<usize>()).max();
+            assert_eq!(max, Some(max_blocks(12, 3, block)), "blocks of {block}");
         }
     }
 }

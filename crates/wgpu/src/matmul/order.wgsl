@@ -4,9 +4,9 @@
 
 struct Params {
     slots: u32,
-    n_experts: u32,  // at most MAX_EXPERTS
-    places: u32,     // length of the list: enough for any selection
-    block: u32,      // slots of a block
+    n_experts: u32,    // at most MAX_EXPERTS
+    n_positions: u32,  // length of the list: enough for any selection
+    block: u32,        // slots of a block
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -14,24 +14,24 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> order: array<u32>;  // [places]: slots
 
 // For each expert: its number of slots, then the position of the next one. Initially zero.
-var<workgroup> next: array<atomic<u32>, MAX_EXPERTS>;
+var<workgroup> next_position: array<atomic<u32>, MAX_EXPERTS>;
 
 // A single workgroup.
 @compute @workgroup_size(THREADS)
-fn put_in_order(@builtin(local_invocation_index) thread: u32) {
-    for (var place = thread; place < p.places; place += THREADS) { order[place] = NONE; }
-    for (var slot = thread; slot < p.slots; slot += THREADS) { atomicAdd(&next[experts[slot]], 1u); }
+fn order_slots(@builtin(local_invocation_index) thread: u32) {
+    for (var position = thread; position < p.n_positions; position += THREADS) { order[position] = NONE; }
+    for (var slot = thread; slot < p.slots; slot += THREADS) { atomicAdd(&next_position[experts[slot]], 1u); }
     workgroupBarrier();
     if thread == 0u {
         var begin = 0u;
         for (var e = 0u; e < p.n_experts; e++) {
-            let n = atomicExchange(&next[e], begin);
+            let n = atomicExchange(&next_position[e], begin);
             begin += (n + p.block - 1u) / p.block * p.block;
         }
     }
     workgroupBarrier();
     storageBarrier();
     for (var slot = thread; slot < p.slots; slot += THREADS) {
-        order[atomicAdd(&next[experts[slot]], 1u)] = slot;
+        order[atomicAdd(&next_position[experts[slot]], 1u)] = slot;
     }
 }

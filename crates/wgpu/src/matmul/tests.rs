@@ -74,14 +74,14 @@ fn codes_meet_activations_rounded_as_on_the_cpu() {
 #[test]
 fn products_are_the_same_in_every_shape() {
     let Some(device) = tests::device() else { return };
-    let mistaken = WgpuDevice::open_with_other_shapes().unwrap();
+    let other_shapes = WgpuDevice::open_with_other_shapes().unwrap();
     let (n_out, rows) = (70, 11);
     for dtype in DType::weights() {
         let n_in = (if FieldSpec::of(dtype).is_some() { 1280 } else { 1279 }) / dtype.block_len()
             * dtype.block_len();
         let weights = Weights::gaussian(dtype, n_out, n_in, 3);
         let [x, gain] = [rows, 1].map(|rows| gaussian(4, rows * n_in, 1.0));
-        let all = [&device, &mistaken].map(|device| {
+        let all = [&device, &other_shapes].map(|device| {
             let all = project(device, weights.source(n_out), &x, &gain, true);
             let alone = project(device, weights.source(n_out), &x[..n_in], &gain, true);
             assert!(all[..n_out] == alone, "{dtype}: the first row has other bits than alone");

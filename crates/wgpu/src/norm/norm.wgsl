@@ -6,7 +6,7 @@
 struct Params {
     rows: u32,
     n: u32,
-    way: u32,
+    kind: u32,
     eps: f32,
 }
 
@@ -21,11 +21,11 @@ fn norm(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let row = number_of(group, groups);
+    let row = workgroup_index(group, groups);
     if row >= p.rows { return; }
     let start = row * p.n;
     var mean = 0.0f;
-    if p.way == LAYER {
+    if p.kind == LAYER {
         var total = 0.0f;
         for (var i = thread; i < p.n; i += THREADS) { total += x[start + i]; }
         mean = sum(total, thread) / f32(p.n);
@@ -39,6 +39,6 @@ fn norm(
     for (var i = thread; i < p.n; i += THREADS) {
         let value = (x[start + i] - mean) * factor * weight[i];
         let to = row * p.n + i;
-        if p.way == ADD_RMS { y[to] += value; } else { y[to] = value; }
+        if p.kind == ADD_RMS { y[to] += value; } else { y[to] = value; }
     }
 }

@@ -9,19 +9,19 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{ConvForm, KeySharing, ShortConv, StateBatchEntry, StateHeads, StateInputs, StateRule};
 
 use crate::constants::Constants;
-use crate::elementwise::NUMBERS;
+use crate::elementwise::MATH;
 use crate::kv::word;
 use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, WgpuPage, groups};
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, Part { name: "recurrent.wgsl", text: include_str!("recurrent.wgsl") }],
+    parts: &[MATH, Part { name: "recurrent.wgsl", text: include_str!("recurrent.wgsl") }],
     constants: || {
         let constants = Constants::default().whole("MAX_TAPS", ShortConv::MAX_TAPS);
         constants
             .whole("CHANNELS", CHANNELS)
             .whole("COLUMNS", StateHeads::COLUMNS)
             .whole("THREADS", THREADS)
-            .whole("MAX_EACH", StateHeads::MAX_K_DIM * StateHeads::COLUMNS / THREADS)
+            .whole("MAX_VALUES_PER_THREAD", StateHeads::MAX_K_DIM * StateHeads::COLUMNS / THREADS)
     },
 };
 
@@ -32,10 +32,10 @@ const CHANNELS: usize = 64;
 const ROWS: usize = 256;
 
 /// Divides the rows of a sequence into launches; yields them with the arena word of its state.
-fn pieces(part: &StateBatchEntry<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
+fn launches(part: &StateBatchEntry<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
     let (rows, state_at) = (part.rows.range(), word(part.page.at() + part.offset));
-    let piece = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
-    part.rows.range().step_by(ROWS).map(move |first| (piece(first), state_at))
+    let launch = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
+    part.rows.range().step_by(ROWS).map(move |first| (launch(first), state_at))
 }
 
 /// Threads for 16 columns of a head: the number that every adapter supports.
@@ -60,7 +60,7 @@ pub(crate) fn short_conv(
     conv: ShortConv,
     [x, kernel, y]: [&wgpu::Buffer; 3],
 ) -> Result<(), WgpuError> {
-    for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
+    for ([first_row, rows], state_at) in parts.iter().flat_map(launches) {
         let params = ConvParams {
             first_row,
             rows,
@@ -70,15 +70,21 @@ pub(crate) fn short_conv(
             state_at,
         };
         let bindings = [(1, x), (2, kernel), (3, arena), (4, y)];
-        let entry = gpu.kernel(&SOURCE, "short_conv")?;
-        gpu.launch::<_, u32>(&entry, groups(conv.channels.div_ceil(CHANNELS), 1), &params, &[], &bindings)?;
+        let compiled = gpu.kernel(&SOURCE, "short_conv")?;
+        gpu.launch::<_, u32>(
+            &compiled,
+            groups(conv.channels.div_ceil(CHANNELS), 1),
+            &params,
+            &[],
+            &bindings,
+        )?;
     }
     Ok(())
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct RecurParams {
+struct LinearAttentionParams {
     first_row: u32,
     rows: u32,
     n_k_heads: u32,
@@ -93,7 +99,7 @@ struct RecurParams {
 
 /// Applies linear attention to the rows of each sequence, into `y`. The caller has checked the
 /// shapes.
-pub(crate) fn recur(
+pub(crate) fn linear_attention(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
     parts: &[StateBatchEntry<'_, WgpuPage>],
@@ -101,13 +107,13 @@ pub(crate) fn recur(
     inputs: StateInputs<&WgpuBuffer>,
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
-    let StateInputs { qkv, step, bias, decay: rate, rule } = inputs.map(|buffer| &buffer.buffer);
-    let (is_delta, of_rule, eps) = match rule {
+    let StateInputs { qkv, step, bias, decay: decay_rate, rule } = inputs.map(|buffer| &buffer.buffer);
+    let (is_delta, rule_input, eps) = match rule {
         StateRule::GatedDeltaNet { write, eps } => (true, write, eps),
         StateRule::Mamba2 { skip } => (false, skip, 0.0),
     };
-    for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
-        let params = RecurParams {
+    for ([first_row, rows], state_at) in parts.iter().flat_map(launches) {
+        let params = LinearAttentionParams {
             first_row,
             rows,
             n_k_heads: heads.n_k_heads as u32,
@@ -119,9 +125,9 @@ pub(crate) fn recur(
             eps,
             state_at,
         };
-        let bindings = [(1, qkv), (2, of_rule), (3, arena), (4, y), (5, step), (6, bias), (7, rate)];
-        let blocks = [(heads.n_out() / StateHeads::COLUMNS) as u32, 1, 1];
-        gpu.launch::<_, u32>(&*gpu.kernel(&SOURCE, "recur")?, blocks, &params, &[], &bindings)?;
+        let bindings = [(1, qkv), (2, rule_input), (3, arena), (4, y), (5, step), (6, bias), (7, decay_rate)];
+        let grid = [(heads.n_out() / StateHeads::COLUMNS) as u32, 1, 1];
+        gpu.launch::<_, u32>(&*gpu.kernel(&SOURCE, "linear_attention")?, grid, &params, &[], &bindings)?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Buffer, Heads, Pairing, RopeParams};
 
 use crate::constants::Constants;
-use crate::elementwise::NUMBERS;
+use crate::elementwise::MATH;
 use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, groups};
 
 pub(crate) static SOURCE: Source = Source {
-    parts: &[NUMBERS, Part { name: "rope.wgsl", text: include_str!("rope.wgsl") }],
+    parts: &[MATH, Part { name: "rope.wgsl", text: include_str!("rope.wgsl") }],
     constants: || Constants::default().whole("THREADS", 32),
 };
 

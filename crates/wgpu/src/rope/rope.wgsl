@@ -25,7 +25,7 @@ fn rope(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let head = number_of(group, groups);
+    let head = workgroup_index(group, groups);
     if head >= p.rows * p.heads { return; }
     let start = head * p.dim;
     var squares = 0.0f;

@@ -6,13 +6,13 @@ const NONE: u32 = 0xffffffffu;
 // Returns a key that is larger for more probable tokens; 0 is not a key. NaN and positive infinity
 // are above everything.
 fn key_of(bits: u32) -> u32 {
-    if is_bad(bits) { return 0xffffffffu; }
+    if is_invalid(bits) { return 0xffffffffu; }
     // Both zeros are equal.
     if (bits & 0x7fffffffu) == 0u { return 0x80000000u; }
     return select(bits | 0x80000000u, ~bits, bits >> 31u == 1u);
 }
 
-fn is_bad(bits: u32) -> bool {
+fn is_invalid(bits: u32) -> bool {
     return (bits & 0x7fffffffu) > 0x7f800000u || bits == 0x7f800000u;
 }
 
@@ -22,7 +22,7 @@ var<workgroup> ids: array<u32, THREADS>;
 
 // Moves the best key to index 0 of both arrays; called by every thread of the workgroup, with its
 // own best.
-fn gather_best(thread: u32, key: u32, id: u32) {
+fn reduce_best(thread: u32, key: u32, id: u32) {
     keys[thread] = key;
     ids[thread] = id;
     workgroupBarrier();

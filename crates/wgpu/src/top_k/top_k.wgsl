@@ -8,14 +8,14 @@ struct Params {
     k: u32,
 }
 
-struct Found {
-    id: u32,       // NONE after the last
-    bits: u32,     // of the logit
+struct Candidate {
+    id: u32,    // NONE after the last
+    bits: u32,  // of the logit
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
 @group(0) @binding(1) var<storage, read> logits: array<u32>;
-@group(0) @binding(2) var<storage, read_write> found: array<Found>;  // [slices, k]
+@group(0) @binding(2) var<storage, read_write> candidates: array<Candidate>;  // [slices, k]
 
 @compute @workgroup_size(THREADS)
 fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -27,25 +27,25 @@ fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         var best_id = NONE;
         for (var id = group.x * SLICE + thread; id < end; id += THREADS) {
             let key = key_of(logits[p.first + id]);
-            let is_left = last_id == NONE || is_before(last_key, last_id, key, id);
-            if is_left && is_before(key, id, best_key, best_id) {
+            let is_remaining = last_id == NONE || is_before(last_key, last_id, key, id);
+            if is_remaining && is_before(key, id, best_key, best_id) {
                 best_key = key;
                 best_id = id;
             }
         }
-        gather_best(thread, best_key, best_id);
+        reduce_best(thread, best_key, best_id);
         let id = ids[0];
         last_key = keys[0];
         last_id = id;
         if thread == 0u {
             var bits = 0u;
             if id != NONE { bits = logits[p.first + id]; }
-            found[group.x * p.k + round] = Found(id, bits);
+            candidates[group.x * p.k + round] = Candidate(id, bits);
         }
         // None is left.
         if workgroupUniformLoad(&ids[0]) == NONE { 
             for (var rest = round + 1u + thread; rest < p.k; rest += THREADS) {
-                found[group.x * p.k + rest] = Found(NONE, 0u);
+                candidates[group.x * p.k + rest] = Candidate(NONE, 0u);
             }
             return;
         }

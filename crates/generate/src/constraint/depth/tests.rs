@@ -63,32 +63,32 @@ fn levels_of_a_grammar_follow_the_longest_rule_chain() {
 
 #[test]
 fn a_constraint_beyond_a_limit_is_refused_with_the_limit() {
-    let told = |result: Result<(), TooLarge>| result.unwrap_err().to_string();
+    let message = |result: Result<(), TooLarge>| result.unwrap_err().to_string();
     let rules: String = (0..20_000).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect();
     assert_eq!(
-        told(check_lark(&format!("start: r0\n{rules}r20000: \"b\""))),
+        message(check_lark(&format!("start: r0\n{rules}r20000: \"b\""))),
         "the constraint has too many levels of rules that name each other: expected at most 10000, got 20002"
     );
     let deep = "start: a".to_owned() + &"{a".repeat(101) + &"}".repeat(101);
     assert_eq!(
-        told(check_lark(&deep)),
+        message(check_lark(&deep)),
         "the constraint has too many brackets within brackets: expected at most 100, got 101"
     );
-    let told_of = told(check_schema(&chain(6_000, 0)));
+    let levels_error = message(check_schema(&chain(6_000, 0)));
     assert_eq!(
-        told_of,
+        levels_error,
         "the constraint has too many levels of references and nesting: expected at most 10000, got 12005"
     );
     let many: serde_json::Map<_, _> = (0..2_001).map(|i| (i.to_string(), json!({}))).collect();
     let many = json!({ "properties": many });
     assert_eq!(
-        told(check_schema(&many)),
+        message(check_schema(&many)),
         "the constraint has too many properties in an object: expected at most 2000, got 2001"
     );
     // The same within a grammar.
-    assert_eq!(told(check_lark(&format!("start: %json {many} \"x\""))), told(check_schema(&many)));
+    assert_eq!(message(check_lark(&format!("start: %json {many} \"x\""))), message(check_schema(&many)));
     assert_eq!(
-        told(check_lark(&" ".repeat(MAX_BYTES + 1))),
+        message(check_lark(&" ".repeat(MAX_BYTES + 1))),
         "the constraint has too many bytes: expected at most 4194304, got 4194305"
     );
 }

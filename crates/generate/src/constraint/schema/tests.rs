@@ -40,7 +40,7 @@ fn unsupported_parts_are_dropped_and_reported() {
         assert_eq!((&found.schema, found.missing().as_deref()), (&held, missing), "{schema}");
         assert_eq!(found.notes(), None);
         // The remaining schema is fully supported.
-        assert_eq!(SupportedSchema::of(&held).lost, []);
+        assert_eq!(SupportedSchema::of(&held).dropped, []);
     }
 }
 
@@ -90,16 +90,16 @@ fn bounds_beyond_the_range_of_f64_are_respected() {
         };
         let (low, high) = (i128::from(low), i128::from(high));
         // Beyond 2^53 up to 1,024 integers lie between two adjacent `f64`.
-        let unsure = if low.abs().max(high.abs()) <= 1 << 53 { 0 } else { 2048 };
+        let tolerance = if low.abs().max(high.abs()) <= 1 << 53 { 0 } else { 2048 };
         for number in [low, high].into_iter().flat_map(|end| {
             [-3000, -2049, -1025, -2, -1, 0, 1, 2, 3, 1025, 2049, 3000].map(|step| end + step)
         }) {
             let is_in =
                 if exclusive { low < number && number < high } else { low <= number && number <= high };
-            let is_sure = (number - low).abs() > unsure && (number - high).abs() > unsure;
+            let is_decided = (number - low).abs() > tolerance && (number - high).abs() > tolerance;
             let taken = takes(number);
             assert!(is_in || !taken, "{schema}: {number} is taken");
-            assert!(!is_in || taken || !is_sure, "{schema}: {number} is refused");
+            assert!(!is_in || taken || !is_decided, "{schema}: {number} is refused");
         }
     }
 }
@@ -135,7 +135,7 @@ fn errors_state_their_location_in_plain_words() {
     ] {
         let error = grammars.constraint(tokenizer, &OutputFormat::schema(within(part.clone()))).err();
         let place = "/properties/x/anyOf/1/items".to_owned();
-        assert_eq!(error, Some(ConstraintError::WrongAt { why: why.to_owned(), place }), "{part}");
+        assert_eq!(error, Some(ConstraintError::InvalidAt { why: why.to_owned(), place }), "{part}");
         let shared = json!({ "$defs": { "d": part }, "properties": { "a": { "$ref": "#/$defs/d" } } });
         let error = grammars
             .constraint(tokenizer, &OutputFormat::schema(shared))

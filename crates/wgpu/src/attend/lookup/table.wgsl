@@ -2,12 +2,12 @@
 
 var<workgroup> table: array<f32, 48>;
 
-fn looked_up(dtype: u32, four: u32) -> vec4<f32> {
+fn lookup(dtype: u32, four: u32) -> vec4<f32> {
     let codes = bytes_of(four) + vec4<u32>((dtype - TURBO2) * 16u);
     return vec4<f32>(table[codes.x], table[codes.y], table[codes.z], table[codes.w]);
 }
 
-fn begin_look_ups(thread: u32) {
+fn init_lookup(thread: u32) {
     for (var i = thread; i < 48u; i += LANES) { table[i] = CENTROIDS[i]; }
     workgroupBarrier();
 }

@@ -1,6 +1,6 @@
 //! Times matrix products on an adapter, and copies of the same bytes.
 //!
-//! `cargo run --release -p kvant-wgpu --example product -- [adapter] [n_in] [n_out] [rounds] [ROWS
+//! `cargo run --release -p kvant-wgpu --example matmul -- [adapter] [n_in] [n_out] [rounds] [ROWS
 //! ...]`
 //!
 //! Types and copies take turns, so that other load on the machine affects all of them alike;

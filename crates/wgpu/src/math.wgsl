@@ -56,6 +56,6 @@ fn hyperbolic_tangent(x: f32) -> f32 {
 }
 
 // Returns the number of this workgroup in a grid of two dimensions.
-fn number_of(group: vec3<u32>, groups: vec3<u32>) -> u32 {
+fn workgroup_index(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return group.x + group.y * groups.x;
 }

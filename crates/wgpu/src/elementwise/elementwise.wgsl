@@ -1,12 +1,12 @@
 // Elementwise ops.
 
 struct Params {
-    n: u32,        // values
-    kind: u32,     // number of the activation or gate
-    cols: u32,     // of a row
-    width: u32,    // of a row of the destination, and the first of its columns
+    n: u32,      // values
+    kind: u32,   // number of the activation or gate
+    cols: u32,   // of a row
+    width: u32,  // of a row of the destination, and the first of its columns
     first: u32,
-    by: f32,
+    factor: f32,
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -49,20 +49,20 @@ fn gate_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgrou
     y[i] = gated(y[i], g[i / p.cols]);
 }
 
-// y = by y.
+// y = factor y.
 @compute @workgroup_size(THREADS)
 fn scale(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
-    y[i] *= p.by;
+    y[i] *= p.factor;
 }
 
-// y = by tanh(y / by).
+// y = factor tanh(y / factor).
 @compute @workgroup_size(THREADS)
 fn soft_cap(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
-    y[i] = p.by * hyperbolic_tangent(y[i] / p.by);
+    y[i] = p.factor * hyperbolic_tangent(y[i] / p.factor);
 }
 
 // Copies to columns of wider rows.
