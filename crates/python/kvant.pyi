@@ -2,7 +2,7 @@
 
 from array import array
 from os import PathLike
-from typing import Iterator, Mapping, Optional, Sequence, Tuple, Union, final
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple, Union, final
 
 __version__: str
 
@@ -82,9 +82,14 @@ class Session:
         repeat_last_n: int = 64,
         seed: int = 0,
         ignore_eos: bool = False,
+        stop: Union[str, Sequence[str], None] = None,
+        logit_bias: Optional[Mapping[int, float]] = None,
+        format: Optional[Mapping[str, Any]] = None,
     ) -> "Generation":
         """Feeds a prompt and generates its continuation; temperature 0 is greedy sampling. The common
-        prefix of the context and the prompt is reused, and the rest is dropped."""
+        prefix of the context and the prompt is reused, and the rest is dropped. `stop` texts end it
+        and are excluded; `logit_bias` is added to the logits of tokens; `format` constrains the text
+        and is {"json_schema": schema}, {"regex": pattern}, {"grammar": Lark} or {"choice": texts}."""
     def feed(self, prompt: Prompt) -> None:
         """Appends a prompt to the context."""
     def logits(self) -> "array[float]":

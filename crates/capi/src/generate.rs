@@ -1,10 +1,12 @@
 //! Generation: passes text to a callback of the caller.
 
 use std::ffi::{c_char, c_void};
+use std::ptr;
 
+use kvant::generate::constraint::OutputFormat;
 use kvant::{FinishReason, GenerateOptions, GenerationStats, SamplerParams};
 
-use crate::ffi::{CallError, call, changed, out_ptr, values};
+use crate::ffi::{CallError, call, changed, out_ptr, text, values};
 use crate::{KvantSession, KvantStatus};
 
 /// Options of a generation. Start from `kvant_generate_options_default`.
@@ -28,6 +30,40 @@ pub struct KvantGenerateOptions {
     pub seed: u64,
     /// Continues after an end-of-generation token.
     pub ignore_eos: bool,
+    /// Texts that end the generation; excluded from its text.
+    pub stop: *const *const c_char,
+    /// Number of those texts.
+    pub n_stop: usize,
+    /// Biases added to the logits of tokens.
+    pub bias: *const KvantLogitBias,
+    /// Number of those biases.
+    pub n_bias: usize,
+    /// What the text is constrained to, as stated by `format`; NULL is nothing.
+    pub constraint: *const c_char,
+    /// Notation of `constraint`.
+    pub format: KvantFormat,
+}
+
+/// Value added to the logit of a token.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct KvantLogitBias {
+    /// Token id.
+    pub token: u32,
+    /// Bias.
+    pub bias: f32,
+}
+
+/// Notation of a constraint.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvantFormat {
+    /// A JSON schema.
+    JsonSchema = 0,
+    /// A regular expression.
+    Regex = 1,
+    /// A grammar in Lark's notation.
+    Lark = 2,
 }
 
 /// Why a generation ended.
@@ -80,11 +116,22 @@ pub extern "C" fn kvant_generate_options_default() -> KvantGenerateOptions {
         repeat_last_n,
         seed,
         ignore_eos,
+        stop: ptr::null(),
+        n_stop: 0,
+        bias: ptr::null(),
+        n_bias: 0,
+        constraint: ptr::null(),
+        format: KvantFormat::JsonSchema,
     }
 }
 
-impl From<&KvantGenerateOptions> for GenerateOptions {
-    fn from(options: &KvantGenerateOptions) -> Self {
+impl KvantGenerateOptions {
+    /// Reads the options.
+    ///
+    /// # Safety
+    /// The pointers satisfy the contract of this library.
+    unsafe fn read(&self) -> Result<GenerateOptions, CallError> {
+        let options = self;
         let &KvantGenerateOptions { max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos, .. } =
             options;
         let &KvantGenerateOptions { repeat_penalty, repeat_last_n, .. } = options;
@@ -99,7 +146,32 @@ impl From<&KvantGenerateOptions> for GenerateOptions {
             ..SamplerParams::default()
         };
         let max_tokens = Some(max_tokens).filter(|&n| n > 0);
-        GenerateOptions { max_tokens, sampler, ignore_eos, ..Self::default() }
+        // SAFETY: guaranteed by the caller.
+        let (stop, bias, format) = unsafe {
+            let stop = values(self.stop, self.n_stop, "stop")?.iter();
+            let stop =
+                stop.map(|&stop| Ok(text(stop, "stop")?.to_owned())).collect::<Result<_, CallError>>()?;
+            let bias = values(self.bias, self.n_bias, "bias")?.iter().map(|bias| (bias.token, bias.bias));
+            (stop, bias.collect(), self.output_format()?)
+        };
+        Ok(GenerateOptions { max_tokens, sampler, ignore_eos, stop, bias, format, ..Default::default() })
+    }
+
+    /// Reads the constraint.
+    ///
+    /// # Safety
+    /// As [`KvantGenerateOptions::read`].
+    unsafe fn output_format(&self) -> Result<Option<OutputFormat>, CallError> {
+        if self.constraint.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: guaranteed by the caller.
+        let constraint = unsafe { text(self.constraint, "constraint")? };
+        Ok(Some(match self.format {
+            KvantFormat::JsonSchema => OutputFormat::json_schema(constraint).map_err(kvant::Error::from)?,
+            KvantFormat::Regex => OutputFormat::Regex(constraint.to_owned()),
+            KvantFormat::Lark => OutputFormat::Lark(constraint.to_owned()),
+        }))
     }
 }
 
@@ -121,7 +193,7 @@ pub unsafe extern "C" fn kvant_session_generate(
     unsafe {
         call(error, || {
             let prompt = values(prompt, n_prompt, "prompt")?;
-            let options = options.as_ref().map_or_else(GenerateOptions::default, GenerateOptions::from);
+            let options = options.as_ref().map(|options| options.read()).transpose()?.unwrap_or_default();
             let send_text = |text: String| on_text.is_none_or(|on_text| call_on_text(text, on_text, user));
             let stats = generate(changed(session, "session")?, prompt, options, send_text)?;
             if let Ok(out_ptr) = out_ptr(generated, "generated") {

@@ -20,7 +20,8 @@ pub trait LogitSource {
     /// As [`LogitSource::logits`]; an error of the sampler.
     fn sample(&mut self, sampler: &mut Sampler) -> Result<u32, Self::Error>;
 
-    /// Samples from logits `[n_vocab]` that `change` has edited; negative infinity excludes a token.
+    /// Samples from logits `[n_vocab]` that `change` has edited; negative infinity excludes a
+    /// token.
     ///
     /// # Errors
     /// As [`LogitSource::sample`].

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod format;
 mod generation;
 mod model;
 mod prompt;

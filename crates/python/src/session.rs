@@ -1,5 +1,6 @@
 //! `kvant.Session` and `kvant.KvUse`.
 
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -8,6 +9,7 @@ use kvant::{CancelFlag, GenerateOptions, GenerationState, SamplerParams};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyModule};
 
+use crate::format::{Format, Stop};
 use crate::generation::Generation;
 use crate::prompt::Prompt;
 use crate::{KvantError, refused};
@@ -134,7 +136,7 @@ fn begin(
 impl Session {
     #[pyo3(signature = (
         prompt, *, max_tokens = None, temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05, repeat_penalty = 1.0,
-        repeat_last_n = 64, seed = 0, ignore_eos = false
+        repeat_last_n = 64, seed = 0, ignore_eos = false, stop = None, logit_bias = None, format = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn generate(
@@ -149,6 +151,9 @@ impl Session {
         repeat_last_n: usize,
         seed: u64,
         ignore_eos: bool,
+        stop: Option<Stop>,
+        logit_bias: Option<BTreeMap<u32, f32>>,
+        format: Option<Format>,
     ) -> PyResult<Generation> {
         let sampler = SamplerParams {
             temperature,
@@ -160,7 +165,15 @@ impl Session {
             seed,
             ..SamplerParams::default()
         };
-        let options = GenerateOptions { max_tokens, sampler, ignore_eos, ..GenerateOptions::default() };
+        let options = GenerateOptions {
+            max_tokens,
+            sampler,
+            ignore_eos,
+            stop: stop.map_or_else(Vec::new, Stop::texts),
+            bias: logit_bias.into_iter().flatten().collect(),
+            format: format.map(|format| format.0),
+            ..GenerateOptions::default()
+        };
         let (generation, turn) = slf.get().with(slf.py(), |shared| {
             let session = shared.begin_use();
             let tokens = prompt.tokens(session.model())?;

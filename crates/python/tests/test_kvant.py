@@ -1,6 +1,7 @@
 """Tests of the installed wheel: `python -m unittest discover crates/python/tests`."""
 
 import ast
+import json
 import math
 import threading
 import unittest
@@ -32,6 +33,43 @@ class Generating(unittest.TestCase):
         self.assertEqual((kv.type_k, kv.type_v, kv.bpv_k), ("q8_0", "turbo3", 8.625))
         self.assertLess(kv.bytes, kv.bytes_f16)
         self.assertIn("q8_0/turbo3", repr(kv))
+
+    def test_stop_texts_end_a_generation_and_are_excluded(self):
+        def generation(**options):
+            return self.model.session().generate(FRANCE, temperature=0, **options)
+
+        whole = "".join(generation())
+        for stop in ("aris", ["never", "aris"]):
+            cut = generation(stop=stop)
+            self.assertEqual(("".join(cut), cut.finish), (whole[: whole.index("aris")], "stop"))
+
+    def test_a_logit_bias_changes_the_probability_of_a_token(self):
+        first = self.model.session().generate(FRANCE, temperature=0, max_tokens=1)
+        token = self.model.tokens(next(first))[0]
+        biased = self.model.session().generate(FRANCE, temperature=0, max_tokens=1, logit_bias={token: -100.0})
+        self.assertNotEqual(self.model.tokens(next(biased))[0], token)
+
+    def test_texts_are_constrained_to_their_format(self):
+        def text(**format):
+            return "".join(self.model.session().generate(FRANCE, temperature=1.5, seed=3, max_tokens=200, format=format))
+
+        schema = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "size": {"type": "integer", "minimum": 10, "maximum": 99}},
+            "required": ["city", "size"],
+            "additionalProperties": False,
+        }
+        answer = json.loads(text(json_schema=schema))
+        self.assertIn(answer["city"], ("Paris", "Rome"))
+        self.assertTrue(10 <= answer["size"] <= 99)
+        self.assertRegex(text(regex="[0-9]{3}-[a-c]"), "^[0-9]{3}-[a-c]$")
+        self.assertRegex(text(grammar='start: "x" /[yz]{2}/'), "^x[yz]{2}$")
+        self.assertIn(text(choice=["yes", "no"]), ("yes", "no"))
+        with self.assertRaisesRegex(kvant.KvantError, "cannot be enforced|does not parse|expected"):
+            text(regex="(?=a)")
+        for wrong in ({}, {"xml": "a"}, {"regex": "a", "grammar": "b"}):
+            with self.assertRaisesRegex(TypeError, "format: expected"):
+                text(**wrong)
 
     def test_a_repeated_conversation_reuses_its_prefix(self):
         session = self.model.session()

@@ -12,9 +12,9 @@
 //!
 //! What a query at position p reads in f16 depends on p alone, not on the step sizes. It reads the
 //! sink and the youngest tiles up to its own tile, p / 16, in f16 (two tiles unless a policy sets
-//! more), and all others as codes ([`KvTensorSpec::f16_window_start`]). The f16 window never reaches
-//! back over a multiple of [`PREFIX_ALIGNMENT`] tokens: there the cache consists of codes alone, so
-//! another sequence can share a prefix of that length unchanged.
+//! more), and all others as codes ([`KvTensorSpec::f16_window_start`]). The f16 window never
+//! reaches back over a multiple of [`PREFIX_ALIGNMENT`] tokens: there the cache consists of codes
+//! alone, so another sequence can share a prefix of that length unchanged.
 //!
 //! Where values are a prefix of their keys (MLA), one *shared-KV* tensor serves as both
 //! ([`KvTensorSpec::joint`]).

@@ -56,6 +56,15 @@ impl OutputFormat {
         Self::schema(json!({ "type": "object" }))
     }
 
+    /// Returns the format of a JSON value that matches the schema in this text.
+    ///
+    /// # Errors
+    /// A text that is not JSON.
+    pub fn json_schema(schema: &str) -> Result<Self, ConstraintError> {
+        let schema = serde_json::from_str(schema);
+        Ok(Self::schema(schema.map_err(|error| ConstraintError::Wrong(format!("the schema: {error}")))?))
+    }
+
     /// Returns the format of a JSON value that matches this schema.
     pub fn schema(schema: Value) -> Self {
         Self::Schema(Arc::new(schema))
