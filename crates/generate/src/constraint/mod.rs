@@ -62,7 +62,7 @@ impl OutputFormat {
     /// A text that is not JSON.
     pub fn json_schema(schema: &str) -> Result<Self, ConstraintError> {
         let schema = serde_json::from_str(schema);
-        Ok(Self::schema(schema.map_err(|error| ConstraintError::Wrong(format!("the schema: {error}")))?))
+        Ok(Self::schema(schema.map_err(|error| ConstraintError::Invalid(format!("the schema: {error}")))?))
     }
 
     /// Returns the format of a JSON value that matches this schema.
