@@ -2,7 +2,7 @@
 //!
 //! Qwen2.5-Coder writes `{"name": .., "arguments": ..}` bare or in a Markdown fence, other models
 //! in the tags of another family. An object is a call if it starts a line, bare, in a fence or in
-//! one of [`TAGS`], and its first key names an offered tool. Any other object is content. The outer
+//! one of `TAGS`, and its first key names an offered tool. Any other object is content. The outer
 //! braces may be doubled: Qwen2.5-Coder's template shows a call that way, and the model copies it.
 
 use std::fmt::Write;
