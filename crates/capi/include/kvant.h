@@ -34,6 +34,16 @@ typedef enum {
   KVANT_STATUS_FAULT = 3,
 } kvant_status;
 
+// Notation of a constraint.
+typedef enum {
+  // A JSON schema.
+  KVANT_FORMAT_JSON_SCHEMA = 0,
+  // A regular expression.
+  KVANT_FORMAT_REGEX = 1,
+  // A grammar in Lark's notation.
+  KVANT_FORMAT_LARK = 2,
+} kvant_format;
+
 // Why a generation ended.
 typedef enum {
   // The model sampled an end-of-generation token.
@@ -124,6 +134,14 @@ typedef struct {
   double bpv_v;
 } kvant_kv_use;
 
+// Value added to the logit of a token.
+typedef struct {
+  // Token id.
+  uint32_t token;
+  // Bias.
+  float bias;
+} kvant_logit_bias;
+
 // Options of a generation. Start from `kvant_generate_options_default`.
 typedef struct {
   // Maximum of generated tokens; 0 is until end of generation or a full context.
@@ -144,6 +162,18 @@ typedef struct {
   uint64_t seed;
   // Continues after an end-of-generation token.
   bool ignore_eos;
+  // Texts that end the generation; excluded from its text.
+  const char *const *stop;
+  // Number of those texts.
+  size_t n_stop;
+  // Biases added to the logits of tokens.
+  const kvant_logit_bias *bias;
+  // Number of those biases.
+  size_t n_bias;
+  // What the text is constrained to, as stated by `format`; NULL is nothing.
+  const char *constraint;
+  // Notation of `constraint`.
+  kvant_format format;
 } kvant_generate_options;
 
 // Receives the text completed by a token: `n_bytes` bytes, possibly 0, and a zero, valid during
