@@ -37,7 +37,7 @@
 //! | files | [`Session::save`], [`Model::load_session`], [`SavedSession`] |
 //! | embeddings, reranking | [`Model::embed`], [`EmbedOptions`], [`Reranker`] |
 //! | vision | [`Model::encode_image`], [`EncodedImage`], [`Model::chat_prompt_with_images`] |
-//! | measurements | [`Session::feed_scored`], [`Session::feed_observed`], [`Session::kv_rows`] |
+//! | measurements | [`Session::feed_scored`], [`Measure`] |
 //!
 //! # Stream
 //!
@@ -187,5 +187,5 @@ pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rerank::Reranker;
-pub use session::{BatchItem, KvBalance, KvOptions, KvUse, SequenceStep, Session, SessionOptions};
+pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Measure, SequenceStep, Session, SessionOptions};
 pub use vision::{EncodedImage, check_mmproj};

@@ -4,6 +4,7 @@ mod batch;
 mod drafter;
 mod images;
 mod logits;
+mod measure;
 mod options;
 mod sequence_step;
 mod speculative;
@@ -12,8 +13,6 @@ use std::sync::Arc;
 
 use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
-use kvant_codec::Side;
-use kvant_codec::random::Random;
 use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 
@@ -22,6 +21,7 @@ use crate::runtime::{ContextSize, Logits, Sequence};
 use crate::{Error, Model};
 
 pub use batch::BatchItem;
+pub use measure::Measure;
 pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
 pub use sequence_step::SequenceStep;
 
@@ -271,46 +271,9 @@ impl Session {
         Ok(())
     }
 
-    /// Feeds `tokens` in one step and passes the queries of each layer to `tell`, as `(KV layer
-    /// that they attend to, queries after RoPE [tokens, n_heads * k_head_dim])`.
-    /// [`Session::kv_rows`] then returns the keys and values.
-    ///
-    /// # Errors
-    /// As [`Session::feed`]; more tokens than [`Session::max_tokens`].
-    pub fn feed_observed(
-        &mut self,
-        tokens: &[u32],
-        on_queries: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), Error> {
-        self.check_capacity(tokens)?;
-        self.recommit()?;
-        check_size("tokens", tokens.len(), 1..=self.max_tokens())?;
-        self.step(tokens, LogitsFor::None, Some(on_queries))
-    }
-
     /// Returns the maximum number of tokens of the next step.
     pub fn max_tokens(&self) -> usize {
         self.sequence.max_step_rows()
-    }
-
-    /// Appends `n` tokens with random keys and values: fills a context to any depth in little time,
-    /// to measure speed at it. The logits that follow are meaningless.
-    ///
-    /// # Errors
-    /// A context too small for them, or a device error.
-    pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
-        let mut random = Random::new(seed);
-        self.recommit()?;
-        (self.logits_loan, self.has_real_kv) = (None, false);
-        let mut left = n;
-        while left > 0 {
-            let rows = self.sequence.max_step_rows().min(left);
-            let result = self.sequence.loaded().append_random(self.sequence.id(), rows, &mut random);
-            self.tokens.resize(self.sequence.len(), 0);
-            result?;
-            left -= rows;
-        }
-        Ok(())
     }
 
     /// Reads the logits that follow the last token fed, `[n_vocab]`, from the device.
@@ -336,18 +299,6 @@ impl Session {
         if let Some(drafter) = &mut self.drafter {
             drafter.release_scratch();
         }
-    }
-
-    /// Returns the decoded keys or values of one KV head, `[tokens, head_dim]`, for measurements.
-    ///
-    /// # Errors
-    /// When the device cannot be read.
-    ///
-    /// # Panics
-    /// When the model has no such layer or head.
-    pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        self.recommit()?;
-        self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
     }
 
     /// Removes all tokens.

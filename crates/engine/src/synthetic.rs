@@ -337,7 +337,7 @@ impl std::io::Read for Repeat<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Model, OpenOptions, SessionOptions};
+    use crate::{Measure, Model, OpenOptions, SessionOptions};
 
     #[test]
     fn a_synthetic_model_runs_in_every_weight_type() {

@@ -7,7 +7,7 @@
 //! free; the turbo formats spend [`SCALE_BITS`] on theirs.
 
 use kvant::limits::check_size;
-use kvant::{DType, KvOptions, Model, Policies};
+use kvant::{DType, KvOptions, Measure, Model, Policies};
 use kvant_codec::distortion::{FileBytes, RoundTrip, measure};
 use kvant_codec::random::Random;
 use kvant_codec::tile::{MIN_DIMS, centre, put_centre};

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use kvant::Session;
+use kvant::{Measure, Session};
 
 use crate::failure::Failure;
 

@@ -1,7 +1,7 @@
 //! `kvant bench --profile`: decode attention with the stages of the KV cache read omitted one by
 //! one.
 
-use kvant::{DType, Model, SessionOptions};
+use kvant::{DType, Measure, Model, SessionOptions};
 use serde_json::Value;
 
 use super::BenchArgs;

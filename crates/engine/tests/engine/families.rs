@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorInfo, TensorSink, Value};
-use kvant::{Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
+use kvant::{Gguf, KvOptions, Measure, Model, OpenOptions, Session, SessionOptions};
 use kvant_codec::Side;
 use kvant_cpu::CpuDevice;
 use kvant_model::{Config, LayerRange, LayerState, Weights};

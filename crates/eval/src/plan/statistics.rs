@@ -1,6 +1,6 @@
 //! Magnitudes of a model's queries, keys and values, per dimension, over a text.
 
-use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Policies, Session};
+use kvant::{Config, DType, KvLayerShape, KvOptions, Measure, Model, Policies, Session};
 use kvant_codec::Side;
 
 use super::attention::{KvHead, Rows, TransposedRows, Weights};
