@@ -228,8 +228,8 @@ impl Chat {
         Ok((tokens, text))
     }
 
-    /// Drops the oldest turns until the conversation and `n_generated` answer tokens leave a quarter
-    /// of the context free. Returns `false` if no turn could be dropped.
+    /// Drops the oldest turns until the conversation and `n_generated` answer tokens leave a
+    /// quarter of the context free. Returns `false` if no turn could be dropped.
     fn shift_context(&mut self, n_generated: usize) -> Result<bool, Failure> {
         let limit = self.session.n_ctx() - self.session.n_ctx() / 4;
         let mut n_turns = 0;
