@@ -36,7 +36,6 @@ class Target:
     """A row of targets.toml, and where its files are built."""
 
     triple: str
-    wheel: str
     npm: dict
     zig: str = ""
     deb: str = ""
@@ -70,16 +69,23 @@ def commit_time():
     return output("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
 
 
+def dated():
+    """Returns the environment with the time that packers give to files."""
+    return {**os.environ, "SOURCE_DATE_EPOCH": commit_time()}
+
+
+def sysroot():
+    return pathlib.Path(output("rustc", "--print", "sysroot").strip())
+
+
 def environment(folder):
     """Returns variables under which two builds of a commit are equal, wherever they run."""
     home = pathlib.Path(os.environ.get("CARGO_HOME", pathlib.Path.home() / ".cargo"))
-    sysroot = output("rustc", "--print", "sysroot").strip()
-    folders = {ROOT: "/kvant", home: "/cargo", pathlib.Path(sysroot): "/rust", folder: "/target"}
+    folders = {ROOT: "/kvant", home: "/cargo", sysroot(): "/rust", folder: "/target"}
     return {
-        **os.environ,
+        **dated(),
         "CARGO_INCREMENTAL": "0",
         "CARGO_TARGET_DIR": str(folder),
-        "SOURCE_DATE_EPOCH": commit_time(),
         "TZ": "UTC",
         "LC_ALL": "C",
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(f"--remap-path-prefix={a}={b}" for a, b in folders.items()),
@@ -106,10 +112,9 @@ def split_symbols(target, built, stage, symbols):
         for beside in [*built.parent.glob("kvant.pdb"), *built.parent.glob("kvant.dSYM")]:
             (shutil.copytree if beside.is_dir() else shutil.copy2)(beside, symbols / beside.name)
         return
-    sysroot = pathlib.Path(output("rustc", "--print", "sysroot").strip())
-    objcopy = sysroot / "lib/rustlib" / host() / "bin/rust-objcopy"
+    objcopy = sysroot() / "lib/rustlib" / host() / "bin/rust-objcopy"
     debug = symbols / "kvant.debug"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(sysroot / "lib")}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(sysroot() / "lib")}
     run(objcopy, "--only-keep-debug", built, debug, env=environment)
     run(objcopy, "--strip-all", f"--add-gnu-debuglink={debug}", built, program, env=environment)
     if (dwp := built.with_suffix(".dwp")).exists():

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import zipfile
 
-from build import HERE, ROOT, commit_time, output, run, version
+from build import FEATURES, HERE, ROOT, commit_time, dated, run, version
 
 DESCRIPTION = "Run large language models on a compressed KV cache"
 # Where releases are published.
@@ -95,7 +95,7 @@ def write_deb(target, stage, out):
     (root / "DEBIAN").mkdir(mode=0o755)
     (root / "DEBIAN/control").write_text(fill("control", arch=target.deb, size=size))
     file = out / f"kvant_{version()}_{target.deb}.deb"
-    run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, file, env={**os.environ, "SOURCE_DATE_EPOCH": commit_time()})
+    run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", root, file, env=dated())
 
 
 def write_rpm(target, stage, out):
@@ -109,8 +109,7 @@ def write_rpm(target, stage, out):
         "use_source_date_epoch_as_buildtime": 1, "clamp_mtime_to_source_date_epoch": 1, "_rpmfilename": "kvant.rpm",
     }
     defines = [word for name, value in macros.items() for word in ("--define", f"{name} {value}")]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time()}
-    run("rpmbuild", "--quiet", "-bb", "--target", f"{target.rpm}-linux", *defines, build / "kvant.spec", env=environment)
+    run("rpmbuild", "--quiet", "-bb", "--target", f"{target.rpm}-linux", *defines, build / "kvant.spec", env=dated())
     shutil.copy(build / "kvant.rpm", out / f"kvant-{version()}-1.{target.rpm}.rpm")
 
 
@@ -189,11 +188,10 @@ def write_checksums(out):
 
 def write_sbom(out):
     """Writes the crates that the command is built from, in CycloneDX (cargo-cyclonedx)."""
-    features = ["--features", "wgpu,kv-events,otel"]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time()}
     name = f"kvant-{version()}.cdx"
-    run("cargo", "cyclonedx", "--format", "json", *features, "--override-filename", name, "--manifest-path", ROOT / "crates/cli/Cargo.toml", env=environment)
-    for made in ROOT.glob(f"**/{name}.json"):
+    run("cargo", "cyclonedx", "--format", "json", "--features", FEATURES, "--override-filename", name, "--manifest-path", ROOT / "crates/cli/Cargo.toml", env=dated())
+    # It writes one beside the manifest of each crate of ours.
+    for made in [*ROOT.glob(f"*/{name}.json"), *ROOT.glob(f"*/*/{name}.json")]:
         if made.parent.name == "cli":
             shutil.move(made, out / f"{name}.json")
         else:
