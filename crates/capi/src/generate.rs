@@ -131,10 +131,8 @@ impl KvantGenerateOptions {
     /// # Safety
     /// The pointers satisfy the contract of this library.
     unsafe fn read(&self) -> Result<GenerateOptions, CallError> {
-        let options = self;
-        let &KvantGenerateOptions { max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos, .. } =
-            options;
-        let &KvantGenerateOptions { repeat_penalty, repeat_last_n, .. } = options;
+        let &Self { max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos, .. } = self;
+        let &Self { repeat_penalty, repeat_last_n, .. } = self;
         let sampler = SamplerParams {
             temperature,
             top_k,

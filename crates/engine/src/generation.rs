@@ -240,14 +240,14 @@ impl GenerationState {
 
     /// Returns the counts and times so far.
     pub fn stats(&self) -> GenerationStats {
-        let (drafts, (n_gen, _)) = (self.sequence.drafts(), self.sequence.n_generated());
+        let (drafts, n_gen) = (self.sequence.drafts(), self.sequence.decoder().n_generated());
         GenerationStats { n_gen, n_drafted: drafts.n_verified, n_accepted: drafts.n_accepted, ..self.stats }
     }
 
     /// Returns text withheld because its last character is incomplete or because it may begin a
     /// stop text; to be printed after the generation has ended.
     pub fn finish_text(&mut self) -> String {
-        self.sequence.decoder().finish().text
+        self.sequence.decoder_mut().finish().text
     }
 
     /// Returns the next token of `session`; `None` when the generation has ended. `session` must be

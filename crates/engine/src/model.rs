@@ -7,6 +7,7 @@ use std::thread;
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
 use kvant_cpu::PrefillPrecision;
+use kvant_generate::constraint::ConstraintCompiler;
 use kvant_generate::sampler::{Sampler, SamplerParams, SequenceBreakers};
 use kvant_generate::sampling_defaults::SamplingDefaults;
 use kvant_generate::speculative::MAX_DRAFT_TOKENS;
@@ -17,7 +18,6 @@ use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::constraint::LazyCompiler;
 use crate::device::{self, DeviceChoice, Placement};
 use crate::runtime::{LoadedModel, Sequence};
 use crate::vision::VisionModel;
@@ -129,8 +129,8 @@ struct Inner {
     maps_experts: bool,
     prompt_math: PrefillPrecision,
     fingerprint: OnceLock<String>,
-    #[cfg_attr(not(feature = "constraint"), expect(dead_code, reason = "nothing to compile with"))]
-    compiler: LazyCompiler,
+    /// Compiler of constraints, created at first use.
+    compiler: OnceLock<ConstraintCompiler>,
 }
 
 /// Opens a model without loading its weights: a GGUF file (any shard of a split one), or a Hugging
@@ -250,7 +250,7 @@ impl Model {
                 maps_experts: options.maps_experts,
                 prompt_math: options.prompt_math,
                 fingerprint: OnceLock::new(),
-                compiler: LazyCompiler::default(),
+                compiler: OnceLock::new(),
             }),
         })
     }
@@ -270,7 +270,7 @@ impl Model {
                 maps_experts: false,
                 prompt_math: PrefillPrecision::Exact,
                 fingerprint: OnceLock::new(),
-                compiler: LazyCompiler::default(),
+                compiler: OnceLock::new(),
             }),
         }
     }
@@ -504,8 +504,7 @@ impl Model {
         &self.inner.loaded
     }
 
-    #[cfg(feature = "constraint")]
-    pub(crate) fn compiler(&self) -> &LazyCompiler {
+    pub(crate) fn compiler(&self) -> &OnceLock<ConstraintCompiler> {
         &self.inner.compiler
     }
 }

@@ -39,13 +39,13 @@ impl Sequence {
     }
 
     /// Returns the decoder.
-    pub fn decoder(&mut self) -> &mut SequenceDecoder {
-        &mut self.decoder
+    pub fn decoder(&self) -> &SequenceDecoder {
+        &self.decoder
     }
 
-    /// Returns the number of generated tokens, and that of reasoning tokens among them.
-    pub fn n_generated(&self) -> (usize, usize) {
-        (self.decoder.n_generated(), self.decoder.n_reasoning())
+    /// Returns the decoder to advance it.
+    pub fn decoder_mut(&mut self) -> &mut SequenceDecoder {
+        &mut self.decoder
     }
 
     /// Returns the counts of draft tokens.
@@ -67,14 +67,11 @@ impl Sequence {
         }
     }
 
-    /// Records a step that verified `n` draft tokens.
-    pub fn record_verified(&mut self, n: usize) {
-        self.drafts.n_verified += n;
-    }
-
-    /// Records an accepted draft token.
-    pub fn record_accepted(&mut self) {
-        self.drafts.n_accepted += 1;
+    /// Records a fed token: whether it was an accepted draft token, and how many draft tokens were
+    /// verified behind it.
+    pub fn record_step(&mut self, is_accepted: bool, n_verified: usize) {
+        self.drafts.n_accepted += usize::from(is_accepted);
+        self.drafts.n_verified += n_verified;
     }
 
     /// Samples the token that follows the context of `source`, which holds all tokens of the

@@ -94,12 +94,12 @@ fn run(
         if let Some(&token) = sequence.tokens().get(model.tokens.len()) {
             if drafted.first() == Some(&token) {
                 drafted.remove(0);
-                sequence.record_accepted();
+                sequence.record_step(true, 0);
             } else {
                 let max = sequence.max_draft_tokens(draft_max);
                 assert!(max < sequence.decoder().n_left().max(1), "drafts that the answer has no room for");
                 drafted = sequence.drafting().1.draft(&model.tokens, token, max).to_vec();
-                sequence.record_verified(drafted.len());
+                sequence.record_step(false, drafted.len());
             }
             model.feed(&[token]);
         }
@@ -113,7 +113,7 @@ fn run(
             Err(SamplingError::Constraint(error)) => panic!("{error}"),
         }
     }
-    text += &sequence.decoder().finish().text;
+    text += &sequence.decoder_mut().finish().text;
     let answer = Answer { tokens: sequence.tokens().to_vec(), text, finish };
     (answer, sequence.drafts())
 }

@@ -56,13 +56,11 @@ impl ConstraintCompilers {
         }
         let lane = self.lanes.enter(&owner).await;
         let Compilation { compiled, first } = self.start(model, format, owner, lane)?;
-        let ended =
-            |_| ConstraintError::Invalid("an internal error while the constraint was compiled".to_owned());
         let compiled = timeout(COMPILE_TIME, compiled).await.map_err(|_| ConstraintError::SlowToCompile)?;
         // Dropped with a client that disconnects.
-        let cancellation = compiled.map_err(ended)??;
+        let cancellation = compiled.map_err(|_| ConstraintError::crashed())??;
         let first = timeout(MASK_TIME, first).await.map_err(|_| ConstraintError::SlowMask)?;
-        let constraint = first.map_err(ended)??;
+        let constraint = first.map_err(|_| ConstraintError::crashed())??;
         cancellation.disarm();
         if let Some(key) = key {
             self.cache.keep(key, &constraint);

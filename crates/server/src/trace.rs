@@ -7,8 +7,9 @@ use axum::extract::{MatchedPath, Request};
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::worker::AnswerStats;
 use kvant::generate::decoding::Finish;
+
+use crate::worker::AnswerStats;
 
 /// Creates the span of a request, as part of its sender's trace if the headers name one.
 pub(crate) fn of_request(request: &Request, id: &str) -> Span {

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvant::generate::constraint::Constraints;
 use kvant::{EncodedImage, Error, HiddenStatePool, Model, SampleError, Session, SessionOptions};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
@@ -21,7 +22,6 @@ use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::store::Store;
 use crate::trace::{self, Trace};
-use kvant::generate::constraint::Constraints;
 use kvant::generate::decoding::{
     DecodingOptions, FinalOutput, Finish, SampleResult, SamplingError, TokenLogprobs, TokenOutput,
 };
@@ -449,7 +449,7 @@ impl Worker {
             sequence.send(Event::Pooled(pooled));
             return self.end(id, Finish::Stop);
         }
-        if !sequence.text.decoder().is_ready(until.saturating_duration_since(Instant::now())) {
+        if !sequence.text.decoder_mut().is_ready(until.saturating_duration_since(Instant::now())) {
             return self.await_mask(id, true);
         }
         let others = if sequence.first_token_at.is_none() { 1..sequence.job.n } else { 0..0 };
@@ -538,7 +538,7 @@ impl Worker {
 
     fn end(&mut self, id: Id, finish: Finish) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
-            let rest = sequence.text.decoder().finish();
+            let rest = sequence.text.decoder_mut().finish();
             let (times, first) =
                 (sequence.times(), sequence.first_token_at.map(|at| at - sequence.submitted));
             trace::ended(&sequence.span, finish, &times, first.map(|first| first.as_secs_f64()));

@@ -1,7 +1,7 @@
 //! Steps of sequences: each feeds its next tokens and, in decode, verifies draft tokens.
 
 use kvant_generate::Sequence;
-use kvant_generate::speculative::MAX_DRAFT_TOKENS;
+use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 
 use super::{BatchItem, Session};
 use crate::{Error, HiddenStatePool};
@@ -41,11 +41,7 @@ impl<'a> SequenceStep<'a> {
         let (tokens, drafter) = sequence.drafting();
         let tokens = &tokens[at..at + *n];
         let draft_tokens = match *tokens {
-            [token] if most > 0 && !session.is_drafted(token) => match is_alone {
-                true => session.draft(drafter, token, most),
-                // Predictions cost time per sequence, while the batch shares the time of a step.
-                false => drafter.draft(session.tokens(), token, most),
-            },
+            [token] => session.propose(drafter, token, most, is_alone),
             _ => &[],
         };
         BatchItem { draft_tokens, pooled: pooled.as_deref_mut(), ..BatchItem::new(session, tokens) }
@@ -56,14 +52,9 @@ impl<'a> SequenceStep<'a> {
         if self.session.tokens().len() != end {
             return;
         }
-        if is_accepted {
-            self.sequence.record_accepted();
-            self.n_rows = Some(0);
-        } else {
-            let n_drafted = self.session.draft_tokens().len();
-            self.sequence.record_verified(n_drafted);
-            self.n_rows = Some(self.n + n_drafted);
-        }
+        let n_drafted = if is_accepted { 0 } else { self.session.draft_tokens().len() };
+        self.sequence.record_step(is_accepted, n_drafted);
+        self.n_rows = Some(if is_accepted { 0 } else { self.n + n_drafted });
     }
 }
 
@@ -99,15 +90,29 @@ impl Session {
         draft_max: usize,
     ) -> Result<usize, Error> {
         let token = sequence.tokens()[self.tokens.len()];
-        if self.is_drafted(token) {
-            self.queue_verify(token, &[])?;
-            sequence.record_accepted();
-            return Ok(0);
-        }
-        let most = sequence.max_draft_tokens(draft_max);
-        let draft_tokens = if most == 0 { &[] } else { self.draft(sequence.drafting().1, token, most) };
+        let (is_accepted, most) = (self.is_drafted(token), sequence.max_draft_tokens(draft_max));
+        let draft_tokens = self.propose(sequence.drafting().1, token, most, true);
         let step = self.queue_verify(token, draft_tokens)?;
-        sequence.record_verified(step.n_draft_tokens);
+        sequence.record_step(is_accepted, step.n_draft_tokens);
         Ok(step.n_rows)
+    }
+
+    /// Returns at most `most` draft tokens behind `token`; none behind an accepted draft token,
+    /// whose successors are computed already.
+    fn propose<'d>(
+        &mut self,
+        drafter: &'d mut Drafter,
+        token: u32,
+        most: usize,
+        is_alone: bool,
+    ) -> &'d [u32] {
+        if most == 0 || self.is_drafted(token) {
+            return &[];
+        }
+        match is_alone {
+            true => self.draft(drafter, token, most),
+            // Predictions cost time per sequence, while the batch shares the time of a step.
+            false => drafter.draft(&self.tokens, token, most),
+        }
     }
 }

@@ -104,7 +104,7 @@ impl ConstraintCompiler {
             let first = match first.recv_timeout(MASK_TIME) {
                 Ok(first) => first,
                 Err(RecvTimeoutError::Timeout) => Err(ConstraintError::SlowMask),
-                Err(RecvTimeoutError::Disconnected) => Err(ConstraintError::Invalid(ENDED.to_owned())),
+                Err(RecvTimeoutError::Disconnected) => Err(ConstraintError::crashed()),
             };
             match cancellation {
                 Ok(cancellation) if first.is_ok() => cancellation.disarm(),
@@ -113,17 +113,6 @@ impl ConstraintCompiler {
             _ = thread.join();
             first
         })
-    }
-
-    /// Returns the supported part of an object schema: an unsupported part accepts any value.
-    pub fn supported_subset(&self, tokenizer: &Tokenizer, schema: &Value) -> Value {
-        let mut reduction = SchemaReduction::of(schema);
-        loop {
-            let result = self.constraint(tokenizer, &reduction.format()).map(drop);
-            if let Some(schema) = reduction.next(result) {
-                return schema;
-            }
-        }
     }
 
     /// Prepares the vocabulary, which takes a moment; an error is reported by
@@ -273,6 +262,3 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     factory.limits_mut().verbose_errors = false;
     Ok(factory)
 }
-
-/// The thread of a compilation has ended without a result.
-const ENDED: &str = "an internal error while the constraint was compiled";

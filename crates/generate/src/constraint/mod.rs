@@ -25,6 +25,8 @@ pub use compiler::{
     COMPILER_STACK, CompiledConstraint, ConstraintCompiler, MaskCancellation, SchemaReduction,
 };
 pub use masks::Constraint;
+#[cfg(not(feature = "constraint"))]
+pub use masks::ConstraintCompiler;
 #[cfg(feature = "constraint")]
 pub use priority::lower_priority;
 use schema::SupportedSchema;
@@ -141,6 +143,13 @@ pub enum ConstraintError {
     /// Invalid or unsupported constraint.
     #[error("{0}")]
     Invalid(String),
+}
+
+impl ConstraintError {
+    /// Returns the error of a compilation whose thread ended without a result.
+    pub fn crashed() -> Self {
+        Self::Invalid("an internal error while the constraint was compiled".to_owned())
+    }
 }
 
 /// Trigger of a guide.

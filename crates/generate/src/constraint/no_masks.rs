@@ -2,11 +2,35 @@
 
 use std::time::Duration;
 
-use super::ConstraintError;
+use kvant_text::tokenizer::Tokenizer;
+
+use super::{ConstraintError, OutputFormat};
 
 /// State of a constraint, which cannot be created without the feature `constraint`.
 #[derive(Debug)]
 pub struct Constraint(());
+
+/// Compiler of a build that cannot compile.
+#[derive(Debug)]
+pub struct ConstraintCompiler(());
+
+impl ConstraintCompiler {
+    /// Creates the compiler.
+    ///
+    /// # Errors
+    /// None.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(()))
+    }
+
+    /// Fails.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn constraint(&self, _: &Tokenizer, _: &OutputFormat) -> Result<Constraint, ConstraintError> {
+        missing()
+    }
+}
 
 fn missing<T>() -> Result<T, ConstraintError> {
     Err(ConstraintError::Invalid("this build has no constraints (feature `constraint`)".to_owned()))

@@ -9,6 +9,9 @@ use axum::response::Response;
 use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
 
+use kvant::generate::decoding::Finish;
+use kvant::generate::output_parser::{Call, OutputParser, Part};
+
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -17,8 +20,6 @@ use super::unknown_blocks;
 use super::unsupported;
 use super::{Caller, Server, new_id};
 use crate::worker::Progress;
-use kvant::generate::decoding::Finish;
-use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 /// Prefix of a system text block that a client changes with every request and that means nothing to
 /// the model: it would prevent all prefix caching.

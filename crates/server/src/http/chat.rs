@@ -8,6 +8,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use kvant::generate::decoding::{Finish, TokenLogprobs};
+use kvant::generate::output_parser::{Call, OutputParser, Part};
+
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -16,8 +19,6 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server, new_id};
 use crate::worker::Progress;
-use kvant::generate::decoding::{Finish, TokenLogprobs};
-use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 pub(super) async fn chat(
     State(server): State<Arc<Server>>,

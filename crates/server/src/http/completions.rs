@@ -8,6 +8,8 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use kvant::generate::decoding::{Finish, TokenLogprobs, token_key, token_text};
+
 use super::error::ApiError;
 use super::fields::Fields;
 use super::generation_request::GenerationRequest;
@@ -17,7 +19,6 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server};
 use crate::worker::Progress;
-use kvant::generate::decoding::{Finish, TokenLogprobs, token_key, token_text};
 
 /// Continues a text.
 pub(super) async fn completions(

@@ -2,14 +2,15 @@
 
 use serde_json::Value;
 
-use super::error::{ApiError, shortened};
-use super::generation_request::GenerationRequest;
-use super::{Caller, ServedModel};
 use kvant::generate::constraint::schema::SupportedSchema;
 use kvant::generate::constraint::{ConstraintError, Constraints, OutputFormat, Trigger};
 use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 use kvant::generate::output_parser::tool_calls::Tool;
 use kvant::generate::reasoning_budget::ReasoningBudget;
+
+use super::error::{ApiError, shortened};
+use super::generation_request::GenerationRequest;
+use super::{Caller, ServedModel};
 
 /// Constraints, and warnings for the client.
 pub(super) struct RequestConstraints {

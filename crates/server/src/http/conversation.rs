@@ -1,16 +1,16 @@
 //! Reads messages, tools and template options of a request and renders the prompt.
 
 use kvant::chat::ReasoningParser;
+use kvant::generate::output_parser::OutputParser;
+use kvant::generate::output_parser::constraint::ToolConstraint;
+use kvant::generate::output_parser::tool_calls::{Format, Tool, format_of, tool_instructions};
+use kvant::generate::reasoning_budget::ReasoningBudget;
 use kvant::{ChatTemplate, EncodedImage, Model, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
 use super::history;
-use kvant::generate::output_parser::OutputParser;
-use kvant::generate::output_parser::constraint::ToolConstraint;
-use kvant::generate::output_parser::tool_calls::{Format, Tool, format_of, tool_instructions};
-use kvant::generate::reasoning_budget::ReasoningBudget;
 
 /// Conversation of a request.
 pub(crate) struct Conversation {

@@ -13,6 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use kvant::HiddenStatePool;
+use kvant::generate::constraint::Constraints;
 use serde::Serialize;
 use tokio::sync::mpsc::channel;
 
@@ -24,7 +25,6 @@ use super::{Caller, ServedModel, Server};
 use crate::idle_sessions::CacheKey;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
-use kvant::generate::constraint::Constraints;
 
 /// Maximum texts of a request in progress.
 const AT_ONCE: usize = 32;

@@ -7,8 +7,9 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::scheduler::Refusal;
 use kvant::generate::constraint::ConstraintError;
+
+use crate::scheduler::Refusal;
 
 /// Error in the format of OpenAI's API and llama.cpp's server.
 #[derive(Debug)]

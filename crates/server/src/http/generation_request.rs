@@ -4,6 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvant::generate::constraint::OutputFormat;
+use kvant::generate::decoding::DecodingOptions;
+use kvant::generate::gbnf;
+use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 use kvant::{EncodedImage, KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,10 +19,6 @@ use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::{sampling, unsupported};
 use crate::ServerSampling;
-use kvant::generate::constraint::OutputFormat;
-use kvant::generate::decoding::DecodingOptions;
-use kvant::generate::gbnf;
-use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
+use kvant::generate::output_parser::tool_calls::Format;
+
 use super::error::ApiError;
 use super::images::content;
-use kvant::generate::output_parser::tool_calls::Format;
 
 /// Converts a message: its content becomes text, or parts if it has images, and the arguments of
 /// its calls become objects.

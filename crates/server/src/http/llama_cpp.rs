@@ -7,6 +7,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use kvant::Special;
+use kvant::generate::decoding::{Finish, token_text};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
@@ -18,7 +19,6 @@ use super::prompt::{Prompt, prompts};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, Server, sampling};
 use crate::worker::{AnswerStats, Progress};
-use kvant::generate::decoding::{Finish, token_text};
 
 /// Continues a text.
 pub(super) async fn completion(

@@ -11,6 +11,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use kvant::Model;
 use kvant::chat::ReasoningParser;
+use kvant::generate::decoding::Finish;
+use kvant::generate::output_parser::{Call, OutputParser, Part};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
@@ -23,8 +25,6 @@ use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, ServedModel, Server, sampling, unsupported};
 use crate::worker::AnswerStats;
-use kvant::generate::decoding::Finish;
-use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 /// Error in ollama's format.
 pub(super) struct OllamaError(ApiError);

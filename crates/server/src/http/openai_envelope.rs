@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvant::Tokenizer;
+use kvant::generate::decoding::{Logprob, TokenLogprobs, token_text};
 use serde_json::{Map, Value, json};
 
 use super::ServedModel;
@@ -12,7 +13,6 @@ use super::fields::Fields;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, Chunk};
 use crate::worker::{AnswerStats, Progress};
-use kvant::generate::decoding::{Logprob, TokenLogprobs, token_text};
 
 /// Fields common to all choices and chunks of a response.
 pub(super) struct Envelope {

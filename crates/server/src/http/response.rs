@@ -14,9 +14,10 @@ use futures_util::stream::{Stream, StreamExt as _, unfold};
 use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 
+use kvant::generate::decoding::{FinalOutput, Finish, TokenLogprobs, TokenOutput};
+
 use super::error::ApiError;
 use crate::worker::{AnswerStats, Event, Progress};
-use kvant::generate::decoding::{FinalOutput, Finish, TokenLogprobs, TokenOutput};
 
 /// Interval of keep-alive comments in an idle stream, so that clients and proxies do not close the
 /// connection.

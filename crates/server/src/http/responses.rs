@@ -10,6 +10,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use kvant::generate::decoding::Finish;
+use kvant::generate::output_parser::{Call, OutputParser, Part};
+
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -17,8 +20,6 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::unknown_blocks;
 use super::unsupported;
 use super::{Caller, Server, new_id};
-use kvant::generate::decoding::Finish;
-use kvant::generate::output_parser::{Call, OutputParser, Part};
 
 pub(super) async fn responses(
     State(server): State<Arc<Server>>,

@@ -8,13 +8,13 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{Html, IntoResponse};
+use kvant::generate::decoding::token_text;
 use kvant::gguf::printable_path;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::{FINGERPRINT, ServedModel, Server, sampling};
 use crate::metrics::to_prometheus_text;
-use kvant::generate::decoding::token_text;
 
 /// Chat page in one file that loads nothing else. Its parts are shared with the serverless page in
 /// crates/web.

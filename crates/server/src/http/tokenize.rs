@@ -5,13 +5,13 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::{Extension, Json};
 use kvant::Special;
+use kvant::generate::decoding::token_text;
 use serde_json::{Value, json};
 
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::{Caller, Server};
-use kvant::generate::decoding::token_text;
 
 pub(super) async fn tokenize(
     State(server): State<Arc<Server>>,

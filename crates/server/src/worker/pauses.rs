@@ -37,7 +37,7 @@ impl Worker {
         let mut awaits = false;
         let mut ready = Vec::new();
         for (&id, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| sequence.awaits_mask) {
-            if sequence.text.decoder().is_ready(Duration::ZERO) {
+            if sequence.text.decoder_mut().is_ready(Duration::ZERO) {
                 ready.push(id);
             } else {
                 awaits = true;

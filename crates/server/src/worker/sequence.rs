@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvant::generate;
+use kvant::generate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
 use kvant::{Error, HiddenStatePool, PREFIX_ALIGNMENT, SequenceStep, Session, TOKENS_PER_BLOCK};
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{AnswerStats, Event, Job, Progress};
 use crate::events::{BlockHolder, Blocks, Medium};
-use kvant::generate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
 
 /// Maximum prompt tokens per step when all are scored: their logits are held in memory.
 const MAX_SCORED_TOKENS: usize = 64;
@@ -106,11 +106,11 @@ impl Sequence {
 
     pub fn times(&self) -> AnswerStats {
         let kv = self.session.as_ref().map(Session::kv);
-        let ((n_generated, n_reasoning), drafts) = (self.text.n_generated(), self.text.drafts());
+        let (decoder, drafts) = (self.text.decoder(), self.text.drafts());
         AnswerStats {
             prompt: self.progress,
-            n_generated,
-            n_reasoning,
+            n_generated: decoder.n_generated(),
+            n_reasoning: decoder.n_reasoning(),
             n_drafted: drafts.n_verified,
             n_accepted: drafts.n_accepted,
             decode_time: self.first_token_at.map_or(Duration::ZERO, |first| self.last_token_at - first),

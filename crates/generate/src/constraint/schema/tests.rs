@@ -4,7 +4,7 @@ use kvant_text::tokenizer::Special;
 use serde_json::json;
 
 use super::*;
-use crate::constraint::{ConstraintCompiler, ConstraintError, OutputFormat};
+use crate::constraint::{ConstraintCompiler, ConstraintError, OutputFormat, SchemaReduction};
 
 #[test]
 fn unsupported_parts_are_dropped_and_reported() {
@@ -160,7 +160,16 @@ fn the_supported_part_of_a_schema_is_enforced() {
         "required": ["a", "b", "c", "d"],
         "additionalProperties": false,
     });
-    let part = grammars.supported_subset(tokenizer, &schema);
+    let supported_subset = |schema: &Value| {
+        let mut reduction = SchemaReduction::of(schema);
+        loop {
+            let result = grammars.constraint(tokenizer, &reduction.format()).map(drop);
+            if let Some(schema) = reduction.next(result) {
+                return schema;
+            }
+        }
+    };
+    let part = supported_subset(&schema);
     let takes = |text: &str| {
         let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
         grammars.constraint(tokenizer, &OutputFormat::schema(part.clone())).unwrap().accepts(&tokens)
@@ -170,8 +179,5 @@ fn the_supported_part_of_a_schema_is_enforced() {
     assert!(!takes(r#"{"a": "a", "b": 1, "c": {"z": "z"}, "d": [1, 1]}"#));
     assert!(!takes(r#"{"a": "a", "b": 1, "c": {"y": 1}, "d": ["1"]}"#));
     // An invalid schema accepts any object.
-    assert_eq!(
-        grammars.supported_subset(tokenizer, &json!({ "type": "objec" })),
-        json!({ "type": "object" })
-    );
+    assert_eq!(supported_subset(&json!({ "type": "objec" })), json!({ "type": "object" }));
 }
