@@ -85,7 +85,7 @@ list! {
     "attend_steps": ops::attend::steps,
     "attend_capped": ops::attend::capped,
     "attend_sinks": ops::attend::sinks,
-    "attend_joint": ops::attend::joint,
+    "attend_shared_kv": ops::attend::shared_kv,
     "attend_batch_invariance": ops::batch_invariance::run,
     "attend_sizes": ops::extremes::sizes,
     "attend_clipped": ops::extremes::clipped,

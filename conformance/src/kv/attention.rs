@@ -113,7 +113,7 @@ impl Answer {
         let scale = f64::from(shape.params().scale);
         let spec = shape.spec(kvant_codec::Side::K);
         let q = &tokens.queries[kv_head].apply(q);
-        let mut stored = vec![0.0; spec.dim()];
+        let mut stored = vec![0.0; spec.stored_dim()];
         prepare_query(spec.rotates, q, &mut stored);
         let (mut scores, mut visible) = (Vec::new(), Vec::new());
         for token in oldest..=position {

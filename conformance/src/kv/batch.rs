@@ -23,7 +23,7 @@ const STALE: u8 = 0x3c;
 pub struct Batch<'a, B: Backend> {
     subject: &'a DeviceUnderTest<B>,
     sequences: Vec<Sequence<'a, B>>,
-    band: Option<B::Page>,
+    step_tiles: Option<B::Page>,
 }
 
 struct Sequence<'a, B: Backend> {
@@ -33,7 +33,7 @@ struct Sequence<'a, B: Backend> {
     /// Rows of the last step.
     rows: TokenSpan,
     /// Offset of its step tiles.
-    band: usize,
+    step_tiles: usize,
     /// Factors on its rows.
     balance: Option<B::Page>,
 }
@@ -56,7 +56,7 @@ impl<'a, B: Backend> Batch<'a, B> {
             let known = layers.iter().position(|(known, ..)| *known == shape).unwrap_or_else(|| {
                 let mut sizes = TensorSizes::default();
                 let specs = |side, n| vec![shape.spec(side); n];
-                let n_v = if shape.joint { 0 } else { shape.n_kv_heads };
+                let n_v = if shape.shared_kv { 0 } else { shape.n_kv_heads };
                 let (keys, values) = (specs(Side::K, shape.n_kv_heads), specs(Side::V, n_v));
                 let layer = KvLayer {
                     scales_values: shape.scales_values(),
@@ -66,11 +66,11 @@ impl<'a, B: Backend> Batch<'a, B> {
                 layers.len() - 1
             });
             let (layer, memory) = (Arc::clone(&layers[known].1), KvMemory::new(layers[known].2));
-            let rows = TokenSpan { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
+            let rows = TokenSpan { first: 0, n: 0, start: 0, first_tail_tile: shape.sink_tiles };
             let balance = shape.balance().map(|values| balance_page(subject, &values));
-            Sequence { tokens, layer, memory, rows, band: 0, balance }
+            Sequence { tokens, layer, memory, rows, step_tiles: 0, balance }
         };
-        Self { subject, sequences: tokens.iter().map(empty).collect(), band: None }
+        Self { subject, sequences: tokens.iter().map(empty).collect(), step_tiles: None }
     }
 
     /// Creates one sequence with the first `n` of `tokens`, appended `chunk` at a time.
@@ -108,7 +108,7 @@ impl<'a, B: Backend> Batch<'a, B> {
     fn append_rows(&mut self, k: &[f32], v: &[f32]) -> Result<()> {
         let [k, v] = [k, v].map(|rows| self.subject.upload(rows));
         let mut entries = entries(&mut self.sequences);
-        self.subject.device().kv_append(&mut entries, &k, &v, self.band.as_mut())
+        self.subject.device().kv_append(&mut entries, &k, &v, self.step_tiles.as_mut())
     }
 
     /// As [`Batch::append`], with RoPE on the keys, together with the queries `q`.
@@ -121,7 +121,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         self.begin(counts)?;
         let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
         let mut entries = entries(&mut self.sequences);
-        self.subject.device().rope_append(&mut entries, rope, q, &mut k, &v, self.band.as_mut())
+        self.subject.device().rope_append(&mut entries, rope, q, &mut k, &v, self.step_tiles.as_mut())
     }
 
     /// The equivalent of [`Batch::rope_append`] in two ops.
@@ -136,21 +136,21 @@ impl<'a, B: Backend> Batch<'a, B> {
         let [mut k, v] = self.step_rows().map(|rows| self.subject.upload(&rows));
         device.rope(q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
         device.rope(&mut k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
-        device.kv_append(&mut entries(&mut self.sequences), &k, &v, self.band.as_mut())
+        device.kv_append(&mut entries(&mut self.sequences), &k, &v, self.step_tiles.as_mut())
     }
 
     /// Computes attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
     pub fn attend(&mut self, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
         let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
-        self.attend_by(q, what, |device, params, entries, q, band, out| {
-            device.attend(params, entries, q, sinks.as_ref(), band, out)
+        self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
+            device.attend(params, entries, q, sinks.as_ref(), step_tiles, out)
         })
     }
 
     /// As [`Batch::attend`], up to one stage.
     pub fn attend_staged(&mut self, stage: usize, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
-        self.attend_by(q, what, |device, params, entries, q, band, out| {
-            device.attend_staged(stage, params, entries, q, band, out)
+        self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
+            device.attend_staged(stage, params, entries, q, step_tiles, out)
         })
     }
 
@@ -172,7 +172,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         let len = rows * shape.n_heads() * shape.v_head_dim;
         let (q, mut out) = (self.subject.upload(q), self.subject.poisoned(len));
         let entries = entries(&mut self.sequences);
-        attend(self.subject.device(), &shape.params(), &entries, &q, self.band.as_ref(), &mut out)?;
+        attend(self.subject.device(), &shape.params(), &entries, &q, self.step_tiles.as_ref(), &mut out)?;
         Ok(self.subject.results(&out, len, what))
     }
 
@@ -220,8 +220,8 @@ impl<'a, B: Backend> Batch<'a, B> {
     }
 
     /// Returns the bytes of the last step's tiles with their guard bytes; empty without step tiles.
-    pub fn band_bytes(&self) -> Vec<u8> {
-        self.band.as_ref().map(|page| self.subject.page_bytes(page)).unwrap_or_default()
+    pub fn step_tile_bytes(&self) -> Vec<u8> {
+        self.step_tiles.as_ref().map(|page| self.subject.page_bytes(page)).unwrap_or_default()
     }
 
     /// Begins a step: reserves cache and step tiles.
@@ -231,8 +231,8 @@ impl<'a, B: Backend> Batch<'a, B> {
         for (Sequence { tokens, layer, memory, rows, .. }, &n) in self.sequences.iter_mut().zip(counts) {
             let start = rows.end();
             let tailed = layer.tensors().find(|tensor| tensor.spec.tail_tiles > 0);
-            let coded = tailed.map_or(tokens.shape.sink_tiles, |tensor| tensor.spec.n_coded_tiles(start));
-            *rows = TokenSpan { first, n, start, coded };
+            let coded = tailed.map_or(tokens.shape.sink_tiles, |tensor| tensor.spec.first_tail_tile(start));
+            *rows = TokenSpan { first, n, start, first_tail_tile: coded };
             first += n;
             let written = |tensor: &KvTensor| {
                 tensor.spec.writes(*rows).find_map(|write| match write.place {
@@ -245,24 +245,24 @@ impl<'a, B: Backend> Batch<'a, B> {
             let blocks = layer.tensors().filter_map(written).min().unwrap_or(end)..end;
             memory.reserve(blocks, true, &pages)?;
         }
-        self.make_band()
+        self.make_step_tiles()
     }
 
-    fn make_band(&mut self) -> Result<()> {
+    fn make_step_tiles(&mut self) -> Result<()> {
         let sizes: Vec<usize> =
-            all_entries(&mut self.sequences).map(|(entry, _)| entry.band_bytes()).collect();
+            all_entries(&mut self.sequences).map(|(entry, _)| entry.step_bytes()).collect();
         let mut end = MARGIN;
         for (sequence, bytes) in self.sequences.iter_mut().zip(sizes) {
-            sequence.band = end;
+            sequence.step_tiles = end;
             end += bytes;
         }
-        self.band = None;
+        self.step_tiles = None;
         if end > MARGIN {
             let device = self.subject.device();
-            let mut band = device.page(end + MARGIN)?;
-            let stale = vec![STALE; band.n_bytes()];
-            device.write_page(&mut band, &stale)?;
-            self.band = Some(band);
+            let mut step_tiles = device.page(end + MARGIN)?;
+            let stale = vec![STALE; step_tiles.n_bytes()];
+            device.write_page(&mut step_tiles, &stale)?;
+            self.step_tiles = Some(step_tiles);
         }
         Ok(())
     }
@@ -278,7 +278,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         };
         [
             side(|tokens| &tokens.k, |shape| shape.k_head_dim),
-            side(|tokens| &tokens.v, |shape| if shape.joint { 0 } else { shape.v_head_dim }),
+            side(|tokens| &tokens.v, |shape| if shape.shared_kv { 0 } else { shape.v_head_dim }),
         ]
     }
 
@@ -293,7 +293,7 @@ impl<'a, B: Backend> Batch<'a, B> {
             let memory_bytes = self.memory_bytes(index);
             let Sequence { tokens, layer, rows, .. } = &self.sequences[index];
             for (tensor, record) in tensors(layer, tokens) {
-                let coded = tensor.spec.n_coded_tiles(rows.end());
+                let coded = tensor.spec.first_tail_tile(rows.end());
                 for token in 0..rows.end() {
                     let location = tensor.spec.location(token / TILE, coded);
                     let (layout, offset) = tensor.locate(location);
@@ -315,36 +315,36 @@ impl<'a, B: Backend> Batch<'a, B> {
                 }
             }
         }
-        self.assert_band_holds_what_was_fed(what);
+        self.assert_step_tiles_hold_what_was_fed(what);
     }
 
     #[track_caller]
-    fn assert_band_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
-        let bytes = self.band_bytes();
+    fn assert_step_tiles_hold_what_was_fed(&mut self, what: &dyn Fn() -> String) {
+        let bytes = self.step_tile_bytes();
         let mut end = MARGIN;
         for (entry, tokens) in all_entries(&mut self.sequences) {
             for (tensor, record) in tensors(entry.layer, tokens) {
-                let (tiles, layout) = (entry.band_tiles(tensor), tensor.spec.f16_layout());
+                let (tiles, layout) = (entry.step_tiles(tensor), tensor.spec.f16_layout());
                 for token in tiles.start * TILE..entry.rows.end().min(tiles.end * TILE) {
-                    let offset = entry.band_offset(tensor, token / TILE);
+                    let offset = entry.step_tile_offset(tensor, token / TILE);
                     let mut got = vec![f32::NAN; layout.dim()];
                     layout.get(&bytes[offset..][..layout.bytes()], token % TILE, &mut got);
                     let want = &record.sixteen(token).stored;
                     assert!(
                         got == *want,
-                        "{}: {:?}, token {token} in the band is {got:?}, want {want:?}",
+                        "{}: {:?}, token {token} in the step_tiles is {got:?}, want {want:?}",
                         what(),
                         tensor.spec
                     );
                 }
             }
-            end += entry.band_bytes();
+            end += entry.step_bytes();
         }
         if !bytes.is_empty() {
             let around = bytes[..MARGIN].iter().chain(&bytes[end..]);
             assert!(
                 around.copied().all(|byte| byte == STALE),
-                "{}: bytes around the band are written",
+                "{}: bytes around the step_tiles are written",
                 what()
             );
         }
@@ -385,8 +385,17 @@ fn entries<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvBatchE
 fn all_entries<'s, 't, B: Backend>(
     sequences: &'s mut [Sequence<'t, B>],
 ) -> impl Iterator<Item = (KvBatchEntry<'s, B::Page>, &'t Tokens)> {
-    sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, band, balance }| {
-        (KvBatchEntry { rows: *rows, layer, memory, band: *band, channel_scales: balance.as_ref() }, *tokens)
+    sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, step_tiles, balance }| {
+        (
+            KvBatchEntry {
+                rows: *rows,
+                layer,
+                memory,
+                step_offset: *step_tiles,
+                channel_scales: balance.as_ref(),
+            },
+            *tokens,
+        )
     })
 }
 

@@ -6,7 +6,7 @@
 //! | `batch` | sequences of one layer in a common step, on a device |
 //! | `attention` | reference attention in f64, and the error bounds of devices |
 
-use kvant_backend::{AttendParams, BalanceLayout, KvTensorSpec};
+use kvant_backend::{AttendParams, ChannelScaleLayout, KvTensorSpec};
 use kvant_codec::{DType, Side};
 
 mod attention;
@@ -31,7 +31,7 @@ pub struct Shape {
     /// Size of a value head, without padding.
     pub v_head_dim: usize,
     /// Whether values are a prefix of their keys (MLA): one shared KV tensor, of the keys' type.
-    pub joint: bool,
+    pub shared_kv: bool,
     /// KV heads.
     pub n_kv_heads: usize,
     /// Query heads per KV head.
@@ -75,7 +75,7 @@ impl Shape {
             v,
             k_head_dim: 128,
             v_head_dim: 128,
-            joint: false,
+            shared_kv: false,
             n_kv_heads: 1,
             group: 2,
             sink_tiles: 0,
@@ -92,15 +92,15 @@ impl Shape {
 
     /// Returns one shared KV tensor of this type: the first `v_head_dim` values of a key are the
     /// value.
-    pub fn joint(dtype: DType, k_head_dim: usize, v_head_dim: usize) -> Self {
-        Self { joint: true, k_head_dim, v_head_dim, ..Self::new(dtype, dtype) }
+    pub fn shared_kv(dtype: DType, k_head_dim: usize, v_head_dim: usize) -> Self {
+        Self { shared_kv: true, k_head_dim, v_head_dim, ..Self::new(dtype, dtype) }
     }
 
     /// Returns the specification of one side's KV tensors; shared ones are the same for both.
     pub fn spec(&self, side: Side) -> KvTensorSpec {
         let dtype = if side == Side::K { self.k } else { self.v };
         let spec = match side {
-            _ if self.joint => KvTensorSpec::joint(dtype, self.k_head_dim, self.v_head_dim),
+            _ if self.shared_kv => KvTensorSpec::new_shared_kv(dtype, self.k_head_dim, self.v_head_dim),
             Side::K => KvTensorSpec::new(dtype, side, self.k_head_dim),
             Side::V => KvTensorSpec::new(dtype, side, self.v_head_dim),
         };
@@ -112,7 +112,7 @@ impl Shape {
         KvTensorSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, centres, ..spec }
     }
 
-    /// Returns the factors and shifts in the order of [`BalanceLayout`], if any: factors between
+    /// Returns the factors and shifts in the order of [`ChannelScaleLayout`], if any: factors between
     /// 1/4 and 4, those of queries and outputs the inverses of those of keys and values, and
     /// shifts.
     pub fn balance(&self) -> Option<Vec<f32>> {
@@ -134,13 +134,13 @@ impl Shape {
 
     /// Returns whether values have factors and shifts of their own.
     pub fn scales_values(&self) -> bool {
-        self.scaled == Scaled::All && !self.joint
+        self.scaled == Scaled::All && !self.shared_kv
     }
 
     /// Returns the position of each of these numbers.
-    pub fn balance_layout(&self) -> BalanceLayout {
+    pub fn balance_layout(&self) -> ChannelScaleLayout {
         let n_v = if self.scales_values() { self.n_kv_heads * self.v_head_dim } else { 0 };
-        BalanceLayout::new(self.n_kv_heads * self.k_head_dim, n_v)
+        ChannelScaleLayout::new(self.n_kv_heads * self.k_head_dim, n_v)
     }
 
     /// Returns the parameters of attention.

@@ -49,7 +49,7 @@ impl Affine {
     pub fn on_results(shape: &Shape, side: Side, kv_head: usize) -> Self {
         let layout = shape.balance_layout();
         match side {
-            Side::V if shape.joint => {
+            Side::V if shape.shared_kv => {
                 let Self { mut scale, mut shift } = Self::new(shape, side, kv_head, layout.query, None);
                 scale.truncate(shape.v_head_dim);
                 shift.truncate(shape.v_head_dim);
@@ -125,7 +125,7 @@ impl Tokens {
     pub fn gaussian(shape: Shape, n: usize, seed: u64) -> Self {
         let width = |head_dim| n * shape.n_kv_heads * head_dim;
         let k = gaussian(2 * seed, width(shape.k_head_dim), 1.0);
-        let v_head_dim = if shape.joint { 0 } else { shape.v_head_dim };
+        let v_head_dim = if shape.shared_kv { 0 } else { shape.v_head_dim };
         Self::new(shape, k, gaussian(2 * seed + 1, width(v_head_dim), 1.0))
     }
 
@@ -138,7 +138,7 @@ impl Tokens {
             Record::new(spec, rows.map(|row| balance.apply(row)))
         };
         let keys = (0..shape.n_kv_heads).map(|head| record(Side::K, &k, head)).collect();
-        let values = |head| match shape.joint {
+        let values = |head| match shape.shared_kv {
             true => record(Side::K, &k, head).of_values(),
             false => record(Side::V, &v, head),
         };
@@ -165,9 +165,9 @@ impl Record {
     fn new(spec: KvTensorSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
         let (mut sixteen, mut rows_to_code) = (Vec::new(), Vec::new());
         for row in rows {
-            let mut padded = vec![0.0; spec.dim()];
+            let mut padded = vec![0.0; spec.stored_dim()];
             prepare_row(spec.rotates, &row, &mut padded);
-            let rounded = Row::through(&spec, spec.f16_layout(), &padded, &vec![0.0; spec.dim()]);
+            let rounded = Row::through(&spec, spec.f16_layout(), &padded, &vec![0.0; spec.stored_dim()]);
             if spec.tail_tiles > 0 {
                 padded.clone_from(&rounded.stored);
             }
@@ -188,7 +188,7 @@ impl Record {
 
     /// Returns the values that are a prefix of these keys.
     fn of_values(mut self) -> Self {
-        let (dim, v_head_dim) = (self.spec.value_dim(), self.spec.v_head_dim());
+        let (dim, v_head_dim) = (self.spec.stored_value_dim(), self.spec.v_head_dim());
         for Row { stored, centre, plain } in self.sixteen.iter_mut().chain(&mut self.main) {
             stored.truncate(dim);
             centre.truncate(dim);
@@ -199,7 +199,7 @@ impl Record {
 
     /// Returns the centre that is subtracted from `token` before quantization, `[dim]`.
     fn centre(spec: &KvTensorSpec, rows: &[Vec<f32>], token: usize) -> Vec<f32> {
-        let mut bytes = vec![0; 2 * spec.dim()];
+        let mut bytes = vec![0; 2 * spec.stored_dim()];
         let first = (token / TOKENS_PER_BLOCK * TOKENS_PER_BLOCK).max(TILE * spec.sink_tiles);
         if spec.centres && first < rows.len() {
             put_centre(rows[first..rows.len().min(first + 2 * TILE)].iter().map(Vec::as_slice), &mut bytes);

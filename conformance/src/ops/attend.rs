@@ -134,7 +134,7 @@ pub fn sinks<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
 /// Compares `attend` with its equation where values are a prefix of their keys (MLA), for every
 /// type: heads as in MLA, values that end within and at the end of a slice, few queries and many,
 /// across tiles, blocks and prefix boundaries.
-pub fn joint<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
+pub fn shared_kv<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut skipped = subject.skipped();
     let heads = [(576, 512, 16), (40, 32, 4), (224, 192, 7), (96, 80, 1)];
     let shape = Shape::new(DType::F16, DType::F16);
@@ -160,7 +160,7 @@ pub fn joint<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         skipped.combine(&DType::KV, &shapes)
     {
         let (k, v) = (dtype, dtype);
-        let shape = Shape { k, v, joint: true, k_head_dim, v_head_dim, group, ..storage };
+        let shape = Shape { k, v, shared_kv: true, k_head_dim, v_head_dim, group, ..storage };
         equals_its_equation(subject, &Tokens::gaussian(shape, n, 10), n, rows, &mut skipped);
     }
     skipped

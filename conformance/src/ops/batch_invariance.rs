@@ -44,9 +44,9 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     for ((shape, steps), (k, v)) in skipped.combine(&product(&shapes, &STEPS), &types) {
         rows_have_the_bits_they_have_alone(subject, Shape { k, v, ..shape }, steps, &mut skipped);
     }
-    let joint = [DType::Turbo3, DType::Q8_0, DType::F16];
-    for (dtype, steps) in skipped.combine(&joint, &STEPS) {
-        let shape = Shape { group: 5, sink_tiles: 1, ..Shape::joint(dtype, 160, 128) };
+    let shared_kv = [DType::Turbo3, DType::Q8_0, DType::F16];
+    for (dtype, steps) in skipped.combine(&shared_kv, &STEPS) {
+        let shape = Shape { group: 5, sink_tiles: 1, ..Shape::shared_kv(dtype, 160, 128) };
         rows_have_the_bits_they_have_alone(subject, shape, steps, &mut skipped);
     }
     skipped

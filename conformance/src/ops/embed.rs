@@ -8,14 +8,14 @@ use crate::judge::{Expected, roundings};
 use crate::weights::Weights;
 
 /// Below, at and above panels of 16 rows.
-const TABLES: [usize; 5] = [1, 15, 16, 17, 35];
+const VOCAB_SIZES: [usize; 5] = [1, 15, 16, 17, 35];
 
 /// Compares `embed` with the codec.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for dtype in DType::weights() {
         let n_in = if dtype.block_len() == 1 { 33 } else { 3 * dtype.block_len() };
-        let weights = Weights::gaussian(dtype, TABLES[TABLES.len() - 1], n_in, 13);
-        for n_vocab in TABLES {
+        let weights = Weights::gaussian(dtype, VOCAB_SIZES[VOCAB_SIZES.len() - 1], n_in, 13);
+        for n_vocab in VOCAB_SIZES {
             rows_are_what_the_codec_decodes(subject, &weights, n_vocab);
         }
     }

@@ -8,7 +8,7 @@ use crate::weights::gaussian;
 
 /// Roundings of `y / (1 + exp(-g))`: three of exp, six for an approximate one, a sum, a quotient;
 /// an approximate quotient two more.
-const GATE: usize = 10;
+const GATE_ROUNDINGS: usize = 10;
 
 /// Compares `gate_rows` with its equation.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
@@ -37,7 +37,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, rows: usize, co
             let value = f64::from(value) / (1.0 + (-f64::from(gate)).exp());
             let want = Expected {
                 value,
-                tolerance: roundings(GATE) * value.abs() + f64::from(f32::MIN_POSITIVE) * 1e3,
+                tolerance: roundings(GATE_ROUNDINGS) * value.abs() + f64::from(f32::MIN_POSITIVE) * 1e3,
             };
             let is_expected = if gate.is_nan() { got.is_nan() } else { want.admits(got) };
             assert!(is_expected, "{}: gate {gate}: {got}, want {want:?}", what());

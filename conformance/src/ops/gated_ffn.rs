@@ -45,7 +45,7 @@ const CASES: [(bool, Activation, bool); 8] = [
 
 /// Roundings of `g / (1 + exp(-z)) * u` besides those of g and u: three of exp, six for an
 /// approximate one, a sum, a quotient, a product; an approximate quotient two more.
-const GATE: usize = 11;
+const GATE_ROUNDINGS: usize = 11;
 
 /// Compares `gated_ffn` with its equation.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
@@ -102,8 +102,8 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
         Activation::Silu => (1.1, 0.0),
         Activation::Relu => (1.0, 0.0),
         // As SiLU, whose slope is unchanged by a rate in z: `a(g) = silu(r g) / r`. A rounding of z
-        // changes it by `z s (1 - s)` relative, at most 0.224.
-        Activation::Bounded => (1.1, 0.23 * roundings(1)),
+        // changes it by `z^2 s (1 - s) / r`, at most 0.258 (r = 1.702).
+        Activation::Bounded => (1.1, 0.26 * roundings(1)),
         // The largest, at 1.4: 1.129. With s = 1 / (1 + exp(-z)), a rounding of z changes `g s` by
         // `g z s (1 - s)`, at most 0.255 (at 1.3) relative; z takes five.
         Activation::Gelu => (1.13, 0.26 * roundings(5)),
@@ -121,7 +121,7 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
     let gate_error = slope * g.tolerance + of_z;
     let value = gate * u.value;
     let tolerance = gate_error * u.value.abs() + (gate.abs() + gate_error) * u.tolerance;
-    Expected { value, tolerance: tolerance + roundings(GATE) * (value.abs() + tolerance) }
+    Expected { value, tolerance: tolerance + roundings(GATE_ROUNDINGS) * (value.abs() + tolerance) }
 }
 
 fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {

@@ -62,7 +62,7 @@ pub fn heads<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut skipped);
     }
     for (dtype, chunk) in skipped.combine(&DType::KV, &[7, 130]) {
-        let shape = Shape { n_kv_heads: 2, scaled: Scaled::All, ..Shape::joint(dtype, 96, 64) };
+        let shape = Shape { n_kv_heads: 2, scaled: Scaled::All, ..Shape::shared_kv(dtype, 96, 64) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 10), chunk, &mut skipped);
         let shape = Shape { n_kv_heads: 1, ..shape };
         bytes_do_not_depend_on_chunks(subject, shape, WHOLE_TILES, chunk, &mut skipped);

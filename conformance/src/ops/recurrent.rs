@@ -17,7 +17,7 @@ const MARGIN: usize = 64;
 const STALE: u8 = 0x3c;
 /// Roundings of `1 / (1 + exp(-g))` times a number: three of exp, six for an approximate one, a
 /// sum, a quotient of three, a product.
-const GATE: usize = 11;
+const GATE_ROUNDINGS: usize = 11;
 
 /// Rows of two sequences in each step: 41 and 37 of them in all.
 const STEPS: [&[[usize; 2]]; 3] =
@@ -43,7 +43,7 @@ pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
             let value = value * reference::gate(gate, g);
             // Exponentials beyond f32 give zero.
             let underflow = f64::from(f32::MIN_POSITIVE) * 1e3;
-            Expected { value, tolerance: (roundings(GATE) + of_z) * value.abs() + underflow }
+            Expected { value, tolerance: (roundings(GATE_ROUNDINGS) + of_z) * value.abs() + underflow }
         };
         subject.expect(&y, &values.iter().zip(&gates).map(want).collect::<Vec<_>>(), &what);
     }
@@ -75,7 +75,7 @@ pub fn short_conv<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("another state", usual, 2, 12),
         ("rows beyond the input", ShortConv { form: ConvForm::Gated, ..usual }, 6, 8),
     ] {
-        let rows = TokenSpan { first: 0, n: rows, start: 0, coded: 0 };
+        let rows = TokenSpan { first: 0, n: rows, start: 0, first_tail_tile: 0 };
         let mut entries = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
         subject.expect_refusal("short_conv", case, device.short_conv(&mut entries, conv, &x, &x, &mut y));
     }
@@ -110,7 +110,7 @@ pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("a gate for two heads", usual, StateRule::GatedDeltaNet { write: &one, eps: 1e-6 }, 1, 512),
         ("a skip for two heads", usual, StateRule::Mamba2 { skip: &one }, 1, 512),
     ] {
-        let rows = TokenSpan { first: 0, n: rows, start: 0, coded: 0 };
+        let rows = TokenSpan { first: 0, n: rows, start: 0, first_tail_tile: 0 };
         let mut entries = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
         let inputs = StateInputs { qkv: &x, step: &x, bias: &x, decay: &x, rule };
         subject.expect_refusal("recur", case, device.linear_attention(&mut entries, heads, inputs, &mut y));
@@ -173,7 +173,7 @@ impl<'a, B: Backend> States<'a, B> {
                 first: if i == 0 { 0 } else { step[0] },
                 n: step[i],
                 start: fed[i],
-                coded: 0,
+                first_tail_tile: 0,
             });
             let step_of = Step { subject, fed, n: *step };
             let pages = self.pages.iter_mut().zip(rows).filter(|(_, rows)| rows.n > 0);
@@ -239,7 +239,10 @@ fn check_short_conv<B: Backend>(
                     ConvForm::Silu => {
                         let value = sum * reference::gate(Gate::Sigmoid, sum);
                         // The largest slope of SiLU is 1.0998.
-                        Expected { value, tolerance: 1.1 * error + roundings(GATE) * (value.abs() + error) }
+                        Expected {
+                            value,
+                            tolerance: 1.1 * error + roundings(GATE_ROUNDINGS) * (value.abs() + error),
+                        }
                     }
                 }
             })

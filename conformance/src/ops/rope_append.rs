@@ -80,6 +80,10 @@ fn equals_separate_ops<B: Backend>(
             let is_same = fused.memory_bytes(index) == separate.memory_bytes(index);
             assert!(is_same, "{}: other bytes of sequence {index}, {counts:?} rows", what());
         }
-        assert!(fused.band_bytes() == separate.band_bytes(), "{}: another band, {counts:?} rows", what());
+        assert!(
+            fused.step_tile_bytes() == separate.step_tile_bytes(),
+            "{}: another step_tiles, {counts:?} rows",
+            what()
+        );
     }
 }

@@ -40,7 +40,7 @@ pub fn trials() -> Vec<Trial> {
         ("a_window", Shape { window: Some(150), ..of(128) }),
         ("bounded_scores", Shape { soft_cap: Some(1.5), ..of(128) }),
         ("sinks", Shape { sinks: Some([2.0, 0.25]), ..of(128) }),
-        ("one_latent_stream", Shape { group: 8, ..Shape::joint(DType::F16, 576, 512) }),
+        ("one_latent_stream", Shape { group: 8, ..Shape::shared_kv(DType::F16, 576, 512) }),
     ];
     let trial = |(name, shape): (&str, Shape)| {
         Trial::test(format!("distortion::{name}"), move || {
@@ -106,12 +106,12 @@ impl Drawn {
         let q = gaussian(ROWS * shape.n_heads() * k_head_dim, 0.75);
         // The value is a prefix of the key, if both are one.
         let beginnings = || k.chunks_exact(k_head_dim).flat_map(|k| &k[..v_head_dim]).copied().collect();
-        let v = if shape.joint { beginnings() } else { v };
+        let v = if shape.shared_kv { beginnings() } else { v };
         Self { k, v, q }
     }
 
     fn tokens(&self, shape: Shape) -> Tokens {
-        Tokens::new(shape, self.k.clone(), if shape.joint { Vec::new() } else { self.v.clone() })
+        Tokens::new(shape, self.k.clone(), if shape.shared_kv { Vec::new() } else { self.v.clone() })
     }
 
     /// Returns the outputs of the last rows, `[ROWS, n_heads, v_head_dim]`.

@@ -76,7 +76,7 @@ fn unsupported_cases_are_listed_and_other_errors_fail() {
     let what = || "a case".to_owned();
     let unsupported = |shape: &str| BackendError::Unsupported {
         op: "attend",
-        wanted: shape.to_owned(),
+        requested: shape.to_owned(),
         has: "heads of 64".to_owned(),
     };
     let mut skipped = Skipped::new(Coverage::Every);

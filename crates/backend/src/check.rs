@@ -2,7 +2,8 @@
 //! in `kv`.
 //!
 //! Each function takes the operands of the op that it is named after. It returns
-//! [`BackendError::Shape`], which names the operand at fault, unless documented otherwise.
+//! [`BackendError::Shape`] or [`BackendError::TooShort`], which name the operand at fault, unless
+//! documented otherwise.
 
 use crate::device::{
     Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
@@ -41,7 +42,7 @@ pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Resul
 pub fn check_matrix(source: &WeightSource) -> Result<()> {
     const OP: &str = "matrix";
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
-    let unsupported = |wanted, has| BackendError::Unsupported { op: OP, wanted, has };
+    let unsupported = |wanted, has| BackendError::Unsupported { op: OP, requested: wanted, has };
     if !dtype.is_weight() {
         let has = "every type but the turbo cache types".to_owned();
         return Err(unsupported(format!("weights in {dtype}"), has));
@@ -50,7 +51,7 @@ pub fn check_matrix(source: &WeightSource) -> Result<()> {
         .row_bytes(n_in)
         .map_err(|error| unsupported(format!("{dtype} rows of {n_in} values"), error.to_string()))?;
     BackendError::check_at_least(OP, "input features", 1, n_in)?;
-    BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
+    BackendError::check_equal(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
 }
 
 /// Checks [`Backend::upload_experts`], including [`check_matrix`] of all rows together. Returns the
@@ -59,7 +60,7 @@ pub fn check_experts(source: &WeightSource, n_experts: usize) -> Result<usize> {
     const OP: &str = "experts";
     check_matrix(source)?;
     BackendError::check_at_least(OP, "experts", 1, n_experts)?;
-    BackendError::check(OP, "rows beyond whole experts", 0, source.n_out % n_experts)?;
+    BackendError::check_equal(OP, "rows beyond whole experts", 0, source.n_out % n_experts)?;
     Ok(source.n_out / n_experts)
 }
 
@@ -79,10 +80,10 @@ pub fn check_project<B: Backend>(input: &Input<'_, B>, outputs: &[Output<'_, B>]
     let n_in = first.w.n_in();
     check_input(OP, input, n_in)?;
     for Output { w, bias, y, .. } in outputs {
-        BackendError::check(OP, "input features of the weights", n_in, w.n_in())?;
+        BackendError::check_equal(OP, "input features of the weights", n_in, w.n_in())?;
         check_output(OP, input.rows, *w, *y)?;
         if let Some(bias) = bias {
-            BackendError::check(OP, "length of the bias", w.n_out(), bias.n_values())?;
+            BackendError::check_equal(OP, "length of the bias", w.n_out(), bias.n_values())?;
         }
     }
     Ok(())
@@ -97,8 +98,8 @@ pub fn check_gated_ffn<B: Backend>(
 ) -> Result<()> {
     const OP: &str = "gated_ffn";
     check_input(OP, input, gate.n_in())?;
-    BackendError::check(OP, "input features of `up`", gate.n_in(), up.n_in())?;
-    BackendError::check(OP, "output features of `up`", gate.n_out(), up.n_out())?;
+    BackendError::check_equal(OP, "input features of `up`", gate.n_in(), up.n_in())?;
+    BackendError::check_equal(OP, "output features of `up`", gate.n_out(), up.n_out())?;
     check_output(OP, input.rows, up, y)
 }
 
@@ -118,26 +119,26 @@ pub fn check_expert_ffn<B: Backend>(
         ("input features of `up`, output features of `down`", [up.n_in(), down.n_out()], n),
         ("output features of `up`, input features of `down`", [up.n_out(), down.n_in()], n_ff),
     ] {
-        BackendError::check(OP, what, expected, of_up)?;
-        BackendError::check(OP, what, expected, of_down)?;
+        BackendError::check_equal(OP, what, expected, of_up)?;
+        BackendError::check_equal(OP, what, expected, of_down)?;
     }
     BackendError::check_at_least(OP, "experts per token", 1, routing.n_used)?;
     BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         BackendError::check_at_least(OP, "expert groups per token", 1, n_used)?;
         BackendError::check_at_least(OP, "expert groups", n_used, n)?;
-        BackendError::check(OP, "experts beyond whole groups", 0, n_experts % n)?;
+        BackendError::check_equal(OP, "experts beyond whole groups", 0, n_experts % n)?;
         BackendError::check_at_least(OP, "experts of the groups", routing.n_used, n_experts / n * n_used)?;
     }
     for (bias, n_out) in biases.into_iter().flatten().zip([n_ff, n_ff, n]) {
         let len = n_experts.saturating_mul(n_out);
-        BackendError::check(OP, "length of the biases", len, bias.n_values())?;
+        BackendError::check_equal(OP, "length of the biases", len, bias.n_values())?;
     }
     if let Some(selection_bias) = selection_bias {
-        BackendError::check(OP, "length of the selection bias", n_experts, selection_bias.n_values())?;
+        BackendError::check_equal(OP, "length of the selection bias", n_experts, selection_bias.n_values())?;
     }
     if let Some(scales) = scales {
-        BackendError::check(OP, "scales of experts", n_experts, scales.n_values())?;
+        BackendError::check_equal(OP, "scales of experts", n_experts, scales.n_values())?;
     }
     check_norm(OP, norm, n)?;
     for stream in [Some(x), to].into_iter().flatten() {
@@ -221,7 +222,7 @@ pub fn check_rope<B: Buffer>(
     let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
     BackendError::check_at_least(OP, "length of the heads", len, x.n_values())?;
     BackendError::check_at_least(OP, "size of a head", params.n_rot, heads.dim)?;
-    BackendError::check(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
+    BackendError::check_equal(OP, "rotated values beyond whole pairs", 0, params.n_rot % 2)?;
     let n_angles = rows.saturating_mul(params.n_rot);
     BackendError::check_at_least(OP, "length of the angles", n_angles, angles.n_values())?;
     match norm {
@@ -240,9 +241,9 @@ pub fn check_rope_append<P: Page, B: Buffer>(
 ) -> Result<usize> {
     const OP: &str = "rope_append";
     let &Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = rope;
-    BackendError::check(OP, "size of a key head", q_heads.dim, k_heads.dim)?;
+    BackendError::check_equal(OP, "size of a key head", q_heads.dim, k_heads.dim)?;
     for part in parts {
-        BackendError::check(OP, "key heads", part.layer.k.len(), k_heads.n)?;
+        BackendError::check_equal(OP, "key heads", part.layer.k.len(), k_heads.n)?;
     }
     let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
     check_rope(q, rows, q_heads, q_norm, params, angles)?;
@@ -261,7 +262,7 @@ fn check_input<B: Backend>(op: &'static str, input: &Input<'_, B>, n_in: usize) 
 
 fn check_norm<B: Buffer>(op: &'static str, norm: Option<Norm<'_, B>>, len: usize) -> Result<()> {
     let weight = norm.map_or(len, |norm| norm.weight.n_values());
-    BackendError::check(op, "length of the norm's weight", len, weight)
+    BackendError::check_equal(op, "length of the norm's weight", len, weight)
 }
 
 fn check_output(op: &'static str, rows: usize, w: &impl Matrix, y: &impl Buffer) -> Result<()> {

@@ -274,7 +274,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
         _ = (source, n_experts);
         let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
-        Err(BackendError::Unsupported { op: "mapped_experts", wanted, has })
+        Err(BackendError::Unsupported { op: "mapped_experts", requested: wanted, has })
     }
     /// Allocates zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
@@ -394,7 +394,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
     /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
-    /// [shared-KV](crate::KvTensorSpec::joint) tensors. Pads and rotates as the tensor requires,
+    /// [shared-KV](crate::KvTensorSpec::new_shared_kv) tensors. Pads and rotates as the tensor requires,
     /// and writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to
     /// `step_tiles`. The memory must have been reserved.
     fn kv_append(
@@ -459,7 +459,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()> {
         _ = (windows, heads, scale, qkv, out);
         let (wanted, has) = ("bidirectional attention".to_owned(), "causal attention".to_owned());
-        Err(BackendError::Unsupported { op: "attend_all", wanted, has })
+        Err(BackendError::Unsupported { op: "attend_all", requested: wanted, has })
     }
 
     /// Computes `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part,
@@ -518,7 +518,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         let _ = (params, parts, q, step_tiles, out);
         Err(BackendError::Unsupported {
             op: "attend",
-            wanted: format!("stage {stage}"),
+            requested: format!("stage {stage}"),
             has: format!("{} stages", self.attend_stages().len()),
         })
     }

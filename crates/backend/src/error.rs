@@ -16,13 +16,25 @@ pub enum BackendError {
         /// The size given.
         got: usize,
     },
+    /// A buffer or cache is shorter than the op needs.
+    #[error("{op}: {what}: expected at least {min}, got {got}")]
+    TooShort {
+        /// The op that returned the error.
+        op: &'static str,
+        /// The length at fault.
+        what: &'static str,
+        /// The length that the op needs.
+        min: usize,
+        /// The length given.
+        got: usize,
+    },
     /// No kernel exists for this combination of types or shapes.
-    #[error("{op}: no kernel for {wanted}; this device has {has}")]
+    #[error("{op}: no kernel for {requested}; this device has {has}")]
     Unsupported {
         /// The op that returned the error.
         op: &'static str,
         /// The requested combination.
-        wanted: String,
+        requested: String,
         /// The supported combinations.
         has: String,
     },
@@ -43,14 +55,14 @@ pub enum BackendError {
         problem: String,
     },
     /// A number out of range, see [`check_size`](crate::limits::check_size).
-    #[error("{name}: expected {least} to {most}, got {got}")]
-    Size {
+    #[error("{name}: expected {min} to {max}, got {got}")]
+    OutOfRange {
         /// Name of the number.
         name: &'static str,
         /// The smallest allowed value.
-        least: usize,
+        min: usize,
         /// The largest allowed value.
-        most: usize,
+        max: usize,
         /// The number given.
         got: usize,
     },
@@ -78,18 +90,18 @@ pub enum BackendError {
 
 impl BackendError {
     /// Returns `Ok` when `got == expected`, else [`BackendError::Shape`].
-    pub fn check(op: &'static str, what: &'static str, expected: usize, got: usize) -> Result<(), Self> {
+    pub fn check_equal(
+        op: &'static str,
+        what: &'static str,
+        expected: usize,
+        got: usize,
+    ) -> Result<(), Self> {
         if expected == got { Ok(()) } else { Err(Self::Shape { op, what, expected, got }) }
     }
 
-    /// Returns `Ok` when `got >= least`, else [`BackendError::Shape`]; for buffers that may be
+    /// Returns `Ok` when `got >= min`, else [`BackendError::TooShort`]; for buffers that may be
     /// longer than the step.
-    pub fn check_at_least(
-        op: &'static str,
-        what: &'static str,
-        least: usize,
-        got: usize,
-    ) -> Result<(), Self> {
-        if got >= least { Ok(()) } else { Err(Self::Shape { op, what, expected: least, got }) }
+    pub fn check_at_least(op: &'static str, what: &'static str, min: usize, got: usize) -> Result<(), Self> {
+        if got >= min { Ok(()) } else { Err(Self::TooShort { op, what, min, got }) }
     }
 }

@@ -32,9 +32,9 @@ pub use device::{
 };
 pub use error::BackendError;
 pub use kv::{
-    BalanceLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec, PREFIX_ALIGNMENT,
-    PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TileRef,
-    TileRows, TileWrite, TokenSpan, Writes, check_append, check_attend,
+    ChannelScaleLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec,
+    PREFIX_ALIGNMENT, PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
+    TileLocation, TileRef, TileRows, TileWrite, TokenSpan, Writes, check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{

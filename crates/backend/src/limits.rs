@@ -18,7 +18,7 @@ pub fn check_size(name: &'static str, got: usize, allowed: RangeInclusive<usize>
     if allowed.contains(&got) {
         return Ok(got);
     }
-    Err(BackendError::Size { name, least: *allowed.start(), most: *allowed.end(), got })
+    Err(BackendError::OutOfRange { name, min: *allowed.start(), max: *allowed.end(), got })
 }
 
 /// Returns the number of hardware threads, or 1 where the system does not report it.

@@ -195,10 +195,15 @@ pub fn check_recur<P: Page, B: Buffer>(
     let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
     let StateInputs { qkv, step, bias, decay: rate, rule } = inputs;
     BackendError::check_at_least(OP, "key heads", 1, n_k_heads)?;
-    BackendError::check(OP, "value heads beyond whole groups", 0, n_v_heads % n_k_heads)?;
+    BackendError::check_equal(OP, "value heads beyond whole groups", 0, n_v_heads % n_k_heads)?;
     for dim in [k_dim, v_dim] {
         BackendError::check_at_least(OP, "size of a head", StateHeads::COLUMNS, dim)?;
-        BackendError::check(OP, "values of a head beyond a multiple of 16", 0, dim % StateHeads::COLUMNS)?;
+        BackendError::check_equal(
+            OP,
+            "values of a head beyond a multiple of 16",
+            0,
+            dim % StateHeads::COLUMNS,
+        )?;
     }
     BackendError::check_at_least(OP, "largest size of a key head", k_dim, StateHeads::MAX_K_DIM)?;
     let (of_rows, skip) = match rule {
@@ -236,7 +241,7 @@ pub fn check_gate<B: Buffer>(y: &B, len: usize, gates: &B) -> Result<()> {
 }
 
 fn check_state<P: Page>(op: &'static str, part: &StateBatchEntry<'_, P>, n_values: usize) -> Result<()> {
-    BackendError::check(op, "values of the state", n_values, part.n_values)?;
+    BackendError::check_equal(op, "values of the state", n_values, part.n_values)?;
     let end = part.offset + n_values * size_of::<f32>();
     BackendError::check_at_least(op, "bytes of the states", end, part.page.n_bytes())
 }

@@ -18,12 +18,12 @@ pub fn decode_embedding_rows(
 ) -> Result<()> {
     let rows = rows.ok_or_else(|| BackendError::Unsupported {
         op: "embed",
-        wanted: "a matrix that is not a token embedding".to_owned(),
+        requested: "a matrix that is not a token embedding".to_owned(),
         has: "token embeddings, tied to the output matrix or not".to_owned(),
     })?;
     let broken = |error: CodecError| BackendError::Unsupported {
         op: "embed",
-        wanted: error.to_string(),
+        requested: error.to_string(),
         has: "rows of whole blocks".to_owned(),
     };
     let row_bytes = dtype.row_bytes(n_in).map_err(broken)?;

@@ -9,8 +9,8 @@ pub fn of_engine(error: &Error) -> String {
     match error {
         Error::Setting { name: "tuning", .. } => format!("{error} (see kvant doctor --tune)"),
         Error::Setting { name, expected, got } => setting(name, expected, got),
-        Error::Device(size @ BackendError::Size { .. })
-        | Error::Kv(KvError::Device(size @ BackendError::Size { .. })) => of_size(size),
+        Error::Device(size @ BackendError::OutOfRange { .. })
+        | Error::Kv(KvError::Device(size @ BackendError::OutOfRange { .. })) => of_size(size),
         Error::PromptTooLong { .. } | Error::TextTooLong { .. } | Error::Kv(KvError::Full { .. }) => {
             format!("{error} (raise it with -c)")
         }
@@ -54,7 +54,7 @@ pub fn of_eval(error: &EvalError) -> String {
 /// Returns the line of an out-of-range number; other errors stay unchanged.
 fn of_size(error: &BackendError) -> String {
     match error {
-        BackendError::Size { name, least, most, got } => {
+        BackendError::OutOfRange { name, min: least, max: most, got } => {
             setting(name, &format!("{least} to {most}"), &got.to_string())
         }
         other => other.to_string(),
@@ -115,7 +115,7 @@ mod tests {
         };
         let cache =
             Error::CacheMemory { device: "gpu".to_owned(), tokens: 9, needed: 9, usable: 5, fitting: 4 };
-        let size = |name| BackendError::Size { name, least: 1, most: 8, got: 9 };
+        let size = |name| BackendError::OutOfRange { name, min: 1, max: 8, got: 9 };
         let setting = |name| Error::Setting { name, expected: "at least 1".to_owned(), got: "0".to_owned() };
         for (error, want) in [
             (Error::PromptTooLong { tokens: 9, n_ctx: 8 }, "(raise it with -c)"),

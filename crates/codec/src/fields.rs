@@ -154,8 +154,8 @@ impl Fields {
             DType::IQ1 | DType::IQ2 => self.set_table_block(iq::read(sized(block))),
             DType::MXFP4 => (self.sub_scales[0], *self.first_codes()) = fp4::read_mx(sized(block)),
             DType::NVFP4 => (*self.first_scales(), *self.first_codes()) = fp4::read_nv(sized(block)),
-            DType::TQ3_1S => self.set_halves(tq::read_tq3(sized(block))),
-            DType::TQ4_1S => self.set_halves(tq::read_tq4(sized(block))),
+            DType::TQ3_1S => self.set_halves(tq::scaled_indices_tq3(sized(block))),
+            DType::TQ4_1S => self.set_halves(tq::scaled_indices_tq4(sized(block))),
             _ => panic!("{dtype} has no fields"),
         }
     }
@@ -218,7 +218,7 @@ impl Fields {
         self.codes[..block32::LEN].copy_from_slice(&block.codes);
     }
 
-    fn set_halves(&mut self, ([first, second], codes): tq::Stored) {
+    fn set_halves(&mut self, ([first, second], codes): tq::ScaledIndices) {
         (self.scale, self.min) = (first, second);
         self.codes[..tq::LEN].copy_from_slice(&codes);
     }

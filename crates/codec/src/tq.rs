@@ -29,14 +29,14 @@ use crate::{Codebook, Rotation};
 pub const LEN: usize = 32;
 const HALF: usize = 16;
 
-const FACTORS: [f32; 9] = [0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5];
+const START_FACTORS: [f32; 9] = [0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5];
 const ROUNDS: usize = 6;
 
 /// The two scales and 32 indices of a block as stored.
-pub(crate) type Stored = ([f16; 2], [u8; LEN]);
+pub(crate) type ScaledIndices = ([f16; 2], [u8; LEN]);
 
 /// Returns the indices of one half for scale `d`.
-fn assign(book: &Codebook, y: &[f32; HALF], d: f32) -> [u8; HALF] {
+fn nearest_indices(book: &Codebook, y: &[f32; HALF], d: f32) -> [u8; HALF] {
     let inverse = if to_f16(d) == f16::ZERO { 0.0 } else { 1.0 / d };
     y.map(|v| book.nearest(v * inverse))
 }
@@ -46,12 +46,12 @@ fn level(book: &Codebook, index: u8) -> f32 {
 }
 
 fn squared_error(book: &Codebook, y: &[f32; HALF], d: f32) -> f64 {
-    let indices = assign(book, y, d);
+    let indices = nearest_indices(book, y, d);
     y.iter().zip(indices).map(|(&v, i)| f64::from(v - level(book, i) * d).powi(2)).sum()
 }
 
 /// Returns the scale that best fits the levels of `indices` to `y`.
-fn least_squares(book: &Codebook, y: &[f32; HALF], indices: &[u8; HALF]) -> f32 {
+fn least_squares_scale(book: &Codebook, y: &[f32; HALF], indices: &[u8; HALF]) -> f32 {
     let (mut yc, mut cc) = (0.0, 0.0);
     for (&v, &i) in y.iter().zip(indices) {
         let c = f64::from(level(book, i));
@@ -62,7 +62,7 @@ fn least_squares(book: &Codebook, y: &[f32; HALF], indices: &[u8; HALF]) -> f32 
 }
 
 /// Fits the two scales and 32 indices of a block.
-fn fit(book: &Codebook, w: &[f32; LEN]) -> Stored {
+fn fit(book: &Codebook, w: &[f32; LEN]) -> ScaledIndices {
     let mut y = w.map(|v| clamp(v, F16_MAX));
     Rotation::tq().forward(&mut y);
     let halves: [[f32; HALF]; 2] = [std::array::from_fn(|j| y[j]), std::array::from_fn(|j| y[HALF + j])];
@@ -71,8 +71,8 @@ fn fit(book: &Codebook, w: &[f32; LEN]) -> Stored {
     let total = |factor: f32| -> f64 {
         halves.iter().zip(rms).map(|(h, rms)| squared_error(book, h, rms * factor)).sum()
     };
-    let mut best = (FACTORS[0], total(FACTORS[0]));
-    for factor in &FACTORS[1..] {
+    let mut best = (START_FACTORS[0], total(START_FACTORS[0]));
+    for factor in &START_FACTORS[1..] {
         let error = total(*factor);
         if error < best.1 {
             best = (*factor, error);
@@ -83,16 +83,16 @@ fn fit(book: &Codebook, w: &[f32; LEN]) -> Stored {
     for half in 0..2 {
         let mut d = rms[half] * best.0;
         for _ in 0..ROUNDS {
-            d = least_squares(book, &halves[half], &assign(book, &halves[half], d));
+            d = least_squares_scale(book, &halves[half], &nearest_indices(book, &halves[half], d));
         }
-        indices[HALF * half..][..HALF].copy_from_slice(&assign(book, &halves[half], d));
+        indices[HALF * half..][..HALF].copy_from_slice(&nearest_indices(book, &halves[half], d));
         scales[half] = to_f16(d);
     }
     (scales, indices)
 }
 
 /// Decodes a block.
-pub(crate) fn decode(book: &Codebook, (scales, indices): Stored) -> [f32; LEN] {
+pub(crate) fn decode(book: &Codebook, (scales, indices): ScaledIndices) -> [f32; LEN] {
     let mut y = std::array::from_fn(|j| level(book, indices[j]) * scales[j / HALF].to_f32());
     Rotation::tq().inverse(&mut y);
     y
@@ -117,7 +117,7 @@ pub(crate) fn pack_tq3(w: &[f32; LEN], block: &mut [u8; 16]) {
     }
 }
 
-pub(crate) fn read_tq3(block: &[u8; 16]) -> Stored {
+pub(crate) fn scaled_indices_tq3(block: &[u8; 16]) -> ScaledIndices {
     let index = |j: usize| {
         let b = &block[4 + 3 * (j / 8)..];
         (u32::from_le_bytes([b[0], b[1], b[2], 0]) >> (3 * (j % 8)) & 7) as u8
@@ -126,7 +126,7 @@ pub(crate) fn read_tq3(block: &[u8; 16]) -> Stored {
 }
 
 pub(crate) fn unpack_tq3(block: &[u8; 16]) -> [f32; LEN] {
-    decode(&Codebook::TQ3, read_tq3(block))
+    decode(&Codebook::TQ3, scaled_indices_tq3(block))
 }
 
 pub(crate) fn pack_tq4(w: &[f32; LEN], block: &mut [u8; 20]) {
@@ -137,12 +137,12 @@ pub(crate) fn pack_tq4(w: &[f32; LEN], block: &mut [u8; 20]) {
     }
 }
 
-pub(crate) fn read_tq4(block: &[u8; 20]) -> Stored {
+pub(crate) fn scaled_indices_tq4(block: &[u8; 20]) -> ScaledIndices {
     (scales(block), std::array::from_fn(|j| block[4 + j / 2] >> (4 * (j % 2)) & 15))
 }
 
 pub(crate) fn unpack_tq4(block: &[u8; 20]) -> [f32; LEN] {
-    decode(&Codebook::GAUSS4, read_tq4(block))
+    decode(&Codebook::GAUSS4, scaled_indices_tq4(block))
 }
 
 #[cfg(test)]

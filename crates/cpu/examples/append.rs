@@ -40,8 +40,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let spec = |side| KvTensorSpec { tail_tiles: 0, centres: false, ..KvTensorSpec::new(dtype, side, DIM) };
     let mut sizes = TensorSizes::default();
-    let streams = |side| [spec(side); KV_HEADS];
-    let layer = KvLayer::new(streams(Side::K), streams(Side::V), None, &mut sizes);
+    let tensors = |side| [spec(side); KV_HEADS];
+    let layer = KvLayer::new(tensors(Side::K), tensors(Side::V), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
     memory.reserve(0..TOKENS / TOKENS_PER_BLOCK, false, &Fresh::default())?;
     let mut values = vec![0.0; TOKENS * KV_HEADS * DIM];
@@ -49,10 +49,11 @@ fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let (mut k, mut v) = (device.buffer(values.len())?, device.buffer(values.len())?);
     device.write(&mut k, &values)?;
     device.write(&mut v, &values)?;
-    let rows = TokenSpan { first: 0, n: TOKENS, start: 0, coded: 0 };
+    let rows = TokenSpan { first: 0, n: TOKENS, start: 0, first_tail_tile: 0 };
     let mut best = f64::INFINITY;
     for _ in 0..TIMES {
-        let part = KvBatchEntry { rows, layer: &layer, memory: &mut memory, band: 0, channel_scales: None };
+        let part =
+            KvBatchEntry { rows, layer: &layer, memory: &mut memory, step_offset: 0, channel_scales: None };
         let start = Instant::now();
         device.kv_append(&mut [part], &k, &v, None)?;
         best = best.min(start.elapsed().as_secs_f64());

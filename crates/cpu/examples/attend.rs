@@ -76,14 +76,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         let mut layers: Vec<_> =
             (0..shape.layers).map(|layer| filled(shape, types, tokens, layer as u64)).collect();
         let Types(k, v) = types;
-        let name = v.map_or_else(|| format!("{k}, joint"), |v| format!("{k}/{v}"));
+        let name = v.map_or_else(|| format!("{k}, shared_kv"), |v| format!("{k}/{v}"));
         for threads in [1, 2] {
             let device = CpuDevice::new(isa, threads).expect("threads");
             let seconds = best_pass(&device, shape, &mut layers, tokens, rows)?;
             let heads = shape.n_kv_heads * shape.group * shape.layers;
             let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * heads;
-            let streams = layers.iter().flat_map(|(layer, _)| layer.tensors());
-            let bytes: usize = streams.map(|stream| tokens / TILE * stream.spec.main_layout().bytes()).sum();
+            let tensors = layers.iter().flat_map(|(layer, _)| layer.tensors());
+            let bytes: usize = tensors.map(|tensor| tokens / TILE * tensor.spec.main_layout().bytes()).sum();
             println!(
                 "{name:>16} {threads:>8} {:>14.3} {:>10.3} {:>8.1} {:>8}",
                 seconds * 1e9 / pairs as f64,
@@ -106,18 +106,18 @@ fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled
         Some(v) => {
             (KvTensorSpec::new(k, Side::K, k_head_dim), Some(KvTensorSpec::new(v, Side::V, v_head_dim)))
         }
-        None => (KvTensorSpec::joint(k, k_head_dim, v_head_dim), None),
+        None => (KvTensorSpec::new_shared_kv(k, k_head_dim, v_head_dim), None),
     };
     let mut sizes = TensorSizes::default();
-    let streams = |spec| vec![KvTensorSpec { tail_tiles: 0, ..spec }; n_kv_heads];
-    let layer = KvLayer::new(streams(keys), values.map(streams).unwrap_or_default(), None, &mut sizes);
+    let tensors = |spec| vec![KvTensorSpec { tail_tiles: 0, ..spec }; n_kv_heads];
+    let layer = KvLayer::new(tensors(keys), values.map(tensors).unwrap_or_default(), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
     let blocks = 0..tokens.div_ceil(TOKENS_PER_BLOCK);
     memory.reserve(blocks, false, &Fresh::default()).expect("memory");
-    for (index, stream) in layer.tensors().enumerate() {
+    for (index, tensor) in layer.tensors().enumerate() {
         let mut random = Random::new(64 * seed + index as u64);
-        let layout = stream.spec.main_layout();
-        let mut row = vec![0.0; stream.spec.dim()];
+        let layout = tensor.spec.main_layout();
+        let mut row = vec![0.0; tensor.spec.stored_dim()];
         let tiles: Vec<Vec<u8>> = (0..DISTINCT)
             .map(|_| {
                 let mut tile = vec![0; layout.bytes()];
@@ -129,7 +129,7 @@ fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled
             })
             .collect();
         for tile in 0..tokens.div_ceil(TILE) {
-            let (layout, offset) = stream.locate(TileLocation::Main(tile));
+            let (layout, offset) = tensor.locate(TileLocation::Main(tile));
             let page = memory.page_mut(TileLocation::Main(tile));
             page.as_mut_bytes()[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
         }
@@ -160,13 +160,13 @@ fn best_pass(
         scale: 1.0 / (k_head_dim as f32).sqrt(),
         soft_cap: None,
     };
-    let rows = TokenSpan { first: 0, n: rows, start: tokens - rows, coded: 0 };
+    let rows = TokenSpan { first: 0, n: rows, start: tokens - rows, first_tail_tile: 0 };
     let mut best = f64::INFINITY;
     let start = Instant::now();
     while best.is_infinite() || start.elapsed().as_secs_f64() < 3.0 {
         let pass_start = Instant::now();
         for (layer, memory) in layers.iter_mut() {
-            let part = KvBatchEntry { rows, layer, memory, band: 0, channel_scales: None };
+            let part = KvBatchEntry { rows, layer, memory, step_offset: 0, channel_scales: None };
             device.attend(&params, &[part], &q, None, None, &mut out)?;
         }
         best = best.min(pass_start.elapsed().as_secs_f64());

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BalanceLayout, KvBatchEntry};
+use kvant_backend::{ChannelScaleLayout, KvBatchEntry};
 
 use crate::CpuPage;
 
@@ -42,7 +42,7 @@ impl<'a> HeadScales<'a> {
     /// Returns the scales of head `head` of `part`, if any.
     pub(crate) fn of(part: &KvBatchEntry<'a, CpuPage>, head: usize) -> Option<Self> {
         let values: &'a [f32] = bytemuck::cast_slice(part.channel_scales?.as_bytes());
-        let layout = BalanceLayout::of(part.layer);
+        let layout = ChannelScaleLayout::of(part.layer);
         let scales_values = layout.scales_values();
         let k = part.layer.k[head].spec.head_dim;
         let of_head = |all: Range<usize>, dim: usize| &values[all][head * dim..][..dim];

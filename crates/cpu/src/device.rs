@@ -201,13 +201,13 @@ impl Backend for CpuDevice {
     }
 
     fn read_page(&self, page: &CpuPage, dst: &mut [u8]) -> Result<()> {
-        BackendError::check("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
+        BackendError::check_equal("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
         dst.copy_from_slice(page.as_bytes());
         Ok(())
     }
 
     fn write_page(&self, page: &mut CpuPage, src: &[u8]) -> Result<()> {
-        BackendError::check("write_page", "bytes of the source", page.n_bytes(), src.len())?;
+        BackendError::check_equal("write_page", "bytes of the source", page.n_bytes(), src.len())?;
         page.as_mut_bytes().copy_from_slice(src);
         Ok(())
     }
@@ -516,7 +516,7 @@ mod tests {
         for threads in [0, limits::max_threads() + 1, usize::MAX] {
             let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
             assert!(
-                matches!(error, BackendError::Size { name: "threads", got, .. } if got == threads),
+                matches!(error, BackendError::OutOfRange { name: "threads", got, .. } if got == threads),
                 "{error}"
             );
         }

@@ -132,8 +132,8 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
         best(device, || {
             for filled in &mut layers {
                 for &start in starts {
-                    let (entry, band) = filled.entry(start, n);
-                    device.attend(&params, &[entry], &q, None, Some(band), &mut out)?;
+                    let (entry, step_tiles) = filled.entry(start, n);
+                    device.attend(&params, &[entry], &q, None, Some(step_tiles), &mut out)?;
                 }
             }
             Ok(())
@@ -148,7 +148,7 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
 struct Filled {
     layer: KvLayer,
     memory: KvMemory<CudaPage>,
-    band: CudaPage,
+    step_tiles: CudaPage,
 }
 
 /// Allocator without a budget.
@@ -171,8 +171,8 @@ impl Filled {
         let specs = |dtype, side| [KvTensorSpec::new(dtype, side, DIM); KV_HEADS];
         let layer = KvLayer::new(specs(k, Side::K), specs(v, Side::V), None, &mut sizes);
         // Tiles of a chunk and the two before it.
-        let band = device.page((CHUNK / TILE + 3) * layer.band_bytes.max(1))?;
-        let mut filled = Self { layer, memory: KvMemory::new(sizes), band };
+        let step_tiles = device.page((CHUNK / TILE + 3) * layer.step_tile_bytes.max(1))?;
+        let mut filled = Self { layer, memory: KvMemory::new(sizes), step_tiles };
         let keys = random(device, CHUNK * KV_HEADS * DIM, 2 * seed)?;
         let values = random(device, CHUNK * KV_HEADS * DIM, 2 * seed + 1)?;
         for start in (0..tokens).step_by(CHUNK) {
@@ -184,10 +184,10 @@ impl Filled {
                 rows,
                 layer: &filled.layer,
                 memory: &mut filled.memory,
-                band: 0,
+                step_offset: 0,
                 channel_scales: None,
             };
-            device.kv_append(&mut [entry], &keys, &values, Some(&mut filled.band))?;
+            device.kv_append(&mut [entry], &keys, &values, Some(&mut filled.step_tiles))?;
         }
         Ok(filled)
     }
@@ -201,17 +201,17 @@ impl Filled {
                 rows,
                 layer: &self.layer,
                 memory: &mut self.memory,
-                band: 0,
+                step_offset: 0,
                 channel_scales: None,
             },
-            &self.band,
+            &self.step_tiles,
         )
     }
 }
 
 fn rows(start: usize, n: usize, layer: &KvLayer) -> TokenSpan {
     let coded = layer.tensors().map(|stream| stream.spec).find(|spec| spec.tail_tiles > 0);
-    TokenSpan { first: 0, n, start, coded: coded.map_or(0, |spec| spec.n_coded_tiles(start)) }
+    TokenSpan { first: 0, n, start, first_tail_tile: coded.map_or(0, |spec| spec.first_tail_tile(start)) }
 }
 
 /// GEMM shapes `[n_out, n_in]` of Llama-3-8B: gate or up, attention output, down.
@@ -260,7 +260,7 @@ fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Res
     const ALL_BYTES: usize = 256 << 20;
     let unsupported = |error: kvant_codec::CodecError| BackendError::Unsupported {
         op: "matrix",
-        wanted: error.to_string(),
+        requested: error.to_string(),
         has: "whole blocks".to_owned(),
     };
     let row_bytes = dtype.row_bytes(n_in).map_err(unsupported)?;

@@ -110,7 +110,7 @@ tests! {
     attend_steps: 90,
     attend_capped: 80,
     attend_sinks: 80,
-    attend_joint: 80,
+    attend_shared_kv: 80,
     attend_batch_invariance: 80,
     attend_sizes: 80,
     attend_clipped: 80,

@@ -170,10 +170,10 @@ fn new_rows(
     parts: &[KvBatchEntry<'_, CudaPage>],
     k: &CudaBuffer,
     v: &CudaBuffer,
-    band: Option<&CudaPage>,
+    step_tiles: Option<&CudaPage>,
 ) -> Result<append::NewRows> {
-    check_append(parts, [k.len(), v.len()], band.map_or(0, CudaPage::n_bytes))?;
-    Ok(append::NewRows { k: k.ptr(), v: v.ptr(), band: band.map_or(0, CudaPage::ptr) })
+    check_append(parts, [k.len(), v.len()], step_tiles.map_or(0, CudaPage::n_bytes))?;
+    Ok(append::NewRows { k: k.ptr(), v: v.ptr(), step_tiles: step_tiles.map_or(0, CudaPage::ptr) })
 }
 
 impl Backend for CudaDevice {
@@ -299,12 +299,12 @@ impl Backend for CudaDevice {
     }
 
     fn read_page(&self, page: &CudaPage, dst: &mut [u8]) -> Result<()> {
-        BackendError::check("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
+        BackendError::check_equal("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
         Ok(self.cx.gpu().read(page.ptr(), dst)?)
     }
 
     fn write_page(&self, page: &mut CudaPage, src: &[u8]) -> Result<()> {
-        BackendError::check("write_page", "bytes of the source", page.n_bytes(), src.len())?;
+        BackendError::check_equal("write_page", "bytes of the source", page.n_bytes(), src.len())?;
         Ok(self.cx.gpu().write(page.ptr(), src)?)
     }
 
@@ -375,7 +375,7 @@ impl Backend for CudaDevice {
                 format!("{} expert groups", expert_groups.n),
                 format!("up to {}", experts::MAX_EXPERT_GROUPS),
             );
-            return Err(BackendError::Unsupported { op: "expert_ffn", wanted, has });
+            return Err(BackendError::Unsupported { op: "expert_ffn", requested: wanted, has });
         }
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
@@ -469,9 +469,9 @@ impl Backend for CudaDevice {
         parts: &mut [KvBatchEntry<'_, CudaPage>],
         k: &CudaBuffer,
         v: &CudaBuffer,
-        band: Option<&mut CudaPage>,
+        step_tiles: Option<&mut CudaPage>,
     ) -> Result<()> {
-        append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, None)
+        append::append(&self.cx, parts, new_rows(parts, k, v, step_tiles.as_deref())?, None)
     }
 
     /// Skips the check: its result would need a synchronization in every layer, which a recorded
@@ -489,7 +489,7 @@ impl Backend for CudaDevice {
         q: &mut CudaBuffer,
         k: &mut CudaBuffer,
         v: &CudaBuffer,
-        band: Option<&mut CudaPage>,
+        step_tiles: Option<&mut CudaPage>,
     ) -> Result<()> {
         let rows = check_rope_append(parts, rope, q, k)?;
         let head_rope = |norm: Option<_>| HeadRope::new(norm.map(norm_parts), rope.params, rope.angles.ptr());
@@ -500,7 +500,7 @@ impl Backend for CudaDevice {
             n_query_heads: rope.q_heads.n,
             rows,
         };
-        append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, Some(ropes))
+        append::append(&self.cx, parts, new_rows(parts, k, v, step_tiles.as_deref())?, Some(ropes))
     }
 
     fn short_conv(
@@ -545,13 +545,13 @@ impl Backend for CudaDevice {
         parts: &[KvBatchEntry<'_, CudaPage>],
         q: &CudaBuffer,
         sinks: Option<&CudaBuffer>,
-        band: Option<&CudaPage>,
+        step_tiles: Option<&CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        let band_bytes = band.map_or(0, CudaPage::n_bytes);
-        check_attend(params, parts, [q.len(), out.len()], sinks.map(CudaBuffer::len), band_bytes)?;
-        let [sinks, band] = [sinks.map_or(0, CudaBuffer::ptr), band.map_or(0, CudaPage::ptr)];
-        let rows = attend::Rows { q: q.ptr(), sinks, band, out: out.ptr() };
+        let step_tile_bytes = step_tiles.map_or(0, CudaPage::n_bytes);
+        check_attend(params, parts, [q.len(), out.len()], sinks.map(CudaBuffer::len), step_tile_bytes)?;
+        let [sinks, step_tiles] = [sinks.map_or(0, CudaBuffer::ptr), step_tiles.map_or(0, CudaPage::ptr)];
+        let rows = attend::Rows { q: q.ptr(), sinks, step_tiles, out: out.ptr() };
         attend::attend(&self.cx, params, parts, rows)
     }
 }

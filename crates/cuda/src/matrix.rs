@@ -50,7 +50,7 @@ impl CudaMatrix {
     pub(crate) fn weights(&self, op: &'static str) -> Result<&Weights> {
         self.weights.as_ref().ok_or_else(|| BackendError::Unsupported {
             op,
-            wanted: "a table of embeddings".to_owned(),
+            requested: "a table of embeddings".to_owned(),
             has: "matrices".to_owned(),
         })
     }

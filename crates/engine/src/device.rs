@@ -203,7 +203,7 @@ pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Resul
         Some(GpuDevice::Gpu(gpu)) => gpu.copy_bandwidth(),
         Some(GpuDevice::Adapter(index)) => Err(Error::Device(BackendError::Unsupported {
             op: "memory_bandwidth",
-            wanted: format!("wgpu:{index}"),
+            requested: format!("wgpu:{index}"),
             has: "clocks for cpu and cuda:N".to_owned(),
         })),
         None => Ok(CpuDevice::from_env(n_threads)?.read_bandwidth()),

@@ -254,10 +254,10 @@ impl KvPlan {
         }
         self.balance.check(shape).map_err(|error| corrupt(path, error.to_string()))?;
         let apart = |types: &Vec<HeadTypes>| types.iter().find(|types| types.k != types.v).copied();
-        let mut joint =
+        let mut shared_kv =
             self.types.iter().zip(&shape.layers).enumerate().filter(|(_, (_, layer))| layer.shared_kv);
         if let Some((index, HeadTypes { k, v })) =
-            joint.find_map(|(index, (types, _))| apart(types).map(|types| (index, types)))
+            shared_kv.find_map(|(index, (types, _))| apart(types).map(|types| (index, types)))
         {
             let what = format!("layer {index}: expected one type for keys and values, got {k} and {v}");
             return Err(corrupt(path, what));

@@ -79,7 +79,7 @@ impl<P: Page> Cache<P> {
     /// token.
     pub fn new(layout: Arc<Layout>, n_ctx: usize) -> Self {
         let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
-        let coded = layout.n_coded_tiles(0);
+        let coded = layout.first_tail_tile(0);
         let (states, balance, keys) = (RecurrentStates::default(), Vec::new(), Vec::new());
         Self { layout, memory, states, channel_scales: balance, len: 0, coded, n_ctx, keys, mark: None }
     }
@@ -136,7 +136,7 @@ impl<P: Page> Cache<P> {
 
     /// Describes the next `n` tokens, at indices from `first` of the batch.
     pub fn rows(&self, first: usize, n: usize) -> TokenSpan {
-        TokenSpan { first, n, start: self.len, coded: self.coded }
+        TokenSpan { first, n, start: self.len, first_tail_tile: self.coded }
     }
 
     /// Describes the last `n` stored tokens as tokens of a batch, to repeat their attention.
@@ -144,15 +144,21 @@ impl<P: Page> Cache<P> {
     /// # Panics
     /// When fewer than `n` tokens are stored.
     pub fn last_rows(&self, n: usize) -> TokenSpan {
-        TokenSpan { first: 0, n, start: self.len - n, coded: self.coded }
+        TokenSpan { first: 0, n, start: self.len - n, first_tail_tile: self.coded }
     }
 
     /// Returns the KV tensors and the memory of a layer, for a step of `rows`; its share of the
-    /// step tiles starts at byte `band`.
-    pub fn part(&mut self, layer: usize, rows: TokenSpan, band: usize) -> KvBatchEntry<'_, P> {
+    /// step tiles starts at byte `step_tiles`.
+    pub fn part(&mut self, layer: usize, rows: TokenSpan, step_tiles: usize) -> KvBatchEntry<'_, P> {
         let memory = &mut self.memory[self.layout.group_of(layer)];
         let balance = self.channel_scales.get(layer).map(|page| &***page);
-        KvBatchEntry { rows, layer: self.layout.layer(layer), memory, band, channel_scales: balance }
+        KvBatchEntry {
+            rows,
+            layer: self.layout.layer(layer),
+            memory,
+            step_offset: step_tiles,
+            channel_scales: balance,
+        }
     }
 
     /// Returns the state of recurrent layer `index`, for a step of `rows`.
@@ -200,9 +206,9 @@ impl<P: Page> Cache<P> {
         let next = self.len + known;
         let is_free = |n: &usize| {
             let (len, layout) = (next + n, &self.layout);
-            let coded = layout.n_coded_tiles(len);
+            let coded = layout.first_tail_tile(len);
             let same_blocks = |group: &LayerGroup| {
-                group.n_blocks(len, coded) == group.n_blocks(next, layout.n_coded_tiles(next))
+                group.n_blocks(len, coded) == group.n_blocks(next, layout.first_tail_tile(next))
                     && group.oldest_block(len) == group.oldest_block(next)
             };
             // States cannot be truncated, so rejection must restore the current ones.
@@ -242,7 +248,7 @@ impl<P: Page> Cache<P> {
         }
         assert!(n <= self.max_rows(), "a step of {n} tokens steps over a snapshot");
         let rows = self.rows(0, n);
-        let coded = self.layout.n_coded_tiles(rows.end());
+        let coded = self.layout.first_tail_tile(rows.end());
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             let end = group.n_blocks(rows.end(), coded);
             let first = group.first_block(rows).unwrap_or(end).min(end);
@@ -293,7 +299,7 @@ impl<P: Page> Cache<P> {
     /// outside every window.
     pub fn commit(&mut self, n: usize) {
         self.len += n;
-        self.coded = self.layout.n_coded_tiles(self.len);
+        self.coded = self.layout.first_tail_tile(self.len);
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.release_before(group.oldest_block(self.len));
         }
@@ -360,7 +366,7 @@ impl<P: Page> Cache<P> {
         }
         self.states.go_back(n, states);
         self.mark.take_if(|mark| mark.len > n);
-        (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.layout.n_coded_tiles(0)));
+        (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.layout.first_tail_tile(0)));
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.truncate(group.n_blocks(self.len, self.coded));
         }
@@ -494,7 +500,7 @@ impl<P: Page> Cache<P> {
         keys.truncate(1 + n);
         self.keys = keys;
         self.len = n * TOKENS_PER_BLOCK;
-        self.coded = (self.len / TILE).max(self.layout.n_coded_tiles(0));
+        self.coded = (self.len / TILE).max(self.layout.first_tail_tile(0));
         self.len
     }
 }

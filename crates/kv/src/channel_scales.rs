@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::BalanceLayout;
+use kvant_backend::ChannelScaleLayout;
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::Side;
 
@@ -92,8 +92,8 @@ impl LayerScales {
     }
 
     /// Returns the layout of the factors on a device.
-    fn on_device(&self) -> BalanceLayout {
-        BalanceLayout::new(self.k_scale.len(), if self.scales_values() { self.v_scale.len() } else { 0 })
+    fn on_device(&self) -> ChannelScaleLayout {
+        ChannelScaleLayout::new(self.k_scale.len(), if self.scales_values() { self.v_scale.len() } else { 0 })
     }
 
     /// Undoes scale and shift of a row `[head_dim]` of a head.
@@ -164,7 +164,7 @@ impl ChannelScales {
         self.layers.iter().all(of_layer)
     }
 
-    /// Returns the factors of layer `index` in the layout of [`BalanceLayout`], in bytes, padded
+    /// Returns the factors of layer `index` in the layout of [`ChannelScaleLayout`], in bytes, padded
     /// for every device.
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
         let LayerScales { k_scale, v_scale, v_centre } = &self.layers[index];

@@ -60,12 +60,12 @@ impl Layout {
                 });
                 groups.len() - 1
             });
-            let streams = |side| {
+            let tensors = |side| {
                 let spec = |head| plan.kv_tensor(shape, index, head, side);
                 let heads = if layer.sides().contains(&side) { layer.n_kv_heads } else { 0 };
                 (0..heads).map(spec).collect::<Vec<_>>()
             };
-            let (k, v) = (streams(Side::K), streams(Side::V));
+            let (k, v) = (tensors(Side::K), tensors(Side::V));
             let LayerGroup { sizes, tensor_kinds: kinds, .. } = &mut groups[group];
             for spec in k.iter().chain(&v) {
                 let of = |spec: &KvTensorSpec| (spec.tail_tiles > 0, spec.sink_tiles);
@@ -73,9 +73,9 @@ impl Layout {
                     kinds.push(*spec);
                 }
             }
-            let streams = KvLayer::new(k, v, layer.window, sizes);
+            let tensors = KvLayer::new(k, v, layer.window, sizes);
             let scales_values = plan.balance.as_ref().is_some_and(|of| of.layers[index].scales_values());
-            layers.push(KvLayer { scales_values, ..streams });
+            layers.push(KvLayer { scales_values, ..tensors });
             group_of.push(group);
         }
         let tailed =
@@ -98,7 +98,7 @@ impl Layout {
     pub fn n_bytes(&self, tokens: usize) -> usize {
         let of_group = |group: &LayerGroup| {
             // A tail longer than a sliding window holds tokens that are in no block.
-            let blocks = group.n_blocks(tokens, self.n_coded_tiles(tokens));
+            let blocks = group.n_blocks(tokens, self.first_tail_tile(tokens));
             let blocks = blocks.saturating_sub(group.oldest_block(tokens));
             let TensorSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
@@ -138,8 +138,8 @@ impl Layout {
     }
 
     /// Returns the number of coded tiles after `len` tokens.
-    pub(crate) fn n_coded_tiles(&self, len: usize) -> usize {
-        self.tailed.map_or(0, |spec| spec.n_coded_tiles(len))
+    pub(crate) fn first_tail_tile(&self, len: usize) -> usize {
+        self.tailed.map_or(0, |spec| spec.first_tail_tile(len))
     }
 
     pub(crate) fn groups(&self) -> &[LayerGroup] {

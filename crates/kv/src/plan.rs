@@ -131,9 +131,9 @@ impl Plan {
 
     /// Sets the type of values that are part of their keys to the keys' type.
     fn unify_shared_kv(&mut self, shape: &KvShape) {
-        let joint = shape.layers.iter().zip(&mut self.types).filter(|(layer, _)| layer.shared_kv);
+        let shared_kv = shape.layers.iter().zip(&mut self.types).filter(|(layer, _)| layer.shared_kv);
         let mut left_out = None;
-        for types in joint.flat_map(|(_, heads)| heads).filter(|types| types.v != types.k) {
+        for types in shared_kv.flat_map(|(_, heads)| heads).filter(|types| types.v != types.k) {
             left_out = Some(*types);
             types.v = types.k;
         }
@@ -165,7 +165,7 @@ impl Plan {
     pub fn kv_tensor(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> KvTensorSpec {
         let (types, layer) = (self.types[layer][head], &shape.layers[layer]);
         let spec = match side {
-            _ if layer.shared_kv => KvTensorSpec::joint(types.k, layer.k_head_dim, layer.v_head_dim),
+            _ if layer.shared_kv => KvTensorSpec::new_shared_kv(types.k, layer.k_head_dim, layer.v_head_dim),
             Side::K => KvTensorSpec::new(types.k, side, layer.k_head_dim),
             Side::V => KvTensorSpec::new(types.v, side, layer.v_head_dim),
         };

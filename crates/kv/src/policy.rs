@@ -18,7 +18,7 @@ pub enum Policy {
     AutoKeys {
         /// The largest acceptable predicted variance of scores, in nats squared: above it a code
         /// blurs the attention weights.
-        most: f64,
+        max_noise: f64,
     },
     /// Raises keys below 8 bits to q8_0 where 6 or more query heads share a KV head: symmetric
     /// low-bit keys ruined such models (Qwen2.5: perplexity 2887 against 7.4).
@@ -70,7 +70,7 @@ impl Default for Policies {
     /// from any position, so its coding error affects every query; one f16 tile is the cheapest
     /// improvement available.
     fn default() -> Self {
-        Self(vec![Policy::AutoKeys { most: MAX_SCORE_NOISE }, Policy::Sink(TILE)])
+        Self(vec![Policy::AutoKeys { max_noise: MAX_SCORE_NOISE }, Policy::Sink(TILE)])
     }
 }
 
@@ -135,10 +135,11 @@ impl FromStr for Policy {
         let args: Vec<&str> = parts.collect();
         let count = |arg: &str| arg.parse::<usize>().map_err(|_| error());
         match (name, args.as_slice()) {
-            ("auto-keys", []) => Ok(Self::AutoKeys { most: MAX_SCORE_NOISE }),
+            ("auto-keys", []) => Ok(Self::AutoKeys { max_noise: MAX_SCORE_NOISE }),
             ("auto-keys", [x]) => {
-                let most = x.parse().ok().filter(|most: &f64| *most >= 0.0 && most.is_finite());
-                most.map(|most| Self::AutoKeys { most }).ok_or_else(error)
+                let max_noise =
+                    x.parse().ok().filter(|max_noise: &f64| *max_noise >= 0.0 && max_noise.is_finite());
+                max_noise.map(|max_noise| Self::AutoKeys { max_noise }).ok_or_else(error)
             }
             ("auto-asymmetric", []) => Ok(Self::AutoAsymmetric),
             ("boundary", []) => Ok(Self::Boundary { first: 2, last: 2 }),
@@ -155,7 +156,7 @@ impl FromStr for Policy {
 impl Policy {
     fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
         match self {
-            Self::AutoKeys { most } => raise_sensitive_keys(shape, plan, *most),
+            Self::AutoKeys { max_noise } => raise_sensitive_keys(shape, plan, *max_noise),
             Self::AutoAsymmetric => {
                 let mut raised = None;
                 for (layer, heads) in shape.layers.iter().zip(&mut plan.types) {
@@ -227,8 +228,8 @@ impl fmt::Display for Policies {
         for (i, policy) in self.0.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { "," })?;
             match policy {
-                Policy::AutoKeys { most: MAX_SCORE_NOISE } => f.write_str("auto-keys"),
-                Policy::AutoKeys { most } => write!(f, "auto-keys:{most}"),
+                Policy::AutoKeys { max_noise: MAX_SCORE_NOISE } => f.write_str("auto-keys"),
+                Policy::AutoKeys { max_noise } => write!(f, "auto-keys:{max_noise}"),
                 Policy::AutoAsymmetric => f.write_str("auto-asymmetric"),
                 Policy::Boundary { first, last } => write!(f, "boundary:{first},{last}"),
                 Policy::Sink(n) => write!(f, "sink:{n}"),
@@ -245,13 +246,13 @@ impl fmt::Display for Policies {
 const KEY_TYPE_LADDER: [DType; 3] = [DType::Turbo3, DType::Turbo4, DType::Q8_0];
 
 /// Raises keys whose scores a code would blur to the smallest sufficient type.
-fn raise_sensitive_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
+fn raise_sensitive_keys(shape: &KvShape, plan: &mut Plan, max_noise: f64) {
     let Some(statistics) = &shape.statistics else { return };
     let (mut n, mut raised) = (0, 0);
     for (heads, noise) in plan.types.iter_mut().zip(&statistics.score_noise) {
         for (types, noise) in heads.iter_mut().zip(noise) {
             n += 1;
-            let blurs = |dtype: DType| noise * dtype.squared_error() > most;
+            let blurs = |dtype: DType| noise * dtype.squared_error() > max_noise;
             if !blurs(types.k) {
                 continue;
             }
@@ -414,19 +415,22 @@ mod tests {
             window: None,
             shared_kv: true,
         };
-        let (joint, f16) = (KvShape::uniform(2, layer), DType::F16);
+        let (shared_kv, f16) = (KvShape::uniform(2, layer), DType::F16);
         let apart = KvShape::uniform(2, KvLayerShape { shared_kv: false, ..layer });
-        let p = plan(&joint, DType::Turbo3, DType::Turbo3, "none");
+        let p = plan(&shared_kv, DType::Turbo3, DType::Turbo3, "none");
         assert_eq!((p.type_names(), p.notes.len()), (("turbo3", "turbo3"), 0));
-        assert_eq!(p.kv_tensor(&joint, 1, 0, Side::K), p.kv_tensor(&joint, 1, 0, Side::V));
+        assert_eq!(p.kv_tensor(&shared_kv, 1, 0, Side::K), p.kv_tensor(&shared_kv, 1, 0, Side::V));
         // 576 of 576 + 512 values are stored.
-        assert_eq!(17 * plan(&joint, f16, f16, "none").n_bytes(&joint, 1280), 9 * apart.f16_bytes(1280));
+        assert_eq!(
+            17 * plan(&shared_kv, f16, f16, "none").n_bytes(&shared_kv, 1280),
+            9 * apart.f16_bytes(1280)
+        );
         // Policies for keys apply to both; a type for values alone is ignored with a note.
-        let p = plan(&joint, DType::Turbo3, DType::Turbo3, "auto-asymmetric");
+        let p = plan(&shared_kv, DType::Turbo3, DType::Turbo3, "auto-asymmetric");
         assert_eq!((p.type_names(), p.notes.len()), (("q8_0", "q8_0"), 2));
         assert!(p.notes[1].contains("of the keys' type q8_0; turbo3 for values is ignored"), "{:?}", p.notes);
         let policies = Policies::none().with_table("0 0 V f32\n1 0 K turbo2").unwrap();
-        let p = Plan::new(&joint, f16, f16, &policies).unwrap();
+        let p = Plan::new(&shared_kv, f16, f16, &policies).unwrap();
         let of = |dtype| vec![HeadTypes { k: dtype, v: dtype }];
         assert_eq!(p.types, [of(f16), of(DType::Turbo2)]);
     }

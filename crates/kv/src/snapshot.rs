@@ -85,7 +85,7 @@ impl<P: Page> Cache<P> {
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, E>,
     ) -> Result<Self, E> {
         // When a model is split into parts, one part may code tokens that another does not.
-        let coded_here = |coded| if layout.has_tail() { coded } else { layout.n_coded_tiles(0) };
+        let coded_here = |coded| if layout.has_tail() { coded } else { layout.first_tail_tile(0) };
         let mark = state.mark.map(|(len, coded)| (len, coded_here(coded)));
         let state = CacheState { coded: coded_here(state.coded), mark, ..state };
         let CacheState { len, coded, mark } = state;
@@ -96,7 +96,7 @@ impl<P: Page> Cache<P> {
         for (len, coded) in std::iter::once((len, coded)).chain(mark) {
             // The lengths that a cache of so many tokens can reach: by feeding, or by truncation
             // after that.
-            let min_coded = layout.n_coded_tiles(len);
+            let min_coded = layout.first_tail_tile(len);
             if len > state.len || coded < min_coded || (coded > min_coded && coded > len.div_ceil(TILE)) {
                 let what = format!("{coded} coded tiles cannot be those of {len} tokens");
                 return Err(KvError::Image { index: 0, what }.into());
@@ -158,20 +158,20 @@ impl<P: Page> Cache<P> {
         head: usize,
         side: Side,
     ) -> Result<Vec<f32>, KvError> {
-        let streams = self.layout().layer(layer);
-        let stream = match side {
-            Side::K => &streams.k[head],
-            Side::V => streams.values(head),
+        let tensors = self.layout().layer(layer);
+        let tensor = match side {
+            Side::K => &tensors.k[head],
+            Side::V => tensors.values(head),
         };
-        let (spec, memory) = (&stream.spec, self.memory(layer));
-        let first = streams.window_start(self.len());
+        let (spec, memory) = (&tensor.spec, self.memory(layer));
+        let first = tensors.window_start(self.len());
         let dim = if side == Side::V { spec.v_head_dim() } else { spec.head_dim };
         let mut rows = vec![0.0; (self.len() - first) * dim];
-        let (mut padded, mut whole) = (vec![0.0; spec.dim()], vec![0.0; spec.head_dim]);
+        let (mut padded, mut whole) = (vec![0.0; spec.stored_dim()], vec![0.0; spec.head_dim]);
         let mut read: (Option<&P>, Vec<u8>) = (None, Vec::new());
         for (token, row) in (first..).zip(rows.chunks_exact_mut(dim)) {
             let place = spec.location(token / TILE, self.coded());
-            let stored = memory.tile(stream, place);
+            let stored = memory.tile(tensor, place);
             if !read.0.is_some_and(|page| std::ptr::eq(page, stored.page)) {
                 read = (None, vec![0; stored.page.n_bytes()]);
                 backend.read_page(stored.page, &mut read.1)?;
@@ -179,7 +179,7 @@ impl<P: Page> Cache<P> {
             }
             stored.layout.get(&read.1[stored.offset..][..stored.layout.bytes()], token % TILE, &mut padded);
             if spec.centres && matches!(place, TileLocation::Main(_)) {
-                let centre = &read.1[stream.centre..][..spec.centre_bytes()];
+                let centre = &read.1[tensor.centre..][..spec.centre_bytes()];
                 padded.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
             }
             restore_row(spec.rotates, &mut padded, &mut whole);

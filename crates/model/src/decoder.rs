@@ -271,9 +271,9 @@ impl<B: Backend> Decoder<B> {
             }
             backend.write(on_device, angles)?;
         }
-        let n_bytes = self.place_step_tiles(parts, &mut act.bands);
-        if act.band.as_ref().map_or(0, Page::n_bytes) < n_bytes {
-            act.band = Some(backend.page(n_bytes)?);
+        let n_bytes = self.place_step_tiles(parts, &mut act.step_tile_offsets);
+        if act.step_tiles.as_ref().map_or(0, Page::n_bytes) < n_bytes {
+            act.step_tiles = Some(backend.page(n_bytes)?);
         }
         act.low.prepare(backend, &self.weights, parts)?;
         self.enter_model(backend, entry, &extra, act)?;
@@ -281,15 +281,19 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Computes the byte offset of each KV layer's step tiles; returns the bytes of all of them.
-    fn place_step_tiles(&self, parts: &mut [BatchSequence<'_, B::Page>], bands: &mut Vec<usize>) -> usize {
+    fn place_step_tiles(
+        &self,
+        parts: &mut [BatchSequence<'_, B::Page>],
+        step_tile_offsets: &mut Vec<usize>,
+    ) -> usize {
         let n_kv = self.kv_layers().max().map_or(0, |last| last + 1);
         let mut n_bytes =
-            |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvBatchEntry::band_bytes).sum::<usize>());
+            |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvBatchEntry::step_bytes).sum::<usize>());
         let mut end = (0..n_kv).map(&mut n_bytes).max().unwrap_or(0);
-        bands.clear();
+        step_tile_offsets.clear();
         for kv in 0..n_kv {
             let is_shared = self.kv_layers().filter(|&of| of == kv).count() > 1;
-            bands.push(if is_shared { end } else { 0 });
+            step_tile_offsets.push(if is_shared { end } else { 0 });
             end += if is_shared { n_bytes(kv) } else { 0 };
         }
         end
@@ -342,8 +346,10 @@ impl<B: Backend> Decoder<B> {
                 let start = (random.uniform() * max_len as f64) as usize;
                 backend.copy(&numbers, start, buffer, 0, rows * width)?;
             }
-            let (k, v, band) = (&act.k, &act.v, act.band.as_mut());
-            for_parts(parts, kv, act.bands[kv], |parts| backend.kv_append(parts, k, v, band))?;
+            let (k, v, step_tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
+            for_parts(parts, kv, act.step_tile_offsets[kv], |parts| {
+                backend.kv_append(parts, k, v, step_tiles)
+            })?;
         }
         Ok(())
     }
@@ -417,7 +423,7 @@ impl<B: Backend> Decoder<B> {
         let norm_row = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| {
             norm_heads(x, norm, Heads { n: 1, dim })
         };
-        let (params, first_band) = (spec.attend_params(), act.bands[kv]);
+        let (params, first_offset) = (spec.attend_params(), act.step_tile_offsets[kv]);
         let [of_input, of_output] = weights.low_rank.each_ref().map(Option::as_ref);
         let project = |outputs: &mut [Output<'_, B>]| {
             self.project(backend, Product { input, low_rank: of_input }, outputs, &mut act.low)
@@ -450,22 +456,22 @@ impl<B: Backend> Decoder<B> {
                 }
                 let v_heads = Heads { n: heads.n_kv_heads, dim: heads.v_head_dim };
                 norm_heads(&mut act.v, &mut self.norm(v_norm), v_heads)?;
-                let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
+                let (q, k, v, step_tiles) = (&mut act.q, &mut act.k, &act.v, act.step_tiles.as_mut());
                 if norms_after_rope {
                     backend.rope(q, rows, q_heads, None, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, None, rope, angles)?;
                     self.normalize(backend, (q, rows, q_heads), q_norm, (rope, angles))?;
                     self.normalize(backend, (k, rows, k_heads), k_norm, (rope, angles))?;
-                    for_parts(parts, kv, first_band, |parts| backend.kv_append(parts, k, v, band))?;
+                    for_parts(parts, kv, first_offset, |parts| backend.kv_append(parts, k, v, step_tiles))?;
                 } else if spec.q_rope == spec.rope {
                     let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
-                    for_parts(parts, kv, first_band, |parts| {
-                        backend.rope_append(parts, &rope, q, k, v, band)
+                    for_parts(parts, kv, first_offset, |parts| {
+                        backend.rope_append(parts, &rope, q, k, v, step_tiles)
                     })?;
                 } else {
                     backend.rope(q, rows, q_heads, q_norm, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, k_norm, rope, angles)?;
-                    for_parts(parts, kv, first_band, |parts| backend.kv_append(parts, k, v, band))?;
+                    for_parts(parts, kv, first_offset, |parts| backend.kv_append(parts, k, v, step_tiles))?;
                 }
             }
             None => {
@@ -476,9 +482,9 @@ impl<B: Backend> Decoder<B> {
                 backend.rope(&mut act.q, rows, q_heads, q_norm, rope, q_angles)?;
             }
         }
-        for_parts(parts, kv, first_band, |parts| {
-            let (sinks, band) = (weights.sinks.as_ref(), act.band.as_ref());
-            backend.attend(&params, parts, &act.q, sinks, band, &mut act.attended)
+        for_parts(parts, kv, first_offset, |parts| {
+            let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
+            backend.attend(&params, parts, &act.q, sinks, step_tiles, &mut act.attended)
         })?;
         if weights.gate.is_some() {
             backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
@@ -614,30 +620,30 @@ pub enum StepError {
 }
 
 /// Passes the parts of a step to `f` with the K and V of index `kv`, whose step tiles begin at byte
-/// `first_band`.
+/// `first_offset`.
 fn for_parts<P: Page, T>(
     parts: &mut [BatchSequence<'_, P>],
     kv: usize,
-    first_band: usize,
+    first_offset: usize,
     f: impl FnOnce(&mut [KvBatchEntry<'_, P>]) -> T,
 ) -> T {
-    let (mut first, mut band) = (0, first_band);
+    let (mut first, mut step_tiles) = (0, first_offset);
     let mut part = |part: &mut BatchSequence<'_, P>| -> (TokenSpan, usize) {
-        let at = (part.cache.rows(first, part.n), band);
+        let at = (part.cache.rows(first, part.n), step_tiles);
         first += part.n;
-        band += part.cache.part(kv, at.0, 0).band_bytes();
+        step_tiles += part.cache.part(kv, at.0, 0).step_bytes();
         at
     };
     match parts {
         // Decoding one sequence allocates no memory.
         [one] => {
-            let (rows, band) = part(one);
-            f(&mut [one.cache.part(kv, rows, band)])
+            let (rows, step_tiles) = part(one);
+            f(&mut [one.cache.part(kv, rows, step_tiles)])
         }
         parts => {
             let parts = parts.iter_mut().map(|one| {
-                let (rows, band) = part(one);
-                one.cache.part(kv, rows, band)
+                let (rows, step_tiles) = part(one);
+                one.cache.part(kv, rows, step_tiles)
             });
             f(&mut parts.collect::<Vec<_>>())
         }

@@ -62,8 +62,9 @@ fn spans_of_tokens_are_joined() {
     let shape = Shape { k_head_dim: 64, v_head_dim: 64, ..Shape::new(DType::Q8_0, DType::Turbo3) };
     let with_sinks = Shape { sinks: Some([1.0, 0.5]), ..shape };
     let windowed = Shape { window: Some(1000), soft_cap: Some(2.0), ..shape };
-    let joint = Shape { k_head_dim: 96, v_head_dim: 64, joint: true, ..Shape::new(DType::F16, DType::F16) };
-    for (shape, n, rows) in [(with_sinks, 1034, 20), (windowed, 2100, 9), (joint, 1025, 1)] {
+    let shared_kv =
+        Shape { k_head_dim: 96, v_head_dim: 64, shared_kv: true, ..Shape::new(DType::F16, DType::F16) };
+    for (shape, n, rows) in [(with_sinks, 1034, 20), (windowed, 2100, 9), (shared_kv, 1025, 1)] {
         let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, {rows} rows"));
         let tokens = Tokens::gaussian(shape, n, 3);
         let width = shape.n_heads() * shape.k_head_dim;
@@ -174,7 +175,7 @@ tests! {
     attend_steps,
     attend_capped,
     attend_sinks,
-    attend_joint,
+    attend_shared_kv,
     attend_batch_invariance,
     attend_sizes,
     attend_clipped,

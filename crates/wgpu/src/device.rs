@@ -223,7 +223,7 @@ impl Backend for WgpuDevice {
     }
 
     fn read_page(&self, page: &WgpuPage, dst: &mut [u8]) -> Result<()> {
-        BackendError::check("read_page", "length of the page", page.n_bytes(), dst.len())?;
+        BackendError::check_equal("read_page", "length of the page", page.n_bytes(), dst.len())?;
         let mut words = vec![0; page.padded()];
         self.gpu.read(&self.arena.buffer(), page.at(), &mut words)?;
         dst.copy_from_slice(&words[..dst.len()]);
@@ -231,7 +231,7 @@ impl Backend for WgpuDevice {
     }
 
     fn write_page(&self, page: &mut WgpuPage, src: &[u8]) -> Result<()> {
-        BackendError::check("write_page", "length of the page", page.n_bytes(), src.len())?;
+        BackendError::check_equal("write_page", "length of the page", page.n_bytes(), src.len())?;
         let mut words = src.to_vec();
         words.resize(page.padded(), 0);
         Ok(self.gpu.write(&self.arena.buffer(), page.at(), &words)?)

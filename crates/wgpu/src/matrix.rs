@@ -60,7 +60,7 @@ impl WgpuMatrix {
     pub(crate) fn slabs(&self, op: &'static str) -> Result<&[Slab]> {
         self.slabs.as_deref().ok_or_else(|| BackendError::Unsupported {
             op,
-            wanted: "a table of embeddings".to_owned(),
+            requested: "a table of embeddings".to_owned(),
             has: "matrices".to_owned(),
         })
     }
@@ -134,7 +134,7 @@ fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
     if max_rows == 0 {
         return Err(BackendError::Unsupported {
             op: "matrix",
-            wanted: format!("rows of {n_in} values in {dtype}"),
+            requested: format!("rows of {n_in} values in {dtype}"),
             has: format!("bindings of at most {} bytes", gpu.max_binding()),
         });
     }

@@ -12,7 +12,7 @@ use super::KvLayer;
 /// prefix of their keys (MLA), `query` undoes `key` for outputs too. There, and where a layer
 /// scales keys alone ([`KvLayer::scales_values`]), the ranges of values are empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BalanceLayout {
+pub struct ChannelScaleLayout {
     /// Factors on keys, `[n_kv_heads * k_head_dim]`.
     pub key: Range<usize>,
     /// Factors on queries, `[n_kv_heads * k_head_dim]`.
@@ -27,7 +27,7 @@ pub struct BalanceLayout {
     pub out_shift: Range<usize>,
 }
 
-impl BalanceLayout {
+impl ChannelScaleLayout {
     /// Lays out the scales for `n_k` values per row of keys and `n_v` scaled values per row of
     /// values (0: none).
     pub fn new(n_k: usize, n_v: usize) -> Self {
@@ -43,7 +43,7 @@ impl BalanceLayout {
 
     /// Returns the layout for `layer`.
     pub fn of(layer: &KvLayer) -> Self {
-        let width = |streams: &[super::KvTensor]| streams.iter().map(|stream| stream.spec.head_dim).sum();
+        let width = |tensors: &[super::KvTensor]| tensors.iter().map(|tensor| tensor.spec.head_dim).sum();
         Self::new(width(&layer.k), if layer.scales_values { width(&layer.v) } else { 0 })
     }
 

@@ -2,7 +2,7 @@
 
 use kvant_codec::tile::TILE;
 
-use super::{BalanceLayout, KvBatchEntry, KvTensor};
+use super::{ChannelScaleLayout, KvBatchEntry, KvTensor};
 use crate::device::{Page, Result};
 use crate::{AttendParams, BackendError};
 
@@ -19,13 +19,13 @@ pub fn check_append<P: Page>(
     const OP: &str = "kv_append";
     for part in parts {
         let n_kv_heads = part.layer.k.len();
-        BackendError::check(OP, "value heads", n_value_streams(part), part.layer.v.len())?;
-        for (what, streams, len) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
-            let head_dim = head_dim(OP, "head size", streams)?;
+        BackendError::check_equal(OP, "value heads", expected_value_tensors(part), part.layer.v.len())?;
+        for (what, tensors, len) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
+            let head_dim = common_head_dim(OP, "head size", tensors)?;
             BackendError::check_at_least(OP, what, part.rows.range().end * n_kv_heads * head_dim, len)?;
         }
         check_step_tiles(OP, part, step_tile_bytes)?;
-        check_balance(OP, part)?;
+        check_channel_scales(OP, part)?;
     }
     Ok(())
 }
@@ -44,49 +44,49 @@ pub fn check_attend<P: Page>(
 ) -> Result<()> {
     const OP: &str = "attend";
     BackendError::check_at_least(OP, "sinks", p.n_heads, sinks.unwrap_or(p.n_heads))?;
-    BackendError::check(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
+    BackendError::check_equal(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
     for part in parts {
-        BackendError::check(OP, "key streams", p.n_kv_heads, part.layer.k.len())?;
-        BackendError::check(OP, "value streams", n_value_streams(part), part.layer.v.len())?;
+        BackendError::check_equal(OP, "key tensors", p.n_kv_heads, part.layer.k.len())?;
+        BackendError::check_equal(OP, "value tensors", expected_value_tensors(part), part.layer.v.len())?;
         if p.n_kv_heads > 0 {
-            let k_head_dim = head_dim(OP, "key head size", &part.layer.k)?;
-            BackendError::check(OP, "key head size", p.k_head_dim, k_head_dim)?;
+            let k_head_dim = common_head_dim(OP, "key head size", &part.layer.k)?;
+            BackendError::check_equal(OP, "key head size", p.k_head_dim, k_head_dim)?;
             let v_head_dim = match part.layer.is_shared_kv() {
-                true => joint_dim(OP, &part.layer.k)?,
-                false => head_dim(OP, "value head size", &part.layer.v)?,
+                true => shared_value_dim(OP, &part.layer.k)?,
+                false => common_head_dim(OP, "value head size", &part.layer.v)?,
             };
-            BackendError::check(OP, "value head size", p.v_head_dim, v_head_dim)?;
+            BackendError::check_equal(OP, "value head size", p.v_head_dim, v_head_dim)?;
         }
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
         BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
-        for stream in part.layer.tensors() {
-            let tokens = stream.spec.main_end(part.rows.end());
+        for tensor in part.layer.tensors() {
+            let tokens = tensor.spec.main_end(part.rows.end());
             let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
             BackendError::check_at_least(OP, "blocks", blocks, part.memory.blocks().len())?;
         }
         check_step_tiles(OP, part, step_tile_bytes)?;
-        check_balance(OP, part)?;
+        check_channel_scales(OP, part)?;
     }
     Ok(())
 }
 
-fn n_value_streams<P: Page>(part: &KvBatchEntry<'_, P>) -> usize {
+fn expected_value_tensors<P: Page>(part: &KvBatchEntry<'_, P>) -> usize {
     if part.layer.is_shared_kv() { 0 } else { part.layer.k.len() }
 }
 
 /// Returns the value dimension of shared-KV tensors, equal for all heads.
-fn joint_dim(op: &'static str, keys: &[KvTensor]) -> Result<usize> {
-    let dim = keys.first().map_or(0, |stream| stream.spec.v_head_dim());
-    for stream in keys {
-        BackendError::check(op, "value head size", dim, stream.spec.shared_kv.unwrap_or(0))?;
+fn shared_value_dim(op: &'static str, keys: &[KvTensor]) -> Result<usize> {
+    let dim = keys.first().map_or(0, |tensor| tensor.spec.v_head_dim());
+    for tensor in keys {
+        BackendError::check_equal(op, "value head size", dim, tensor.spec.shared_kv.unwrap_or(0))?;
     }
     Ok(dim)
 }
 
-fn check_balance<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
+fn check_channel_scales<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
     let Some(page) = part.channel_scales else { return Ok(()) };
-    let n_bytes = BalanceLayout::of(part.layer).n_values() * size_of::<f32>();
+    let n_bytes = ChannelScaleLayout::of(part.layer).n_values() * size_of::<f32>();
     BackendError::check_at_least(op, "bytes of the balance", n_bytes, page.n_bytes())
 }
 
@@ -95,17 +95,22 @@ fn check_step_tiles<P: Page>(
     part: &KvBatchEntry<'_, P>,
     step_tile_bytes: usize,
 ) -> Result<()> {
-    match part.band_bytes() {
+    match part.step_bytes() {
         0 => Ok(()),
-        bytes => BackendError::check_at_least(op, "bytes of the band", part.band + bytes, step_tile_bytes),
+        bytes => BackendError::check_at_least(
+            op,
+            "bytes of the step_tiles",
+            part.step_offset + bytes,
+            step_tile_bytes,
+        ),
     }
 }
 
 /// Returns the head dimension of one side, equal for all heads.
-fn head_dim(op: &'static str, what: &'static str, streams: &[KvTensor]) -> Result<usize> {
-    let head_dim = streams.first().map_or(0, |stream| stream.spec.head_dim);
-    for stream in streams {
-        BackendError::check(op, what, head_dim, stream.spec.head_dim)?;
+fn common_head_dim(op: &'static str, what: &'static str, tensors: &[KvTensor]) -> Result<usize> {
+    let head_dim = tensors.first().map_or(0, |tensor| tensor.spec.head_dim);
+    for tensor in tensors {
+        BackendError::check_equal(op, what, head_dim, tensor.spec.head_dim)?;
     }
     Ok(head_dim)
 }

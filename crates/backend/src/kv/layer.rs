@@ -18,7 +18,7 @@ pub struct KvTensor {
     /// Offset of its ring in the tail.
     pub tail: usize,
     /// Offset of its tiles in the step tiles, per tile of the step.
-    pub band: usize,
+    pub step_tile_offset: usize,
 }
 
 impl KvTensor {
@@ -44,7 +44,7 @@ impl KvTensor {
 pub struct KvLayer {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<KvTensor>,
-    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](KvTensorSpec::joint) with
+    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](KvTensorSpec::new_shared_kv) with
     /// values (MLA).
     pub v: Vec<KvTensor>,
     /// Sliding window: the number of youngest tokens that a query attends to, itself included;
@@ -53,7 +53,7 @@ pub struct KvLayer {
     /// Whether channel scales apply to values too, not to keys alone.
     pub scales_values: bool,
     /// Bytes of the step tiles per tile of the step.
-    pub band_bytes: usize,
+    pub step_tile_bytes: usize,
 }
 
 /// Sizes of the allocations of a group of layers, in bytes, accumulated while KV tensors are added.
@@ -80,21 +80,21 @@ impl KvLayer {
         window: Option<usize>,
         sizes: &mut TensorSizes,
     ) -> Self {
-        let mut band_bytes = 0;
+        let mut step_tile_bytes = 0;
         let mut put = |spec: KvTensorSpec| {
             let f16_bytes = spec.f16_layout().bytes();
             let TensorSizes { block: main, sink, tail } = *sizes;
             let centre = main.saturating_add(TILES_PER_BLOCK * spec.main_layout().bytes());
-            let stream = KvTensor { spec, main, centre, sink, tail, band: band_bytes };
+            let tensor = KvTensor { spec, main, centre, sink, tail, step_tile_offset: step_tile_bytes };
             sizes.block = centre.saturating_add(spec.centre_bytes().next_multiple_of(ALIGN));
             sizes.sink = sizes.sink.saturating_add(spec.sink_tiles.saturating_mul(f16_bytes));
             sizes.tail = sizes.tail.saturating_add(spec.tail_tiles.saturating_mul(f16_bytes));
-            band_bytes += if spec.tail_tiles > 0 { f16_bytes } else { 0 };
-            stream
+            step_tile_bytes += if spec.tail_tiles > 0 { f16_bytes } else { 0 };
+            tensor
         };
         let k = k.into_iter().map(&mut put).collect();
         let v = v.into_iter().map(&mut put).collect();
-        Self { k, v, window, scales_values: true, band_bytes }
+        Self { k, v, window, scales_values: true, step_tile_bytes }
     }
 
     /// Returns the KV tensor that holds the values of KV head `head`.
@@ -104,7 +104,7 @@ impl KvLayer {
 
     /// Returns whether keys and values share one KV tensor.
     pub fn is_shared_kv(&self) -> bool {
-        self.k.first().is_some_and(|stream| stream.spec.shared_kv.is_some())
+        self.k.first().is_some_and(|tensor| tensor.spec.shared_kv.is_some())
     }
 
     /// Returns every KV tensor, keys first.

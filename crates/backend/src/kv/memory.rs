@@ -203,12 +203,12 @@ impl<P: Page> KvMemory<P> {
         self.blocks.iter().flatten().chain(&self.sink).chain(&self.tail)
     }
 
-    /// Returns the tile of `stream` at `place`.
+    /// Returns the tile of `tensor` at `place`.
     ///
     /// # Panics
     /// When that tile has not been written.
-    pub fn tile(&self, stream: &KvTensor, place: TileLocation) -> TileRef<'_, P> {
-        let (layout, offset) = stream.locate(place);
+    pub fn tile(&self, tensor: &KvTensor, place: TileLocation) -> TileRef<'_, P> {
+        let (layout, offset) = tensor.locate(place);
         let page = match place {
             TileLocation::Sink(_) => self.sink.as_ref(),
             TileLocation::Main(tile) => self.blocks[tile / TILES_PER_BLOCK].as_ref(),
@@ -251,7 +251,7 @@ pub struct TokenSpan {
     /// Position of the first one: the sequence's length before the step.
     pub start: usize,
     /// Tiles before this one were in the sink or the blocks before the step.
-    pub coded: usize,
+    pub first_tail_tile: usize,
 }
 
 impl TokenSpan {
@@ -294,37 +294,37 @@ pub struct KvBatchEntry<'a, P: Page> {
     /// The sequence's memory.
     pub memory: &'a mut KvMemory<P>,
     /// Byte offset of its share of the step tiles.
-    pub band: usize,
-    /// Channel scales, in the layout of [`BalanceLayout`](super::BalanceLayout), if any.
+    pub step_offset: usize,
+    /// Channel scales, in the layout of [`ChannelScaleLayout`](super::ChannelScaleLayout), if any.
     pub channel_scales: Option<&'a P>,
 }
 
 impl<P: Page> KvBatchEntry<'_, P> {
-    /// Returns the tiles of `stream` that the rows read in f16 from the step tiles; empty when the
+    /// Returns the tiles of `tensor` that the rows read in f16 from the step tiles; empty when the
     /// tail holds all of them.
-    pub fn band_tiles(&self, stream: &KvTensor) -> Range<usize> {
-        step_tiles(self.rows, stream)
+    pub fn step_tiles(&self, tensor: &KvTensor) -> Range<usize> {
+        step_tiles(self.rows, tensor)
     }
 
     /// Returns the bytes of its share of the step tiles.
-    pub fn band_bytes(&self) -> usize {
-        let tiles = self.layer.tensors().map(|stream| self.band_tiles(stream).len()).max();
-        tiles.unwrap_or(0) * self.layer.band_bytes
+    pub fn step_bytes(&self) -> usize {
+        let tiles = self.layer.tensors().map(|tensor| self.step_tiles(tensor).len()).max();
+        tiles.unwrap_or(0) * self.layer.step_tile_bytes
     }
 
-    /// Returns the byte offset of tile `tile` of `stream` in the step tiles.
-    pub fn band_offset(&self, stream: &KvTensor, tile: usize) -> usize {
-        let tiles = self.band_tiles(stream);
-        let bytes = stream.spec.f16_layout().bytes();
-        self.band + tiles.len() * stream.band + (tile - tiles.start) * bytes
+    /// Returns the byte offset of tile `tile` of `tensor` in the step tiles.
+    pub fn step_tile_offset(&self, tensor: &KvTensor, tile: usize) -> usize {
+        let tiles = self.step_tiles(tensor);
+        let bytes = tensor.spec.f16_layout().bytes();
+        self.step_offset + tiles.len() * tensor.step_tile_offset + (tile - tiles.start) * bytes
     }
 }
 
-/// See [`KvBatchEntry::band_tiles`].
-pub(super) fn step_tiles(rows: TokenSpan, stream: &KvTensor) -> Range<usize> {
-    if stream.spec.tail_tiles == 0 || !rows.spans_tiles() {
+/// See [`KvBatchEntry::step_tiles`].
+pub(super) fn step_tiles(rows: TokenSpan, tensor: &KvTensor) -> Range<usize> {
+    if tensor.spec.tail_tiles == 0 || !rows.spans_tiles() {
         return 0..0;
     }
     let end = rows.end().div_ceil(TILE);
-    stream.spec.f16_window_start(rows.start / TILE).min(end)..end
+    tensor.spec.f16_window_start(rows.start / TILE).min(end)..end
 }

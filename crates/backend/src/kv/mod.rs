@@ -12,12 +12,12 @@
 //!
 //! What a query at position p reads in f16 depends on p alone, not on the step sizes. It reads the
 //! sink and the youngest tiles up to its own tile, p / 16, in f16 (two tiles unless a policy sets
-//! more), and all others as codes ([`KvTensorSpec::f16_window_start`]). The f16 window never
+//! more), and all others as codes ([`KvTensorSpec::f16_window_start`]). A window of two tiles never
 //! reaches back over a multiple of [`PREFIX_ALIGNMENT`] tokens: there the cache consists of codes
 //! alone, so another sequence can share a prefix of that length unchanged.
 //!
 //! Where values are a prefix of their keys (MLA), one *shared-KV* tensor serves as both
-//! ([`KvTensorSpec::joint`]).
+//! ([`KvTensorSpec::new_shared_kv`]).
 //!
 //! A tensor of an uncoded type (f32, f16, bf16), or with its tail switched off, has no window:
 //! tokens are written to their slot in the blocks at once.
@@ -30,7 +30,7 @@
 //! A step appends rows and computes attention for each of them. Where rows of one sequence span
 //! several tiles, the older rows read tokens in f16 that have left the tail by the time the last
 //! row is written. The *step tiles* hold these: f16 tiles of the step, written by the append and
-//! read by the attention after it ([`KvBatchEntry::band_tiles`]).
+//! read by the attention after it ([`KvBatchEntry::step_tiles`]).
 //!
 //! # Memory
 //!
@@ -48,7 +48,7 @@ mod memory;
 mod spec;
 mod writes;
 
-pub use channel_scales::BalanceLayout;
+pub use channel_scales::ChannelScaleLayout;
 pub use check::{check_append, check_attend};
 pub use layer::{KvLayer, KvTensor, TensorSizes};
 pub use memory::{CountedPage, KvBatchEntry, KvMemory, PageAllocator, StateBatchEntry, TileRef, TokenSpan};

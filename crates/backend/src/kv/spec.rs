@@ -4,8 +4,8 @@ use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim, slices};
 use kvant_codec::turbo;
 
-/// Prefix alignment in tokens: the f16 window restarts at its multiples, so that later queries read
-/// all tokens before one as codes.
+/// Prefix alignment in tokens: the default f16 window restarts at its multiples, so that later
+/// queries read all tokens before one as codes.
 pub const PREFIX_ALIGNMENT: usize = 512;
 
 /// Tiles in the tail of a coded tensor. With two, a token stays in f16 until at least 16 younger
@@ -42,7 +42,7 @@ pub struct KvTensorSpec {
 /// Values that every kernel reads together.
 const LANES: usize = 16;
 
-const KV_ONLY: &str = "a stream stores KV types only";
+const KV_ONLY: &str = "a tensor stores KV types only";
 
 /// Storage location of a tile of a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl KvTensorSpec {
     ///
     /// # Panics
     /// As [`KvTensorSpec::new`], and when the value is longer than the key.
-    pub fn joint(dtype: DType, head_dim: usize, v_head_dim: usize) -> Self {
+    pub fn new_shared_kv(dtype: DType, head_dim: usize, v_head_dim: usize) -> Self {
         assert!(v_head_dim <= head_dim, "a value of {v_head_dim} in a key of {head_dim}");
         let of_values = Self::new(dtype, Side::V, head_dim);
         Self { shared_kv: Some(v_head_dim), centres: of_values.rotates, ..of_values }
@@ -98,33 +98,33 @@ impl KvTensorSpec {
 
     /// Returns how many of the leading stored values of a token cover its value: all of them,
     /// except where the rest of a shared key occupies slices of its own.
-    pub fn value_dim(&self) -> usize {
-        let Some(v_head_dim) = self.shared_kv else { return self.dim() };
+    pub fn stored_value_dim(&self) -> usize {
+        let Some(v_head_dim) = self.shared_kv else { return self.stored_dim() };
         if !self.rotates {
             return v_head_dim.next_multiple_of(LANES);
         }
-        let ends = slices(self.dim(), turbo::LEN).map(|slice| slice.end);
-        ends.into_iter().find(|&end| end >= v_head_dim).unwrap_or(self.dim())
+        let ends = slices(self.stored_dim(), turbo::LEN).map(|slice| slice.end);
+        ends.into_iter().find(|&end| end >= v_head_dim).unwrap_or(self.stored_dim())
     }
 
     /// Returns the values per token as stored: the head dimension padded for the tensor's type.
-    pub fn dim(&self) -> usize {
+    pub fn stored_dim(&self) -> usize {
         padded_dim(self.dtype, self.head_dim).expect(KV_ONLY)
     }
 
     /// Returns the layout of a main tile.
     pub fn main_layout(&self) -> TileLayout {
-        TileLayout::new(self.dtype, self.side, self.dim()).expect(KV_ONLY)
+        TileLayout::new(self.dtype, self.side, self.stored_dim()).expect(KV_ONLY)
     }
 
     /// Returns the layout of a sink, tail or step tile.
     pub fn f16_layout(&self) -> TileLayout {
-        TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
+        TileLayout::new(DType::F16, self.side, self.stored_dim()).expect(KV_ONLY)
     }
 
     /// Returns the bytes of a block's centre, `[dim]` in f16; 0 without centres.
     pub fn centre_bytes(&self) -> usize {
-        if self.centres { 2 * self.dim() } else { 0 }
+        if self.centres { 2 * self.stored_dim() } else { 0 }
     }
 
     /// Returns the first tile that a query in tile `tile` reads in f16, apart from the sink; it
@@ -144,7 +144,7 @@ impl KvTensorSpec {
 
     /// Returns the number of tiles in the sink and the blocks after `len` tokens; later tiles are
     /// in the tail.
-    pub fn n_coded_tiles(&self, len: usize) -> usize {
+    pub fn first_tail_tile(&self, len: usize) -> usize {
         match len.div_ceil(TILE) {
             0 => self.sink_tiles,
             tiles => self.f16_window_start(tiles - 1),
@@ -153,7 +153,7 @@ impl KvTensorSpec {
 
     /// Returns the number of tokens that the blocks cover when `len` tokens are stored.
     pub fn main_end(&self, len: usize) -> usize {
-        let end = if self.tail_tiles == 0 { len } else { self.n_coded_tiles(len) * TILE };
+        let end = if self.tail_tiles == 0 { len } else { self.first_tail_tile(len) * TILE };
         if end <= self.sink_tiles * TILE { 0 } else { end }
     }
 

@@ -84,7 +84,7 @@ impl Tokens {
 
     /// Appends `n` tokens, and checks that each of them finds every token it attends to.
     fn step(&mut self, n: usize) {
-        let rows = TokenSpan { first: 3, n, start: self.len, coded: self.coded };
+        let rows = TokenSpan { first: 3, n, start: self.len, first_tail_tile: self.coded };
         let mut step_tiles: HashMap<usize, usize> = HashMap::new();
         for write in self.spec.writes(rows) {
             let tail = format!("{:?}", TileLocation::Tail(write.tile % self.spec.tail_tiles.max(1)));
@@ -93,16 +93,16 @@ impl Tokens {
                 let token = self.slots[&(tail.clone(), slot)];
                 assert_eq!(token, write.tile * TILE + slot, "a tile waits in the tail");
                 self.slots.insert((place.clone(), slot), token);
-                step_tiles.extend(write.in_band.then_some((token, token)));
+                step_tiles.extend(write.in_step_tiles.then_some((token, token)));
             }
             for (i, slot) in write.new.enumerate() {
                 let token = rows.start + write.first_row + i;
                 assert!(write.first_row + i < n);
                 self.slots.insert((place.clone(), slot), token);
-                step_tiles.extend(write.in_band.then_some((token, token)));
+                step_tiles.extend(write.in_step_tiles.then_some((token, token)));
             }
         }
-        (self.len, self.coded) = (rows.end(), self.spec.n_coded_tiles(rows.end()));
+        (self.len, self.coded) = (rows.end(), self.spec.first_tail_tile(rows.end()));
         for position in rows.start..rows.end() {
             let window = self.spec.f16_window_start(position / TILE);
             for token in 0..=position {
@@ -110,7 +110,11 @@ impl Tokens {
                 let place = if tile < window {
                     self.spec.location(tile, usize::MAX)
                 } else if rows.spans_tiles() {
-                    assert_eq!(step_tiles.get(&token), Some(&token), "{position} sees {token} in the band");
+                    assert_eq!(
+                        step_tiles.get(&token),
+                        Some(&token),
+                        "{position} sees {token} in the step_tiles"
+                    );
                     continue;
                 } else {
                     self.spec.location(tile, self.coded)
@@ -201,7 +205,7 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
             let mut set = Vec::new();
             for start in (0..1300).step_by(chunk) {
                 let n = chunk.min(1300 - start);
-                let rows = TokenSpan { first: 0, n, start, coded: spec.n_coded_tiles(start) };
+                let rows = TokenSpan { first: 0, n, start, first_tail_tile: spec.first_tail_tile(start) };
                 for write in spec.writes(rows) {
                     let Some(tiles) = spec.centre_rows(&write, rows) else { continue };
                     for (i, TileRows { tile, old, new, first_row }) in tiles.into_iter().enumerate() {
@@ -213,7 +217,7 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
                     set.push(write.tile);
                 }
             }
-            let coded = spec.n_coded_tiles(1300);
+            let coded = spec.first_tail_tile(1300);
             let first = |block: usize| (block * TILES_PER_BLOCK).max(sink_tiles);
             let blocks = sink_tiles / TILES_PER_BLOCK..coded.div_ceil(TILES_PER_BLOCK);
             assert_eq!(
@@ -237,39 +241,39 @@ fn kv_tensors_are_contiguous_in_each_allocation() {
     let (mut main, mut sink, mut tail) = (0, 0, 0);
     for layer in &layers {
         let mut step_tile_offset = 0;
-        for stream in layer.tensors() {
+        for tensor in layer.tensors() {
             assert_eq!(
-                (stream.main, stream.sink, stream.tail, stream.band),
+                (tensor.main, tensor.sink, tensor.tail, tensor.step_tile_offset),
                 (main, sink, tail, step_tile_offset)
             );
-            let f16 = stream.spec.f16_layout().bytes();
-            main += TILES_PER_BLOCK * stream.spec.main_layout().bytes();
-            assert_eq!(stream.centre, main);
-            let has_centre = stream.spec.side == Side::K && stream.spec.dtype != DType::F16;
+            let f16 = tensor.spec.f16_layout().bytes();
+            main += TILES_PER_BLOCK * tensor.spec.main_layout().bytes();
+            assert_eq!(tensor.centre, main);
+            let has_centre = tensor.spec.side == Side::K && tensor.spec.dtype != DType::F16;
             main += if has_centre { 2 * 64 } else { 0 };
             sink += f16;
-            tail += stream.spec.tail_tiles * f16;
-            step_tile_offset += if stream.spec.tail_tiles > 0 { f16 } else { 0 };
-            let (layout, offset) = stream.locate(TileLocation::Main(13));
-            assert_eq!(offset, stream.main + 5 * layout.bytes());
+            tail += tensor.spec.tail_tiles * f16;
+            step_tile_offset += if tensor.spec.tail_tiles > 0 { f16 } else { 0 };
+            let (layout, offset) = tensor.locate(TileLocation::Main(13));
+            assert_eq!(offset, tensor.main + 5 * layout.bytes());
         }
-        assert_eq!(layer.band_bytes, step_tile_offset);
+        assert_eq!(layer.step_tile_bytes, step_tile_offset);
     }
     assert_eq!(sizes, TensorSizes { block: main, sink, tail });
 }
 
 #[test]
 fn a_shared_kv_tensor_serves_as_keys_and_values() {
-    let values = |dtype, k, v| KvTensorSpec::joint(dtype, k, v).value_dim();
+    let values = |dtype, k, v| KvTensorSpec::new_shared_kv(dtype, k, v).stored_value_dim();
     // Values that end with a slice, and within one; floats are not rotated.
     assert_eq!(values(DType::Turbo3, 576, 512), 512);
     assert_eq!(values(DType::Q8_0, 224, 192), 192);
     assert_eq!([(40, 32), (160, 130)].map(|(k, v)| values(DType::Turbo2, k, v)), [64, 160]);
     assert_eq!([(40, 32), (40, 33)].map(|(k, v)| values(DType::F16, k, v)), [32, 48]);
 
-    let keys = KvTensorSpec::joint(DType::Turbo3, 576, 512);
-    assert!(keys.centres && !KvTensorSpec::joint(DType::F16, 576, 512).centres);
-    assert_eq!((keys.v_head_dim(), keys.dim()), (512, 576));
+    let keys = KvTensorSpec::new_shared_kv(DType::Turbo3, 576, 512);
+    assert!(keys.centres && !KvTensorSpec::new_shared_kv(DType::F16, 576, 512).centres);
+    assert_eq!((keys.v_head_dim(), keys.stored_dim()), (512, 576));
     let mut sizes = TensorSizes::default();
     let layer = KvLayer::new([keys], [], None, &mut sizes);
     assert!(layer.is_shared_kv() && std::ptr::eq(layer.values(0), &layer.k[0]));

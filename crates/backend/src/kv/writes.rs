@@ -21,7 +21,7 @@ pub struct TileWrite {
     /// Index, within the sequence's rows, of the row for slot `new.start`.
     pub first_row: usize,
     /// Whether the step tiles receive its old and new slots too.
-    pub in_band: bool,
+    pub in_step_tiles: bool,
 }
 
 impl TileWrite {
@@ -57,7 +57,7 @@ pub struct Writes {
     spec: KvTensorSpec,
     rows: TokenSpan,
     /// Tiles before this one are in the sink or the blocks after the step.
-    coded: usize,
+    first_tail_tile: usize,
     /// The first of the step tiles.
     first_step_tile: usize,
     tile: usize,
@@ -92,11 +92,11 @@ impl KvTensorSpec {
     /// Returns the tiles that a step of `rows` writes.
     pub fn writes(&self, rows: TokenSpan) -> Writes {
         let first = rows.start / TILE;
-        let waiting = if self.tail_tiles > 0 { rows.coded.min(first) } else { first };
+        let waiting = if self.tail_tiles > 0 { rows.first_tail_tile.min(first) } else { first };
         let crosses = self.tail_tiles > 0 && rows.spans_tiles();
         let first_step_tile = if crosses { self.f16_window_start(first) } else { usize::MAX };
-        let coded = self.n_coded_tiles(rows.end());
-        Writes { spec: *self, rows, coded, first_step_tile, tile: waiting }
+        let coded = self.first_tail_tile(rows.end());
+        Writes { spec: *self, rows, first_tail_tile: coded, first_step_tile, tile: waiting }
     }
 }
 
@@ -110,15 +110,15 @@ impl Iterator for Writes {
                 return None;
             }
             self.tile += 1;
-            let place = self.spec.location(tile, self.coded);
-            let in_band = tile >= self.first_step_tile;
+            let place = self.spec.location(tile, self.first_tail_tile);
+            let in_step_tiles = tile >= self.first_step_tile;
             let TileRows { old, new, first_row, .. } = self.spec.tile_rows(tile, self.rows);
             // Other tiles stay in the tail.
-            let old = if matches!(place, TileLocation::Main(_)) || in_band { old } else { 0..0 };
+            let old = if matches!(place, TileLocation::Main(_)) || in_step_tiles { old } else { 0..0 };
             if old.is_empty() && new.is_empty() {
                 continue;
             }
-            return Some(TileWrite { tile, place, old, new, first_row, in_band });
+            return Some(TileWrite { tile, place, old, new, first_row, in_step_tiles });
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn append<'a>(
     for write in spec.writes(rows) {
         let mut values = gather(spec, &mut target, &source, &write.rows());
         let all = write.slots();
-        if write.in_band {
+        if write.in_step_tiles {
             let (layout, tile) = target.step_tile(write.tile);
             all.clone().for_each(|slot| layout.put(tile, slot, &values[slot]));
         }
@@ -53,7 +53,7 @@ fn gather<'a>(
     source: &Source<'a, impl Fn(usize) -> &'a [f32]>,
     TileRows { tile, old, new, first_row }: &TileRows,
 ) -> Vec<Vec<f32>> {
-    let (mut values, mut row) = (vec![vec![0.0; spec.dim()]; TILE], vec![0.0; spec.head_dim]);
+    let (mut values, mut row) = (vec![vec![0.0; spec.stored_dim()]; TILE], vec![0.0; spec.head_dim]);
     if !old.is_empty() {
         let (layout, bytes) = target.tile(TileLocation::Tail(tile % spec.tail_tiles));
         old.clone().for_each(|slot| layout.get(bytes, slot, &mut values[slot]));

@@ -32,7 +32,7 @@ pub(super) fn append<'a, L: Lanes>(
     source: Source<'a, impl Fn(usize) -> &'a [f32]>,
 ) {
     let spec = &stream.spec;
-    let (dim, is_coded) = (spec.dim(), spec.dtype.code().is_some());
+    let (dim, is_coded) = (spec.stored_dim(), spec.dtype.code().is_some());
     for write in spec.writes(rows) {
         if is_coded {
             for dims in slices(dim, SLICE) {
@@ -66,7 +66,7 @@ fn append_slice<'a, L: Lanes>(
 ) {
     let mut rows = gather(lanes, spec, target, &write.rows(), dims.clone(), source);
     let all = write.slots();
-    if write.in_band {
+    if write.in_step_tiles {
         let (layout, tile) = target.step_tile(write.tile);
         lanes.run(StoreFloats { layout, tile, dims: dims.clone(), slots: all.clone(), rows: &rows });
     }

@@ -103,9 +103,9 @@ impl Targets {
         stream: &'a KvTensor,
     ) -> Target<'a> {
         let bases = &self.parts[index];
-        let step_tiles = match part.band_tiles(stream) {
+        let step_tiles = match part.step_tiles(stream) {
             tiles if tiles.is_empty() => Raw::NONE,
-            _ => self.step_tiles.expect("a band, as the shapes have been checked"),
+            _ => self.step_tiles.expect("a step_tiles, as the shapes have been checked"),
         };
         Target { stream, bases, blocks: &self.blocks[bases.blocks.clone()], step_tiles, part }
     }
@@ -151,7 +151,7 @@ impl Target<'_> {
 
     /// Returns step tile `tile`.
     pub(super) fn step_tile(&mut self, tile: usize) -> (TileLayout, &mut [u8]) {
-        let (layout, offset) = (self.stream.spec.f16_layout(), self.part.band_offset(self.stream, tile));
+        let (layout, offset) = (self.stream.spec.f16_layout(), self.part.step_tile_offset(self.stream, tile));
         // SAFETY: as above: KV tensors do not overlap in the step tiles, nor do sequences.
         (layout, unsafe { self.step_tiles.bytes(offset..offset + layout.bytes()) })
     }

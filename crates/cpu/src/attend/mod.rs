@@ -37,7 +37,7 @@
 //!    integers: one conversion per block and dim.
 //!
 //! A shared-KV tensor (MLA) is read once: codes unpacked for its values are transposed for the
-//! scores (`joint`), and the weighted centres are added to the outputs.
+//! scores (`shared_kv`), and the weighted centres are added to the outputs.
 //!
 //! For many queries, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions
 //! ([`crate::vec128`]) may compute the integer products of steps 1 and 3, with the same bits.
@@ -157,7 +157,7 @@ pub(crate) fn attend(
             if stage != Stage::All {
                 return Err(BackendError::Unsupported {
                     op: "attend",
-                    wanted: "stages of the scalar kernels".to_owned(),
+                    requested: "stages of the scalar kernels".to_owned(),
                     has: "stages of the vector kernels".to_owned(),
                 });
             }

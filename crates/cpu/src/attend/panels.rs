@@ -65,7 +65,7 @@ impl ThreadState {
             let codes = self.keys(coding, run, block);
             let (octets, at) = (block.dims.len() / OCTET_DIMS, block.dims.start / OCTET_DIMS * BLOCK_TILES);
             let panels = &mut self.panels.keys[at + run.first * octets..];
-            if self.is_joint {
+            if self.is_shared_kv {
                 let values = self.unpacked.get_mut(at + run.first..).unwrap_or_default();
                 codes.expand_keys(lanes, (run.tiles, octets), panels, Some(values));
             } else if codes.coding != Coding::Whole {
@@ -88,7 +88,7 @@ impl ThreadState {
                 let (at, bytes) = (dims.start / OCTET_DIMS + octet, &run.bytes[place.start..]);
                 let part = (octet, octets);
                 let mut codes = self.staged(coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
-                if self.is_joint && codes.coding != Coding::Whole {
+                if self.is_shared_kv && codes.coding != Coding::Whole {
                     // Unpacked together with the keys.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
                 }
@@ -121,7 +121,7 @@ impl ThreadState {
         for (index, block) in self.blocks[0].iter().enumerate() {
             let (dims, octets) = (&block.dims, block.dims.len() / OCTET_DIMS);
             let mut codes = self.keys(coding, run, block);
-            if self.is_joint || codes.coding != Coding::Whole {
+            if self.is_shared_kv || codes.coding != Coding::Whole {
                 let at = dims.start / OCTET_DIMS * BLOCK_TILES + run.first * octets;
                 codes = Planes::expanded(&self.panels.keys[at..][..run.tiles * octets], octets);
             }

@@ -41,7 +41,7 @@ impl Queries {
         balance: Option<Affine<'_>>,
         queries: impl Iterator<Item = &'a [f32]>,
     ) {
-        let dim = keys.dim();
+        let dim = keys.stored_dim();
         self.floats.clear();
         for query in queries {
             let first = self.floats.len();

@@ -81,7 +81,7 @@ pub(super) fn attend(
 
 impl View<'_> {
     fn dim(&self) -> usize {
-        self.stream.spec.dim()
+        self.stream.spec.stored_dim()
     }
 
     /// Reads the row of `token` as a query in tile `tile` sees it.

@@ -343,7 +343,7 @@ impl<B: MatrixPath> Task<'_, B> {
             local.queries.prepare(lanes, &self.keys.stream.spec, p.scale * LOG2_E, balance, queries);
             local.reset([&self.keys, &self.values].map(|view| &view.stream.spec));
         }
-        share.reset(n, self.values.stream.spec.value_dim() / 16);
+        share.reset(n, self.values.stream.spec.stored_value_dim() / 16);
         let main_shares = self.main_splits();
         let (form, tokens) = if number < main_shares.len() {
             let first = (main_shares.start + number) * SPLIT_TOKENS;
@@ -474,7 +474,7 @@ impl<B: MatrixPath> Task<'_, B> {
     fn finish<L: Lanes>(&self, lanes: L, share: &KvSplit, local: &mut ThreadState, out: &DisjointMut<f32>) {
         let p = self.call.p;
         let (spec, row) = (&self.values.stream.spec, &mut local.row);
-        let (dim, width) = (spec.value_dim(), spec.value_dim() / 16);
+        let (dim, width) = (spec.stored_value_dim(), spec.stored_value_dim() / 16);
         for (i, (query_row, head)) in self.rows().enumerate() {
             let [max, sum] = [&share.max, &share.sum].map(|of| of.as_flattened()[i]);
             let by = self.call.sinks.map_or(1.0 / sum, |sinks| with_sink(max, sum, sinks[head]));

@@ -63,7 +63,7 @@ pub(super) struct ThreadState {
     /// A block of tokens of a shared-KV tensor in whole bytes, as its values are read:
     /// `[octets of a tile][8 tiles]`. Empty for other tensors.
     pub(super) unpacked: Vec<Expanded>,
-    pub(super) is_joint: bool,
+    pub(super) is_shared_kv: bool,
     /// Steps of the loops over a block of keys and values, for a chunk of queries.
     steps: usize,
     /// Blocks of dims of a coded tile of keys, and of values.
@@ -90,7 +90,8 @@ impl ThreadState {
     pub(super) fn reset(&mut self, streams: [&KvTensorSpec; 2]) {
         let [keys, values] = streams;
         self.steps = 0;
-        for ((blocks, spec), dim) in self.blocks.iter_mut().zip(streams).zip([keys.dim(), values.value_dim()])
+        for ((blocks, spec), dim) in
+            self.blocks.iter_mut().zip(streams).zip([keys.stored_dim(), values.stored_value_dim()])
         {
             let layout = spec.main_layout();
             let per_octet = if Coding::of(layout.dtype()).is_some() { 1 } else { 2 };
@@ -98,9 +99,9 @@ impl ThreadState {
             blocks.clear();
             blocks.extend(layout.blocks().take_while(|block| block.dims.end <= dim));
         }
-        self.panels.reset([keys.dim(), values.value_dim()]);
-        self.is_joint = keys.shared_kv.is_some();
-        let octets = if self.is_joint { values.value_dim().div_ceil(OCTET_DIMS) } else { 0 };
+        self.panels.reset([keys.stored_dim(), values.stored_value_dim()]);
+        self.is_shared_kv = keys.shared_kv.is_some();
+        let octets = if self.is_shared_kv { values.stored_value_dim().div_ceil(OCTET_DIMS) } else { 0 };
         self.unpacked.resize(octets * BLOCK_TILES, Expanded::ZERO);
         self.octets.resize((2 * BLOCK_OCTETS).max(BLOCK_TILES), Expanded::ZERO);
     }
@@ -134,7 +135,7 @@ impl ThreadState {
     ) -> Prefetcher {
         let n = match self.stage.fetches() {
             false => 0,
-            true if self.is_joint => 1,
+            true if self.is_shared_kv => 1,
             true => next.len(),
         };
         let times = match path {
@@ -153,9 +154,9 @@ impl ThreadState {
         keys: &Block,
         prefetcher: &mut Prefetcher,
     ) {
-        let (is_joint, n) = (self.is_joint, self.scores.len());
+        let (is_shared_kv, n) = (self.is_shared_kv, self.scores.len());
         // Unpacked codes have room for two tiles.
-        let is_unpacked = |coding| is_joint || n > MAX_QUERIES && coding != Coding::Whole;
+        let is_unpacked = |coding| is_shared_kv || n > MAX_QUERIES && coding != Coding::Whole;
         for run in keys.runs() {
             let coding = Coding::of(run.layout.dtype());
             if let (Some(coding), Some(path)) = (coding, &mut *path) {
@@ -167,7 +168,7 @@ impl ThreadState {
                 let tiles = t..run.tiles.min(t + together);
                 match coding {
                     Some(coding) => self.score_codes(lanes, coding, &run, tiles, prefetcher),
-                    None if self.is_joint => {
+                    None if self.is_shared_kv => {
                         prefetcher.steps(run.layout.dim() / TILE);
                         for t in tiles {
                             self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
@@ -245,10 +246,10 @@ impl ThreadState {
             let of_block = &of_tiles[bytes.start..];
             let (scales, scale_stride) = self.stage.scales(of_block, run.tile_bytes);
             let mut codes = self.staged(coding, of_block, bytes.len(), (run.tile_bytes, n_tiles), (0, 1));
-            if self.is_joint || n > MAX_QUERIES && codes.coding != Coding::Whole {
+            if self.is_shared_kv || n > MAX_QUERIES && codes.coding != Coding::Whole {
                 let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
                 let values = self.unpacked.get_mut(at..).unwrap_or_default();
-                let values = self.is_joint.then_some(values);
+                let values = self.is_shared_kv.then_some(values);
                 codes.expand_keys(lanes, (n_tiles, octets), &mut self.octets, values);
                 codes = Planes::expanded(&self.octets, octets);
             }
@@ -368,12 +369,12 @@ impl ThreadState {
             let planes = self.round_weights(lanes, run, bytes);
             let octets = dims.len() / OCTET_DIMS;
             // Unpacked codes have room for one octet.
-            let together = if self.is_joint || n > MAX_QUERIES { 1 } else { octets };
+            let together = if self.is_shared_kv || n > MAX_QUERIES { 1 } else { octets };
             for octet in (0..octets).step_by(together) {
                 let at = dims.start / OCTET_DIMS + octet;
                 let part = (octet / together, octets / together);
                 let mut codes = self.staged(coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
-                if self.is_joint && codes.coding != Coding::Whole {
+                if self.is_shared_kv && codes.coding != Coding::Whole {
                     // Unpacked when the block was scored.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
                 }
@@ -432,7 +433,7 @@ impl Default for ThreadState {
             octets,
             panels,
             unpacked,
-            is_joint: false,
+            is_shared_kv: false,
             row,
             steps: 0,
             blocks: [const { Vec::new() }; 2],

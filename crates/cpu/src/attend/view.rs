@@ -38,7 +38,7 @@ impl<'a> View<'a> {
         step_tiles: Option<&'a CpuPage>,
     ) -> Self {
         let with_bytes = |layout: TileLayout| (layout, layout.bytes());
-        let Range { start, end } = part.band_tiles(stream);
+        let Range { start, end } = part.step_tiles(stream);
         Self {
             stream,
             part,
@@ -74,7 +74,7 @@ impl<'a> View<'a> {
             // One at a time: contiguous in the step tiles, perhaps not in the ring, and the order
             // of sums must be the same.
             TileLocation::Tail(_) if self.step_tile_range.0 <= tile && tile < self.step_tile_range.1 => {
-                (layout, f16_bytes, &self.step_tiles[self.part.band_offset(stream, tile)..], 1)
+                (layout, f16_bytes, &self.step_tiles[self.part.step_tile_offset(stream, tile)..], 1)
             }
             TileLocation::Tail(t) => {
                 (layout, f16_bytes, bytes(memory.tail(), stream.tail + t * f16_bytes), 1)

@@ -133,7 +133,7 @@ fn matrix_paths_match_vectors_for_all_visible_ranges() {
     // One shared-KV tensor for keys and values.
     for dtype in [DType::Turbo3, DType::Turbo2T, DType::Q8_0, DType::Q4_0] {
         for (k_dim, v_dim, group) in [(576, 512, 16), (96, 80, 5)] {
-            let shape = Shape { group, ..Shape::joint(dtype, k_dim, v_dim) };
+            let shape = Shape { group, ..Shape::shared_kv(dtype, k_dim, v_dim) };
             has_the_bits_of_its_vectors(shape, 170, 9);
         }
     }

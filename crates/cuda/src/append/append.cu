@@ -38,7 +38,7 @@ struct AppendSequence {
 struct Plan {
     u32 first;        // of its tiles in the list: the heads of the chains, then the others
     u32 chains;
-    Band band;
+    StepTiles step_tiles;
 };
 // the write of one tile,
 struct Write {
@@ -143,7 +143,7 @@ __device__ u32 float_index(bool as_keys, u32 slot, u32 dim_of, u32 dim) {
 struct Target {
     const AppendTensor& s;
     const AppendSequence& sequence;
-    Band band;
+    StepTiles step_tiles;
     u32 head;
     bool is_key;
 };
@@ -232,7 +232,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
     u32 old = w.slots & 255, old_end = w.slots >> 8 & 255, first_new = w.slots >> 16 & 255, end = w.slots >> 24;
     u32 from = old < old_end ? old : first_new;
     u8* tile = tile_at(t.sequence.memory, spec, s.at, w.tile, location);
-    u8* band = w.flags & 4 ? band_at(t.sequence.memory, spec, s.at, t.band, w.tile) : nullptr;
+    u8* step_tiles = w.flags & 4 ? step_tile_at(t.sequence.memory, spec, s.at, t.step_tiles, w.tile) : nullptr;
     const u16* tail = old < old_end ? (const u16*)tile_at(t.sequence.memory, spec, s.at, w.tile, IN_TAIL) : nullptr;
     u32 type = location == IN_MAIN ? spec.type : F16;
     u32 blocks = is_coded(type) ? n_blocks(type, dim) : 0;
@@ -259,7 +259,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
             u32 at = span + 4 * lane;
             Dims block = block_at(type, dim, at);
             Quad q = gather(p, t, row, is_new ? nullptr : tail, slot, at, lane);
-            if (band) store_floats(F16, t.s.as_keys, band, slot, dim, at, q);
+            if (step_tiles) store_floats(F16, t.s.as_keys, step_tiles, slot, dim, at, q);
             if (!is_new && location != IN_MAIN) continue;
             if (!is_coded(type)) {
                 store_floats(type, t.s.as_keys, tile, slot, dim, at, q);
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_consta
     uint4 listed_plan = listed(p, sequence.plans + s.plan);
     Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};
     if (chain >= plan.chains) return;
-    Target target = {s, sequence, plan.band, p.first_head + number % p.n_heads, number < p.n_heads};
+    Target target = {s, sequence, plan.step_tiles, p.first_head + number % p.n_heads, number < p.n_heads};
     for (u32 index = chain;;) {
         uint4 listed_write = listed(p, plan.first + index);
         Write write = {listed_write.x, listed_write.y, listed_write.z, listed_write.w};

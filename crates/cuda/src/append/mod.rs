@@ -22,7 +22,7 @@ mod plan;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
+use kvant_backend::{BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, turbo};
 
@@ -168,7 +168,7 @@ pub(crate) struct NewRows {
     /// `[rows, n_kv_heads * v_head_dim]`.
     pub v: DevicePtr,
     /// First step tile; arbitrary when there are none.
-    pub band: DevicePtr,
+    pub step_tiles: DevicePtr,
 }
 
 /// RoPE of the keys on their way into the cache, and of the queries in place.
@@ -239,7 +239,7 @@ fn launch(
     }
     for (index, (to, sequence)) in params.sequences.iter_mut().zip(sequences).enumerate() {
         *to = SequenceParams {
-            memory: MemoryParams::new(cx, sequence, rows.band)?,
+            memory: MemoryParams::new(cx, sequence, rows.step_tiles)?,
             balance: kv::balance(sequence),
             first_row: small(OP, "rows", sequence.rows.range().end)? - sequence.rows.n as u32,
             plans: list.plans_of_sequence(index),
@@ -262,7 +262,7 @@ fn launch(
     let head_dim = |tensors: &[KvTensor]| tensors.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
     params.chains = list.max_chains();
-    let balance = BalanceLayout::of(layer);
+    let balance = ChannelScaleLayout::of(layer);
     for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
         *to = kv::begin(OP, &from)?;
     }
@@ -290,7 +290,7 @@ fn launch(
     if blocks == 0 {
         return Ok(());
     }
-    let dim = tensors.map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
+    let dim = tensors.map(|tensor| tensor.spec.stored_dim()).max().unwrap_or(0);
     // At most codes `[16][dim]` and scales `[16][dim / 32]`.
     let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
     let grid = [small(OP, "blocks", blocks)?, 1, 1];

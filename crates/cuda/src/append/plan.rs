@@ -55,10 +55,10 @@ impl WritePlan {
         for (index, sequence) in sequences.iter().enumerate() {
             for (plan_index, tensor) in tensors.iter().enumerate() {
                 let first = small(OP, "tiles", list.entries.len())?;
-                let band = sequence.band_tiles(tensor);
+                let step_tiles = sequence.step_tiles(tensor);
                 let chains = list.push(&tensor.spec, sequence)?;
                 list.entries[index * tensors.len() + plan_index] =
-                    [first, chains, small(OP, "tiles", band.start)?, band.len() as u32];
+                    [first, chains, small(OP, "tiles", step_tiles.start)?, step_tiles.len() as u32];
                 list.max_chains = list.max_chains.max(chains);
             }
         }
@@ -166,11 +166,11 @@ fn entry(write: &TileWrite, next: u32) -> Result<Entry> {
         TileLocation::Main(_) => 1,
         TileLocation::Tail(_) => 2,
     };
-    let band = if write.in_band { IN_BAND } else { 0 };
+    let step_tiles = if write.in_step_tiles { IN_BAND } else { 0 };
     let slots = [write.old.start, write.old.end, write.new.start, write.new.end].map(|slot| slot as u8);
     Ok([
         small(OP, "tiles", write.tile)?,
-        location | band | (next * NEXT),
+        location | step_tiles | (next * NEXT),
         u32::from_le_bytes(slots),
         small(OP, "rows", write.first_row)?,
     ])

@@ -22,8 +22,8 @@ struct Sequence {
     u32 start;         // position of the first row
     u32 window;        // first tile that rows of the first row's tile see in 16 bit
     u32 windows;       // index in `windows` of those of the next tiles
-    Band key_band;
-    Band value_band;
+    StepTiles key_step_tiles;
+    StepTiles value_step_tiles;
     u32 first_query;   // among the prepared ones: of the first head
     u32 padded;        // queries of a KV head, rounded up
     u32 first_partial;   // of the first head

@@ -109,7 +109,7 @@ pub(super) struct HeadFormat {
     types: [DType; 2],
     /// Stored values per token; for values of a shared-KV tensor (MLA), the dims they take of it.
     pub dims: [usize; 2],
-    pub is_joint: bool,
+    pub is_shared_kv: bool,
     pub specs: [SpecParams; 2],
 }
 
@@ -124,8 +124,8 @@ impl HeadFormat {
         let [k, v] = specs;
         Ok(Self {
             types: [k.dtype, v.dtype],
-            dims: [k.dim(), v.value_dim()],
-            is_joint: k.shared_kv.is_some(),
+            dims: [k.stored_dim(), v.stored_value_dim()],
+            is_shared_kv: k.shared_kv.is_some(),
             specs: params,
         })
     }

@@ -123,7 +123,7 @@ pub(super) fn supports(rows: TokenSpan, layer: &KvLayer, arch: u32) -> bool {
 }
 
 fn dims(layer: &KvLayer, head: usize) -> [usize; 2] {
-    [layer.k[head].spec.dim(), layer.values(head).spec.value_dim()]
+    [layer.k[head].spec.stored_dim(), layer.values(head).spec.stored_value_dim()]
 }
 
 /// Returns the shared memory of a block for these head sizes: `Shared` of `hopper.cu`.

@@ -2,7 +2,7 @@
 // tensors (MLA). large_head.rs describes the method.
 //
 // Macros: K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap on the scores),
-// JOINT (whether values are the first V_DIM of their keys), QUERY_TILES (16-query tiles of a
+// SHARED_KV (whether values are the first V_DIM of their keys), QUERY_TILES (16-query tiles of a
 // block).
 
 #include "unpack.cuh"
@@ -106,7 +106,7 @@ __device__ void online_softmax(Work& w, const float s[QUERY_TILES][2][4], Shared
 
 // Adds the weighted values of tile `i` of a step, for the warp's dims.
 __device__ void accumulate_values(Work& w, const Shared& shared, u32 i, bool by_token, u32 lane, u32 warp) {
-    constexpr u32 DIM = JOINT ? K_DIM : V_DIM;
+    constexpr u32 DIM = SHARED_KV ? K_DIM : V_DIM;
     u32 a[QUERY_TILES][4];
     const u16* values = shared.tiles[i];
 #pragma unroll
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __
     copy_queries(p.c, slot, first_query, BLOCK_QUERIES, THREADS, shared.queries);
     __syncthreads();
 
-    View keys = keys_of(p.c, slot), values = JOINT ? keys_of(p.c, slot) : values_of(p.c, slot);
+    View keys = keys_of(p.c, slot), values = SHARED_KV ? keys_of(p.c, slot) : values_of(p.c, slot);
     VisibleRange visible_ranges[QUERY_TILES][2];
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __
         u32 mine = step + warp, next = mine + WARPS;
         if (next < end) {
             prefetch_tile(keys.tile(visible.tile(next), visible.is_main(next)), lane);
-            if (!JOINT) prefetch_tile(values.tile(visible.tile(next), visible.is_main(next)), lane);
+            if (!SHARED_KV) prefetch_tile(values.tile(visible.tile(next), visible.is_main(next)), lane);
         }
         float s[QUERY_TILES][2][4] = {};
         // A warp beyond the last tile has no visible token.
@@ -197,11 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __
             u32 index = visible.tile(mine);
             first_token = index * TILE;
             Tile key = keys.tile(index, is_main);
-            load_tile<!JOINT, K_DIM>(p, key, keys.centre(index, key), tile, lane);
+            load_tile<!SHARED_KV, K_DIM>(p, key, keys.centre(index, key), tile, lane);
             finish_copies();
             __syncwarp();
-            scores(shared.queries, tile, is_coded(key.type) != JOINT, s, lane);
-            if (!JOINT) {
+            scores(shared.queries, tile, is_coded(key.type) != SHARED_KV, s, lane);
+            if (!SHARED_KV) {
                 __syncwarp();
                 load_tile<false, V_DIM>(p, values.tile(index, is_main), nullptr, tile, lane);
             }

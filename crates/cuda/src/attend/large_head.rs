@@ -60,7 +60,7 @@ const MAX_TILES: usize = 2;
 /// Returns the maximum 16-query tiles of a block with `shared_bytes` of shared memory; `None` where
 /// the heads of `layer` do not need this kernel.
 pub(super) fn max_tiles(layer: &KvLayer, shared_bytes: usize) -> Option<usize> {
-    let dim = layer.tensors().map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
+    let dim = layer.tensors().map(|tensor| tensor.spec.stored_dim()).max().unwrap_or(0);
     let fits = |tiles: &usize| bytes([dim; 2], *tiles) <= shared_bytes;
     (dim > MAX_NARROW || layer.is_shared_kv()).then(|| (1..=MAX_TILES).rev().find(fits).unwrap_or(1))
 }
@@ -86,21 +86,25 @@ pub(super) fn kernel(
     tiles: usize,
     name: &'static str,
 ) -> Result<KernelId> {
-    Ok(cx.kernel_with(&SOURCE, &defines(head_format.dims, is_capped, head_format.is_joint, tiles), name)?)
+    Ok(cx.kernel_with(
+        &SOURCE,
+        &defines(head_format.dims, is_capped, head_format.is_shared_kv, tiles),
+        name,
+    )?)
 }
 
-fn defines(dims: [usize; 2], is_capped: bool, is_joint: bool, tiles: usize) -> [Define; 5] {
+fn defines(dims: [usize; 2], is_capped: bool, is_shared_kv: bool, tiles: usize) -> [Define; 5] {
     let [k, v, capped] = super::defines(dims, is_capped);
-    [k, v, capped, ("JOINT", is_joint.into()), ("QUERY_TILES", tiles as u32)]
+    [k, v, capped, ("SHARED_KV", is_shared_kv.into()), ("QUERY_TILES", tiles as u32)]
 }
 
 /// Returns the variants that are compiled ahead of time: the latent vectors of DeepSeek's models,
 /// and the largest heads of Gemma's. Other variants are compiled on first use.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
     [([576, 512], true, 1), ([576, 512], true, MAX_TILES), ([512, 512], false, 1)]
-        .map(|(dims, is_joint, tiles)| Build {
+        .map(|(dims, is_shared_kv, tiles)| Build {
             source: &SOURCE,
-            defines: defines(dims, false, is_joint, tiles).to_vec(),
+            defines: defines(dims, false, is_shared_kv, tiles).to_vec(),
         })
         .into_iter()
 }

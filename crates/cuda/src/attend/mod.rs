@@ -68,7 +68,9 @@ use std::f32::consts::LOG2_E;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
+use kvant_backend::{
+    AttendParams, BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result,
+};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
@@ -178,7 +180,7 @@ struct KernelParams {
     scale: f32,
     rotates: [u32; 2],
     balance_at: [u32; 3],
-    is_joint: u32,
+    is_shared_kv: u32,
     books: [Book; TYPES.len()],
     before: [u32; 4],
     after: [u32; 4],
@@ -232,7 +234,7 @@ pub(crate) struct Rows {
     pub q: DevicePtr,
     /// `[n_heads]`; 0 without attention sinks.
     pub sinks: DevicePtr,
-    pub band: DevicePtr,
+    pub step_tiles: DevicePtr,
     /// `[rows, n_heads * v_head_dim]`.
     pub out: DevicePtr,
 }
@@ -303,10 +305,10 @@ fn head_formats(layer: &KvLayer) -> Result<Vec<(HeadFormat, Vec<usize>)>> {
 
 /// Rejects formats that no kernel reads.
 fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
-    let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
+    let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, requested: wanted, has });
     let max_dim = large_head::max_dim(shared_bytes).max(MAX_NARROW);
     for tensor in layer.tensors() {
-        let dim = tensor.spec.dim();
+        let dim = tensor.spec.stored_dim();
         if dim > max_dim {
             let wanted = format!("heads of {}, stored as {dim} values", tensor.spec.head_dim);
             return unsupported(wanted, format!("heads of up to {max_dim}"));
@@ -334,7 +336,7 @@ fn launch(
 ) -> Result<()> {
     let [k_dim, v_dim] = head_format.dims;
     let layer = sequences[0].layer;
-    let launched = Launched::new(cx, p, kernel_kind, heads, sequences, rows.band)?;
+    let launched = Launched::new(cx, p, kernel_kind, heads, sequences, rows.step_tiles)?;
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
     let on_partials = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;
@@ -354,8 +356,8 @@ fn launch(
     }
     params.common.sequences[..sequences.len()].copy_from_slice(&launched.sequences);
     let masks = Rotation::kv(turbo::LEN);
-    let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
-    let out = if head_format.is_joint { query.clone() } else { out };
+    let ChannelScaleLayout { query, out, out_shift, .. } = ChannelScaleLayout::of(layer);
+    let out = if head_format.is_shared_kv { query.clone() } else { out };
     let begin = |values| kv::begin(OP, values);
     let caps = p.soft_cap.map(|cap| cap * LOG2_E);
     let (soft_cap, cap_rate) = caps.map_or((0.0, 0.0), |cap| (cap, rate(cap)));
@@ -385,7 +387,7 @@ fn launch(
         scale: p.scale * LOG2_E,
         rotates: [&layer.k[heads[0]], layer.values(heads[0])].map(|tensor| tensor.spec.rotates.into()),
         balance_at: [begin(&query)?, begin(&out)?, begin(&out_shift)?],
-        is_joint: head_format.is_joint.into(),
+        is_shared_kv: head_format.is_shared_kv.into(),
         books: *BOOKS,
         before: words(masks.before()),
         after: words(masks.after()),

@@ -66,8 +66,8 @@ pub(super) struct SequenceParams {
     start: u32,
     window: u32,
     windows: u32,
-    key_band: [u32; 2],
-    value_band: [u32; 2],
+    key_step_tiles: [u32; 2],
+    value_step_tiles: [u32; 2],
     first_query: u32,
     padded: u32,
     first_partial: u32,
@@ -103,7 +103,7 @@ impl Launched {
         kernel_kind: KernelKind,
         heads: &[usize],
         sequences: &[&KvBatchEntry<'_, CudaPage>],
-        band: DevicePtr,
+        step_tiles: DevicePtr,
     ) -> Result<Self> {
         let mut all = Self {
             sequences: Vec::with_capacity(sequences.len()),
@@ -116,7 +116,7 @@ impl Launched {
             max_unpacked_tiles: 0,
         };
         for sequence in sequences {
-            all.push(cx, p, kernel_kind, heads, sequence, band)?;
+            all.push(cx, p, kernel_kind, heads, sequence, step_tiles)?;
         }
         small(OP, "shares", all.n_partials)?;
         Ok(all)
@@ -129,7 +129,7 @@ impl Launched {
         kernel_kind: KernelKind,
         heads: &[usize],
         sequence: &KvBatchEntry<'_, CudaPage>,
-        band: DevicePtr,
+        step_tiles: DevicePtr,
     ) -> Result<()> {
         let (rows, head) = (sequence.rows, heads[0]);
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
@@ -142,7 +142,7 @@ impl Launched {
         };
         let split_tiles = match kernel_kind {
             KernelKind::Decode => {
-                let v_dim = sequence.layer.values(head).spec.value_dim();
+                let v_dim = sequence.layer.values(head).spec.stored_value_dim();
                 decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
             }
             KernelKind::Prefill(_) => {
@@ -159,20 +159,20 @@ impl Launched {
         let splits = tiles.div_ceil(split_tiles);
         let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
         let window = |tile| small(OP, "tiles", sequence.layer.head_f16_window_start(head, tile));
-        let in_band = |tensor| -> Result<[u32; 2]> {
-            let tiles = sequence.band_tiles(tensor);
+        let in_step_tiles = |tensor| -> Result<[u32; 2]> {
+            let tiles = sequence.step_tiles(tensor);
             Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
         };
         self.sequences.push(SequenceParams {
-            memory: MemoryParams::new(cx, sequence, band)?,
+            memory: MemoryParams::new(cx, sequence, step_tiles)?,
             balance: kv::balance(sequence),
             first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
             rows: rows.n as u32,
             start: small(OP, "tokens", rows.end())? - rows.n as u32,
             window: window(row_tiles.next().unwrap_or(0))?,
             windows: self.windows.len() as u32,
-            key_band: in_band(&sequence.layer.k[head])?,
-            value_band: in_band(sequence.layer.values(head))?,
+            key_step_tiles: in_step_tiles(&sequence.layer.k[head])?,
+            value_step_tiles: in_step_tiles(sequence.layer.values(head))?,
             first_query: small(OP, "queries", self.n_queries)?,
             padded: padded as u32,
             first_partial: self.n_partials as u32,

@@ -22,7 +22,7 @@ struct AttendParams {
     // offsets in the channel scales: factors on queries, on outputs, and shifts of outputs
     u32 balance_at[3];
     // values are the first dims of their keys: outputs have the factors of queries, and no shift
-    u32 is_joint;
+    u32 is_shared_kv;
     Book books[N_TYPES]; // by type of the KV tensor
     u32 before[4];
     u32 after[4];
@@ -73,8 +73,8 @@ __device__ inline Total with_sink(const AttendParams& p, const Slot& slot, u32 i
 // Divides values span + 4 lane and the next three of an output by the sum of the weights,
 // un-rotates them, applies channel scales and writes them. Called by a whole warp.
 __device__ inline void write_output(const AttendParams& p, const Slot& slot, u32 i, u32 span, float x[4], float sum, u32 lane) {
-    const float* factors = balance_of(slot, p.balance_at[1], p.is_joint ? p.k_head_dim : p.v_head_dim);
-    const float* shifts = p.is_joint ? nullptr : balance_of(slot, p.balance_at[2], p.v_head_dim);
+    const float* factors = balance_of(slot, p.balance_at[1], p.is_shared_kv ? p.k_head_dim : p.v_head_dim);
+    const float* shifts = p.is_shared_kv ? nullptr : balance_of(slot, p.balance_at[2], p.v_head_dim);
     float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
     u32 first = span + 4 * lane;
     for (u32 e = 0; e < 4; e++) x[e] /= sum;

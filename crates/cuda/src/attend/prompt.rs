@@ -92,8 +92,8 @@ pub(super) struct Partition {
 impl Partition {
     /// Returns the shape for the heads of `layer`, with `shared_bytes` of shared memory per block.
     pub fn of(layer: &KvLayer, shared_bytes: usize) -> Self {
-        let k = layer.k.iter().map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
-        let v = (0..layer.k.len()).map(|head| layer.values(head).spec.value_dim()).max().unwrap_or(0);
+        let k = layer.k.iter().map(|tensor| tensor.spec.stored_dim()).max().unwrap_or(0);
+        let v = (0..layer.k.len()).map(|head| layer.values(head).spec.stored_value_dim()).max().unwrap_or(0);
         Self::fitting([k, v], shared_bytes)
     }
 

@@ -159,7 +159,7 @@ fn heads_that_are_too_large_and_tails_that_differ_are_refused() {
     const SHARED: usize = 99 << 10;
     let refused = |shape: Shape, change: fn(&mut KvLayer), words: [&str; 2]| {
         let specs = |side| vec![shape.spec(side)];
-        let values = if shape.joint { Vec::new() } else { specs(Side::V) };
+        let values = if shape.shared_kv { Vec::new() } else { specs(Side::V) };
         let mut layer = KvLayer::new(specs(Side::K), values, None, &mut TensorSizes::default());
         change(&mut layer);
         let error = check(&shape.params(), &layer, SHARED).unwrap_err();
@@ -169,6 +169,6 @@ fn heads_that_are_too_large_and_tails_that_differ_are_refused() {
     };
     let shape = Shape::new(DType::Turbo3, DType::Turbo3);
     refused(Shape { v_head_dim: 640, ..shape }, |_| (), ["640", "608"]);
-    refused(Shape::joint(DType::F16, 640, 512), |_| (), ["640", "608"]);
+    refused(Shape::shared_kv(DType::F16, 640, 512), |_| (), ["640", "608"]);
     refused(shape, |layer| layer.v[0].spec.tail_tiles = 1, ["2 tiles", "1 of values"]);
 }

@@ -216,14 +216,14 @@ struct View {
     const Memory& memory;
     const Spec& spec;
     const Offsets& at;
-    const Band& band;
+    const StepTiles& step_tiles;
 
     // Returns a tile as stored in the blocks (or the sink), or in 16 bit where there is a tail.
     __device__ Tile tile(u32 index, bool is_main) const {
         u32 location = location_of(spec, index, is_main ? ~0u : 0);
         u32 type = location == IN_MAIN ? spec.type : F16;
-        const u8* at_tile = location == IN_TAIL && index - band.first < band.tiles
-            ? band_at(memory, spec, at, band, index)
+        const u8* at_tile = location == IN_TAIL && index - step_tiles.first < step_tiles.tiles
+            ? step_tile_at(memory, spec, at, step_tiles, index)
             : tile_at(memory, spec, at, index, location);
         return {at_tile, type, location == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
@@ -240,11 +240,11 @@ struct View {
 };
 
 __device__ View keys_of(const Common& c, const Slot& slot) {
-    return {slot.sequence.memory, c.keys, slot.head.keys, slot.sequence.key_band};
+    return {slot.sequence.memory, c.keys, slot.head.keys, slot.sequence.key_step_tiles};
 }
 
 __device__ View values_of(const Common& c, const Slot& slot) {
-    return {slot.sequence.memory, c.values, slot.head.values, slot.sequence.value_band};
+    return {slot.sequence.memory, c.values, slot.head.values, slot.sequence.value_step_tiles};
 }
 
 // Loads a tile of DIM dims in the layout of keys, or of values, with its centre, or null. It is

@@ -53,7 +53,7 @@ impl SpecParams {
         Ok(Self {
             dtype: number(spec.dtype) as u8,
             centres: has_centres(spec).into(),
-            dim: short(op, "values of a token", spec.dim())?,
+            dim: short(op, "values of a token", spec.stored_dim())?,
             sink_tiles: short(op, "tiles of the sink", spec.sink_tiles)?,
             tail_tiles: short(op, "tiles of the tail", spec.tail_tiles)?,
             tile_bytes: small(op, "bytes of a tile", spec.main_layout().bytes())?,
@@ -68,7 +68,7 @@ pub(crate) struct Offsets {
     main: u32,
     sink: u32,
     tail: u32,
-    band: u32,
+    step_tiles: u32,
 }
 
 impl Offsets {
@@ -87,7 +87,7 @@ impl Offsets {
             main: offset(tensor.main)?,
             sink: offset(tensor.sink)?,
             tail: offset(tensor.tail)?,
-            band: offset(tensor.band)?,
+            step_tiles: offset(tensor.step_tile_offset)?,
         })
     }
 }
@@ -99,27 +99,27 @@ pub(crate) struct MemoryParams {
     blocks: DevicePtr,
     sink: DevicePtr,
     tail: DevicePtr,
-    band: DevicePtr,
+    step_tiles: DevicePtr,
 }
 
 impl MemoryParams {
-    /// The current allocations of `sequence`, in a step whose step tiles begin at `band`.
+    /// The current allocations of `sequence`, in a step whose step tiles begin at `step_tiles`.
     ///
     /// # Errors
     /// When the addresses of the blocks cannot be written to the device.
-    pub fn new(cx: &Context, sequence: &KvBatchEntry<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
+    pub fn new(cx: &Context, sequence: &KvBatchEntry<'_, CudaPage>, step_tiles: DevicePtr) -> Result<Self> {
         let ptr = |page: Option<&Arc<CountedPage<CudaPage>>>| page.map_or(0, |page| page.ptr());
         Ok(Self {
             blocks: sequence.memory.table().on_device(cx)?,
             sink: ptr(sequence.memory.sink()),
             tail: ptr(sequence.memory.tail()),
-            band: band + sequence.band as u64,
+            step_tiles: step_tiles + sequence.step_offset as u64,
         })
     }
 }
 
 /// Returns the address of the channel scales of `sequence`, in the order of
-/// [`BalanceLayout`](kvant_backend::BalanceLayout); null without channel scales.
+/// [`ChannelScaleLayout`](kvant_backend::ChannelScaleLayout); null without channel scales.
 pub(crate) fn balance(sequence: &KvBatchEntry<'_, CudaPage>) -> DevicePtr {
     sequence.channel_scales.map_or(0, CudaPage::ptr)
 }
@@ -187,7 +187,7 @@ pub(crate) const BOOKS: [Codebook; 3] = [Codebook::GAUSS2, Codebook::GAUSS3, Cod
 pub(crate) fn small(op: &'static str, what: &'static str, count: usize) -> Result<u32> {
     u32::try_from(count).map_err(|_| BackendError::Unsupported {
         op,
-        wanted: format!("{count} {what}"),
+        requested: format!("{count} {what}"),
         has: format!("at most {}", u32::MAX),
     })
 }
@@ -202,7 +202,7 @@ pub(crate) fn is_same(a: &KvLayer, b: &KvLayer) -> bool {
 fn short(op: &'static str, what: &'static str, count: usize) -> Result<u16> {
     u16::try_from(count).map_err(|_| BackendError::Unsupported {
         op,
-        wanted: format!("{count} {what}"),
+        requested: format!("{count} {what}"),
         has: format!("at most {}", u16::MAX),
     })
 }

@@ -28,7 +28,7 @@ struct Offsets {
     u32 main;  // its tiles in a block
     u32 sink;
     u32 tail;
-    u32 band;  // times the number of step tiles
+    u32 step_tiles;  // times the number of step tiles
 };
 
 // The allocations of a sequence.
@@ -36,7 +36,7 @@ struct Memory {
     const u64* blocks;  // addresses of the blocks, 8 tiles of each KV tensor
     u8* sink;           // f16 tiles of the first tokens
     u8* tail;           // rings of f16 tiles of the latest tokens
-    u8* band;           // f16 step tiles: visible to some rows, but no longer in the tail
+    u8* step_tiles;           // f16 step tiles: visible to some rows, but no longer in the tail
 };
 
 // Returns the channel scales that begin at `at`, from `column` on: null without channel scales of
@@ -123,10 +123,10 @@ __device__ inline const u16* centre_of(const Spec& s, u32 index, const u8* tile)
 }
 
 // The step tiles of a KV tensor: `tiles` of them, from `first` on.
-struct Band { u32 first; u32 tiles; };
+struct StepTiles { u32 first; u32 tiles; };
 
-__device__ inline u8* band_at(const Memory& m, const Spec& s, const Offsets& at, const Band& band, u32 index) {
-    return m.band + (size_t)band.tiles * at.band + (size_t)(index - band.first) * f16_bytes(s.dim);
+__device__ inline u8* step_tile_at(const Memory& m, const Spec& s, const Offsets& at, const StepTiles& step_tiles, u32 index) {
+    return m.step_tiles + (size_t)step_tiles.tiles * at.step_tiles + (size_t)(index - step_tiles.first) * f16_bytes(s.dim);
 }
 
 __device__ inline float from_bfloat(u16 bits) { return __uint_as_float((u32)bits << 16); }

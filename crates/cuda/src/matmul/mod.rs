@@ -254,7 +254,7 @@ pub(crate) fn check_type(op: &'static str, dtype: DType) -> Result<(), BackendEr
         return Ok(());
     }
     let has = TYPES.map(DType::name).join(", ");
-    Err(BackendError::Unsupported { op, wanted: dtype.to_string(), has })
+    Err(BackendError::Unsupported { op, requested: dtype.to_string(), has })
 }
 
 /// Returns the bytes of a matrix `[n_out, n_in]` on the device.

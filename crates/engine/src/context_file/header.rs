@@ -221,9 +221,10 @@ fn heads(shape: &KvShape) -> String {
     let mut states =
         shape.states.chunk_by(|a, b| a == b).map(|run| format!("{} x state of {}", run.len(), run[0]));
     let run = |run: &[KvLayerShape]| {
-        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv: joint } = run[0];
+        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv } = run[0];
         let window = window.map_or_else(String::new, |window| format!(" window {window}"));
-        let values = if joint { format!(" with values of {v_head_dim}") } else { format!(", {v_head_dim}") };
+        let values =
+            if shared_kv { format!(" with values of {v_head_dim}") } else { format!(", {v_head_dim}") };
         format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}{values}{window}", run.len())
     };
     runs.map(run).chain(&mut states).collect::<Vec<_>>().join("; ")

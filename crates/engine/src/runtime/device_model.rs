@@ -244,7 +244,7 @@ impl<B: Backend> State<B> {
 
 impl<B: Backend> Logits for LogitsBuffer<B> {
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), Error> {
-        BackendError::check("logits", "length of the output", self.n_vocab, out.len())?;
+        BackendError::check_equal("logits", "length of the output", self.n_vocab, out.len())?;
         Ok(self.device.read(&self.buffer, row * self.n_vocab, out)?)
     }
 
@@ -375,7 +375,7 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
             let DeviceInfo { name, kernels, .. } = self.info();
             let wanted = "attention in stages".to_owned();
             let has = format!("none with the {kernels} kernels of {name}");
-            return Err(BackendError::Unsupported { op: "attend", wanted, has }.into());
+            return Err(BackendError::Unsupported { op: "attend", requested: wanted, has }.into());
         }
         let layers = self.decoder.layers();
         let mut seconds = vec![Vec::new(); stages.len()];

@@ -157,7 +157,7 @@ impl LoadedModel for LayerPipeline {
 
     fn profile_attention(&self, _: SequenceId, _: usize) -> Result<Vec<StageTime>, Error> {
         let (wanted, has) = ("attention in stages".to_owned(), format!("none on {}", self.info().name));
-        Err(BackendError::Unsupported { op: "attend", wanted, has }.into())
+        Err(BackendError::Unsupported { op: "attend", requested: wanted, has }.into())
     }
 }
 

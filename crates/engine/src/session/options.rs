@@ -52,7 +52,7 @@ impl KvOptions {
     /// latent vectors of MLA: q8_0.
     pub fn default_for(shape: &KvShape) -> Self {
         let is_latent = shape.layers.iter().any(|layer| layer.shared_kv);
-        let policies = vec![Policy::AutoKeys { most: MAX_DEFAULT_NOISE }, Policy::Sink(TILE)];
+        let policies = vec![Policy::AutoKeys { max_noise: MAX_DEFAULT_NOISE }, Policy::Sink(TILE)];
         let dtype = if is_latent { DType::Q8_0 } else { DType::Turbo4 };
         Self { policies: Policies(policies), ..Self::symmetric(dtype) }
     }

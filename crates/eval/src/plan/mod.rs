@@ -38,7 +38,7 @@ use self::balance::{in_shares, noise, shares};
 use self::search::{Choice, Frontier};
 use self::sensitivity::{choices, difference};
 use self::statistics::Statistics;
-use self::text_splits::SplitText;
+use self::text_splits::TextHalves;
 use self::type_costs::Prices;
 use crate::kld::{Base, Kld, KldOptions, kld};
 use crate::run_state::RunState;
@@ -106,10 +106,10 @@ pub fn plan(
 ) -> Result<Planned, EvalError> {
     let prices = Prices::new(model)?;
     prices.check(options.goal)?;
-    let halves = SplitText::new(model, text, options.n_ctx)?;
+    let halves = TextHalves::new(model, text, options.n_ctx)?;
     let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), options.reach, progress)?;
     let finder = PlanSearch::new(model, &statistics, prices, &halves, options)?;
-    let frontier = Frontier::new(&finder.streams(state, progress)?);
+    let frontier = Frontier::new(&finder.tensors(state, progress)?);
     let (plan, judged) = finder.find(&frontier)?;
     let n_values = finder.prices.n_values;
     let frontier = frontier.points().iter().map(|(bits, cost)| (bits / n_values, *cost)).collect();
@@ -142,7 +142,7 @@ impl<'a> PlanSearch<'a> {
         model: &'a Model,
         statistics: &'a Statistics,
         prices: Prices,
-        text: &SplitText,
+        text: &TextHalves,
         options: PlanOptions,
     ) -> Result<Self, EvalError> {
         let n_ctx = options.n_ctx;
@@ -180,13 +180,13 @@ impl<'a> PlanSearch<'a> {
 
     /// Returns the choices of every KV tensor: layer by layer, the keys of each head, then the
     /// values if they are stored separately.
-    fn streams(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
+    fn tensors(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
         let groups = self.groups();
         let costs = self.sensitivities(&groups, state, progress)?;
         let costs = groups.iter().zip(costs).flat_map(|(group, cost)| self.split(group, cost));
         let costs: HashMap<(usize, Side), Estimate> = costs.collect();
         let mut prices = self.prices.sides.iter();
-        let mut streams = Vec::new();
+        let mut tensors = Vec::new();
         for (index, (layer, statistics)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate()
         {
             let balance = &self.balance.layers[index];
@@ -196,10 +196,10 @@ impl<'a> PlanSearch<'a> {
             for &side in layer.sides() {
                 let shares = if side == Side::K { &of_keys } else { &of_values };
                 let prices = prices.next().expect("prices of each side");
-                streams.extend(shares.iter().map(|&share| choices(prices, costs[&(index, side)], share)));
+                tensors.extend(shares.iter().map(|&share| choices(prices, costs[&(index, side)], share)));
             }
         }
-        Ok(streams)
+        Ok(tensors)
     }
 
     /// Returns the groups that are measured together: keys or values of neighbouring layers.

@@ -31,7 +31,7 @@ pub(super) struct Choice {
 /// A better type for a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Step {
-    stream: usize,
+    tensor: usize,
     to: DType,
     bits: f64,
     saved: f64,
@@ -48,18 +48,18 @@ pub(super) struct Frontier {
 
 impl Frontier {
     /// Computes the frontier of KV tensors, each with at least one choice.
-    pub fn new(streams: &[Vec<Choice>]) -> Self {
-        let hulls: Vec<_> = streams.iter().map(|choices| hull(choices)).collect();
+    pub fn new(tensors: &[Vec<Choice>]) -> Self {
+        let hulls: Vec<_> = tensors.iter().map(|choices| hull(choices)).collect();
         let (mut bits, mut cost) = (0.0, 0.0);
         hulls.iter().for_each(|hull| (bits, cost) = (bits + hull[0].bits, cost + hull[0].cost));
-        let step = |stream: usize, pair: &[Choice]| Step {
-            stream,
+        let step = |tensor: usize, pair: &[Choice]| Step {
+            tensor,
             to: pair[1].dtype,
             bits: pair[1].bits - pair[0].bits,
             saved: pair[0].cost - pair[1].cost,
         };
         let steps = hulls.iter().enumerate();
-        let steps = steps.flat_map(|(stream, hull)| hull.windows(2).map(move |pair| step(stream, pair)));
+        let steps = steps.flat_map(|(tensor, hull)| hull.windows(2).map(move |pair| step(tensor, pair)));
         let mut steps: Vec<_> = steps.collect();
         // Stable: steps of one tensor stay in their order.
         steps.sort_by(|a, b| (b.saved / b.bits).total_cmp(&(a.saved / a.bits)));
@@ -89,7 +89,7 @@ impl Frontier {
     /// Returns the types of plan `n`, tensor by tensor.
     pub fn types(&self, n: usize) -> Vec<DType> {
         let mut types = self.fewest_bits.clone();
-        self.steps[..n].iter().for_each(|step| types[step.stream] = step.to);
+        self.steps[..n].iter().for_each(|step| types[step.tensor] = step.to);
         types
     }
 
@@ -102,10 +102,10 @@ impl Frontier {
         // The sum of many bit counts is inexact.
         let mut left = bits * (1.0 + 1e-9) - self.points[0].0;
         for step in &self.steps {
-            stopped[step.stream] |= step.bits > left;
-            if !stopped[step.stream] {
+            stopped[step.tensor] |= step.bits > left;
+            if !stopped[step.tensor] {
                 left -= step.bits;
-                types[step.stream] = step.to;
+                types[step.tensor] = step.to;
             }
         }
         types
@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn no_plan_of_as_many_bits_costs_less() {
-        let streams = [choices(1.0), choices(5.0), choices(0.2)];
-        let frontier = Frontier::new(&streams);
+        let tensors = [choices(1.0), choices(5.0), choices(0.2)];
+        let frontier = Frontier::new(&tensors);
         let mut cheapest = vec![f64::INFINITY; frontier.len()];
         for a in 0..5 {
             for b in 0..5 {
                 for c in 0..5 {
-                    let picked = [streams[0][a], streams[1][b], streams[2][c]];
+                    let picked = [tensors[0][a], tensors[1][b], tensors[2][c]];
                     let (bits, cost): (f64, f64) =
                         (picked.iter().map(|p| p.bits).sum(), picked.iter().map(|p| p.cost).sum());
                     for (n, lowest) in cheapest.iter_mut().enumerate() {
@@ -292,11 +292,11 @@ mod tests {
     #[test]
     fn converging_misses_do_not_end_at_the_widest_plan() {
         // As observed with a model: far above the prediction, the more so the lower the prediction.
-        let stream = (0..31).map(|n| {
+        let tensor = (0..31).map(|n| {
             let cost = 1e-3 * (-0.1 * f64::from(n)).exp();
             Choice { dtype: DType::Q8_0, bits: f64::from(n + 1), cost }
         });
-        let frontier = Frontier::new(&[stream.collect()]);
+        let frontier = Frontier::new(&[tensor.collect()]);
         assert_eq!(frontier.len(), 31);
         let cost = |n: usize| if n == 30 { 0.0 } else { frontier.point(n).1.sqrt() };
         let (found, measured) = search(&frontier, 0.0185, cost);
@@ -323,13 +323,13 @@ mod tests {
         // A wide tensor whose next step is too large, and a narrow one that would come later.
         let wide = choices(5.0).into_iter().map(|choice| Choice { bits: 10.0 * choice.bits, ..choice });
         let frontier = Frontier::new(&[wide.collect(), choices(0.2)]);
-        let order: Vec<_> = frontier.steps.iter().map(|step| step.stream).collect();
+        let order: Vec<_> = frontier.steps.iter().map(|step| step.tensor).collect();
         assert_eq!(order, [0, 1, 0, 1, 0, 1]);
         assert_eq!(frontier.within_bits(30.0 + 9.0), [DType::Turbo3, DType::Q8_0]);
         assert_eq!(frontier.within_bits(30.0 + 3.5), [DType::Turbo3, DType::Turbo3]);
         // A small step counts from the large one before it.
         let steps = [(DType::Turbo2, 2.0, 1.0), (DType::Turbo4, 10.0, 0.1), (DType::Q8_0, 10.5, 0.09)];
-        let stream = steps.map(|(dtype, bits, cost)| Choice { dtype, bits, cost }).to_vec();
-        assert_eq!(Frontier::new(&[stream]).within_bits(5.0), [DType::Turbo2]);
+        let tensor = steps.map(|(dtype, bits, cost)| Choice { dtype, bits, cost }).to_vec();
+        assert_eq!(Frontier::new(&[tensor]).within_bits(5.0), [DType::Turbo2]);
     }
 }

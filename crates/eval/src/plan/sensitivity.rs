@@ -58,9 +58,9 @@ mod tests {
         }
         assert_eq!(of(0.01, 0.0002, 0.5)[0].cost, 0.005);
         // A hidden cost, a cost of exactly zero, and an unread head.
-        let streams =
+        let tensors =
             [of(0.01, 0.0002, 1.0), of(-0.001, 0.0002, 1.0), of(0.0, 0.0, 1.0), of(0.01, 0.0002, 0.0)];
-        let frontier = Frontier::new(&streams);
+        let frontier = Frontier::new(&tensors);
         assert_eq!(frontier.types(0), [DType::Turbo2T; 4], "of as many bits the one that loses less");
         assert_eq!(frontier.types(frontier.len() - 1), [DType::Q8_0; 4]);
     }

@@ -5,7 +5,7 @@ use kvant_codec::Side;
 
 use super::attention::{KvHead, Rows, TransposedRows, Weights};
 use super::moments::{Moments, Pair, pairs};
-use super::text_splits::CalibrationSplits;
+use super::text_splits::CalibrationPieces;
 use crate::{EvalError, OnProgress, chunk_eval};
 
 /// The attention sink: the first tokens, which are unlike all others, are excluded from statistics
@@ -51,7 +51,7 @@ impl Statistics {
     /// An output matrix that cannot be read, an engine error.
     pub fn gather(
         model: &Model,
-        pieces: &CalibrationSplits,
+        pieces: &CalibrationPieces,
         reach: usize,
         progress: OnProgress<'_>,
     ) -> Result<Self, EvalError> {
@@ -248,8 +248,8 @@ impl Sums {
     /// tokens.
     fn read(&self, reach: usize) -> Vec<f64> {
         let mut read = self.q.turned(reach);
-        let KvLayerShape { k_head_dim, v_head_dim, shared_kv: joint, .. } = self.shape;
-        if joint {
+        let KvLayerShape { k_head_dim, v_head_dim, shared_kv, .. } = self.shape;
+        if shared_kv {
             read.iter_mut().for_each(|q| *q *= f64::from(self.scale).powi(2));
             let of_heads = read.chunks_exact_mut(k_head_dim).zip(self.w.chunks_exact(v_head_dim));
             for ((read, w), weight) in of_heads.zip(&self.v_weight) {

@@ -6,21 +6,21 @@ use crate::chunks::begin_of_text;
 use crate::{Chunks, EvalError, Progress};
 
 /// Tokens of a usual piece, and the maximum number of pieces for statistics.
-const SHORT: usize = 512;
+const SHORT_TOKENS: usize = 512;
 const MAX_SHORT: usize = 8;
 /// Maximum number of longer pieces, in plans for longer contexts.
 const MAX_LONG: usize = 2;
 
 /// Independent runs of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CalibrationSplits(Vec<Vec<u32>>);
+pub(super) struct CalibrationPieces(Vec<Vec<u32>>);
 
-impl CalibrationSplits {
+impl CalibrationPieces {
     /// Selects pieces for statistics, spread over `tokens`: short ones, and longer ones for a
     /// longer `n_ctx`. Each begins with `bos` if the model adds one, as [chunks](Chunks::input) do:
     /// without it, a model's queries and keys differ.
     pub fn spread(tokens: &[u32], n_ctx: usize, bos: Option<u32>) -> Self {
-        let long = if n_ctx > SHORT { MAX_LONG } else { 0 };
+        let long = if n_ctx > SHORT_TOKENS { MAX_LONG } else { 0 };
         let of = |len: usize, max_pieces: usize| {
             let n = (tokens.len() / len.max(1)).min(max_pieces);
             (0..n).map(move |i| {
@@ -29,7 +29,7 @@ impl CalibrationSplits {
                 piece
             })
         };
-        Self(of(n_ctx, long).chain(of(SHORT.min(n_ctx), MAX_SHORT)).collect())
+        Self(of(n_ctx, long).chain(of(SHORT_TOKENS.min(n_ctx), MAX_SHORT)).collect())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
@@ -55,13 +55,13 @@ impl CalibrationSplits {
 
 /// A text split in two: calibration for the statistics, and evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SplitText {
+pub(super) struct TextHalves {
     calibration: Vec<u32>,
     evaluation: Vec<u32>,
     bos: Option<u32>,
 }
 
-impl SplitText {
+impl TextHalves {
     /// Tokenizes `text`, which must fill a piece of `n_ctx` tokens in either half.
     pub fn new(model: &Model, text: &str, n_ctx: usize) -> Result<Self, EvalError> {
         let n_train = model.config().n_ctx_train;
@@ -82,13 +82,13 @@ impl SplitText {
     }
 
     /// Returns the pieces for statistics.
-    pub fn pieces(&self, n_ctx: usize) -> CalibrationSplits {
-        CalibrationSplits::spread(&self.calibration, n_ctx, self.bos)
+    pub fn pieces(&self, n_ctx: usize) -> CalibrationPieces {
+        CalibrationPieces::spread(&self.calibration, n_ctx, self.bos)
     }
 
     /// Returns up to `n` chunks of `n_ctx` tokens, spread over the evaluation half.
     pub fn chunks(&self, model: &Model, n_ctx: usize, n: usize) -> Result<Chunks, EvalError> {
-        let n = (self.evaluation.len() / n_ctx).clamp(1, n);
+        let n = (self.evaluation.len() / n_ctx).min(n).max(1);
         let first = |i: usize| i * (self.evaluation.len() - n_ctx) / (n - 1).max(1);
         let tokens = (0..n).flat_map(|i| self.evaluation[first(i)..][..n_ctx].iter().copied());
         Chunks::from_tokens(model, tokens.collect(), n_ctx, None)
@@ -103,15 +103,15 @@ mod tests {
     fn pieces_are_spread_and_long_contexts_get_longer_ones() {
         let tokens: Vec<u32> = (0..10_000).collect();
         let lens = |n_ctx| {
-            CalibrationSplits::spread(&tokens, n_ctx, None).iter().map(<[u32]>::len).collect::<Vec<_>>()
+            CalibrationPieces::spread(&tokens, n_ctx, None).iter().map(<[u32]>::len).collect::<Vec<_>>()
         };
         assert_eq!(lens(256), [256; 8]);
         assert_eq!(lens(2048), [vec![2048; 2], vec![512; 8]].concat());
-        let pieces = CalibrationSplits::spread(&tokens, 512, None);
+        let pieces = CalibrationPieces::spread(&tokens, 512, None);
         let ends = (pieces.iter().next().unwrap()[0], pieces.iter().last().unwrap()[511]);
         assert_eq!(ends, (0, 9_999));
         assert_eq!(
-            CalibrationSplits::spread(&tokens[..600], 600, None).iter().map(<[u32]>::len).collect::<Vec<_>>(),
+            CalibrationPieces::spread(&tokens[..600], 600, None).iter().map(<[u32]>::len).collect::<Vec<_>>(),
             [600, 512]
         );
     }
@@ -120,8 +120,8 @@ mod tests {
     fn every_piece_begins_with_bos_if_the_model_adds_it() {
         let tokens: Vec<u32> = (0..10_000).collect();
         let (with, without) = (
-            CalibrationSplits::spread(&tokens, 2048, Some(7)),
-            CalibrationSplits::spread(&tokens, 2048, None),
+            CalibrationPieces::spread(&tokens, 2048, Some(7)),
+            CalibrationPieces::spread(&tokens, 2048, None),
         );
         assert!(with.iter().zip(without.iter()).all(|(a, b)| a[0] == 7 && a[1..] == b[1..]));
     }

@@ -69,10 +69,10 @@ pub struct Activations<B: Backend> {
     pub(super) low: LoraScratch<B>,
     /// Step tiles: f16 tiles of this step that its older rows attend to and the tail no longer
     /// holds.
-    pub(super) band: Option<B::Page>,
+    pub(super) step_tiles: Option<B::Page>,
     /// Byte offsets of each KV layer's step tiles, `[KV layers]`: layers reuse the same range,
     /// except those that later layers read too.
-    pub(super) bands: Vec<usize>,
+    pub(super) step_tile_offsets: Vec<usize>,
 }
 
 /// Returns the heads with a state of a layer.
@@ -139,8 +139,8 @@ impl<B: Backend> Decoder<B> {
                 .collect::<Result<_, BackendError>>()?,
             spare: buffer(c.n_embd)?,
             low: LoraScratch::new(backend, &self.weights.ranks, max_rows)?,
-            band: None,
-            bands: Vec::new(),
+            step_tiles: None,
+            step_tile_offsets: Vec::new(),
         })
     }
 }

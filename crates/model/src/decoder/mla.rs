@@ -22,10 +22,10 @@ impl<B: Backend> Decoder<B> {
         let latent = spec.latent.expect("a layer of latent attention");
         self.project_mla(backend, index, (latent, weights), act, rows)?;
         self.check_rows(backend, parts, index, ("keys", &act.k, spec.n_k()), rows)?;
-        let (params, first_band) = (spec.attend_params(), act.bands[kv]);
-        for_parts(parts, kv, first_band, |parts| {
-            backend.kv_append(parts, &act.k, &act.v, act.band.as_mut())?;
-            backend.attend(&params, parts, &act.q, None, act.band.as_ref(), &mut act.attended)
+        let (params, first_offset) = (spec.attend_params(), act.step_tile_offsets[kv]);
+        for_parts(parts, kv, first_offset, |parts| {
+            backend.kv_append(parts, &act.k, &act.v, act.step_tiles.as_mut())?;
+            backend.attend(&params, parts, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)
         })?;
         backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.plain)?;
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());

@@ -145,8 +145,8 @@ impl ClientAlive {
 fn new_id(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let joint = if prefix.ends_with("cmpl") { '-' } else { '_' };
-    format!("{prefix}{joint}{:016x}{n:08x}", RandomState::new().hash_one(n))
+    let separator = if prefix.ends_with("cmpl") { '-' } else { '_' };
+    format!("{prefix}{separator}{:016x}{n:08x}", RandomState::new().hash_one(n))
 }
 
 impl Server {

@@ -177,7 +177,7 @@ impl Interpreter {
             _ => {
                 args.finish(0)?;
                 // Jinja's `title` starts words after these characters.
-                methods::cased(name, &text, |c| c.is_whitespace() || "-({[<".contains(c))
+                methods::change_case(name, &text, |c| c.is_whitespace() || "-({[<".contains(c))
             }
         }
     }

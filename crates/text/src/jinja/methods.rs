@@ -50,18 +50,15 @@ impl Interpreter {
         }
         let all = text.as_str();
         let every = |is: fn(char) -> bool| Value::Bool(!all.is_empty() && all.chars().all(is));
-        let cased = |is: fn(char) -> bool, not: fn(char) -> bool| {
+        let has_only_case = |is: fn(char) -> bool, not: fn(char) -> bool| {
             Value::Bool(all.chars().any(is) && !all.chars().any(not))
         };
         let (value, n_args) = match name {
             "upper" | "lower" | "capitalize" | "title" => {
-                (Value::Text(self::cased(name, text, |c| !c.is_alphabetic())?), 0)
+                (Value::Text(change_case(name, text, |c| !c.is_alphabetic())?), 0)
             }
             "strip" | "lstrip" | "rstrip" => {
-                let chars = match args.take(0, "chars") {
-                    Some(Value::Text(chars)) => Some(chars),
-                    _ => None,
-                };
+                let chars = text_or_none(name, args.take(0, "chars"))?;
                 (Value::Text(strip(text, chars.as_ref(), name != "rstrip", name != "lstrip")?), 1)
             }
             "isspace" => (every(char::is_whitespace), 0),
@@ -76,14 +73,11 @@ impl Interpreter {
             "isdigit" | "isnumeric" => (every(char::is_numeric), 0),
             "isalpha" => (every(char::is_alphabetic), 0),
             "isalnum" => (every(char::is_alphanumeric), 0),
-            "islower" => (cased(char::is_lowercase, char::is_uppercase), 0),
-            "isupper" => (cased(char::is_uppercase, char::is_lowercase), 0),
+            "islower" => (has_only_case(char::is_lowercase, char::is_uppercase), 0),
+            "isupper" => (has_only_case(char::is_uppercase, char::is_lowercase), 0),
             "isascii" => (Value::Bool(all.is_ascii()), 0),
             "split" | "rsplit" => {
-                let by = match args.take(0, "sep") {
-                    Some(Value::Text(by)) => Some(by),
-                    _ => None,
-                };
+                let by = text_or_none(name, args.take(0, "sep"))?;
                 let n = args.take(1, "maxsplit").and_then(|n| n.as_int()).map_or(usize::MAX, limit);
                 (split(text, by.as_ref(), n, name == "rsplit")?, 2)
             }
@@ -205,6 +199,15 @@ pub(super) fn of_map(map: &super::value::Map, name: &str) -> Option<Value> {
     Some(Value::Method(map.clone(), known))
 }
 
+/// Returns an optional argument that method `name` takes as text; `none` and a missing one agree.
+fn text_or_none(name: &str, value: Option<Value>) -> Result<Option<Text>> {
+    match value {
+        None | Some(Value::None) => Ok(None),
+        Some(Value::Text(text)) => Ok(Some(text)),
+        Some(other) => Err(Fault::failed(format!("'{name}' expects text, got {}", other.kind()))),
+    }
+}
+
 /// Converts a count; negative means unlimited.
 pub(super) fn limit(n: i128) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
@@ -240,7 +243,7 @@ pub(super) fn strip(text: &Text, chars: Option<&Text>, start: bool, end: bool) -
 }
 
 /// `upper`, `lower`, `capitalize` or `title`. Words start after characters for which `ends` holds.
-pub(super) fn cased(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Text> {
+pub(super) fn change_case(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Text> {
     match how {
         "upper" => return text.map(str::to_uppercase),
         "lower" => return text.map(str::to_lowercase),

@@ -277,6 +277,15 @@ fn list_methods_mutate_variables_only() {
 }
 
 #[test]
+fn separators_must_be_text_or_none() {
+    let source = "{{ ' a  b '.split(none) }}{{ 'a-b'.split('-') }}{{ ' a '.strip(none) }}";
+    assert_eq!(marked(source).as_deref(), Ok("['a', 'b']['a', 'b']a"));
+    for source in ["{{ 'a1b'.split(1) }}", "{{ 'a'.rsplit(['a']) }}", "{{ '1'.strip(1) }}"] {
+        assert!(marked(source).is_err(), "{source}");
+    }
+}
+
+#[test]
 fn failures_are_reported_with_their_line() {
     for (source, line, want) in [
         ("a\n{{ 1 + 'a' }}", 2, "a number + text"),

@@ -5,7 +5,7 @@
 //! has the last of them, and every sixteenth the second.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BalanceLayout, KvBatchEntry, KvTensor, Result, TileLocation, TileRows, TileWrite};
+use kvant_backend::{ChannelScaleLayout, KvBatchEntry, KvTensor, Result, TileLocation, TileRows, TileWrite};
 use kvant_codec::tile::{Side, TILE};
 use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, trellis};
 
@@ -218,7 +218,9 @@ impl Lists {
             let tile_at = word(tile.page.at() + tile.offset);
             let in_tail = matches!(write.place, TileLocation::Tail(_));
             let step_tile = match step_tiles {
-                Some(page) if write.in_band => word(page.at() + part.band_offset(tensor, write.tile)),
+                Some(page) if write.in_step_tiles => {
+                    word(page.at() + part.step_tile_offset(tensor, write.tile))
+                }
                 _ => NONE,
             };
             if !in_tail || step_tile != NONE {
@@ -243,7 +245,7 @@ const F16: u32 = {
 /// Returns the fields shared by all writes to a KV tensor.
 fn common(part: &KvBatchEntry<'_, WgpuPage>, tensor: &KvTensor, head: usize) -> Result<Write> {
     let spec = &tensor.spec;
-    let layout = BalanceLayout::of(part.layer);
+    let layout = ChannelScaleLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
     // Shared-KV tensors store keys, in tiles with the layout of values.
     let of_keys = spec.side == Side::K || spec.shared_kv.is_some();
@@ -264,7 +266,7 @@ fn common(part: &KvBatchEntry<'_, WgpuPage>, tensor: &KvTensor, head: usize) -> 
         of_keys: of_keys.into(),
         rotates: spec.rotates.into(),
         rounds_to_f16: u32::from(spec.tail_tiles > 0),
-        dim: spec.dim() as u32,
+        dim: spec.stored_dim() as u32,
         head_dim: spec.head_dim as u32,
         column: column as u32,
         width: (n_heads * spec.head_dim) as u32,

@@ -16,11 +16,11 @@
 // workgroups.
 //
 // There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values stored separately
-// or shared (JOINT), with centres or without (CENTRES), for values of at most DIM_CHUNKS times 128
+// or shared (SHARED_KV), with centres or without (CENTRES), for values of at most DIM_CHUNKS times 128
 // dims; QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter. Head
 // groups with other types have a kernel of their own.
 
-const JOINT: bool = IS_JOINT != 0u;
+const SHARED_KV: bool = IS_SHARED_KV != 0u;
 const CENTRES: bool = HAS_CENTRES != 0u;
 // Threads of a workgroup: the words of 128 tokens, or of 128 dims, four to a tile.
 const LANES: u32 = 32u / WORDS;
@@ -88,7 +88,7 @@ fn add_word(sums: ptr<function, Sums>, word: u32, values: Sixteen, queries: ptr<
 // Returns the slot in its tile of token number `i` of word `word` of a thread: in quantized tiles
 // of keys they are four apart.
 fn slot_of(first: u32, word: u32, i: u32) -> u32 {
-    return select(4u * (first + word) + i, first + word + 4u * i, is_quantized(K_TYPE) && !JOINT);
+    return select(4u * (first + word) + i, first + word + 4u * i, is_quantized(K_TYPE) && !SHARED_KV);
 }
 
 // Returns the dim, of sixteen, of number `i` of word `word` of a thread.
@@ -109,15 +109,15 @@ fn score_codes(
         for (var step = 0u; step < n / 4u; step++) {
             // Four dims: contiguous ones, or for shared-KV tensors, whose words hold dims that are
             // four apart, strided ones.
-            let d = at + select(4u * step, step / 4u * 16u + step % 4u, JOINT);
-            let stride = select(1u, 4u, JOINT);
+            let d = at + select(4u * step, step / 4u * 16u + step % 4u, SHARED_KV);
+            let stride = select(1u, 4u, SHARED_KV);
             var queries = FourOf();
             for (var j = 0u; j < 4u; j++) {
                 for (var x = 0u; x < QUADS; x++) { queries[j * QUADS + x] = prepared[queries_at + (d + j * stride) * QUADS + x]; }
             }
             if CENTRES {
                 var centre_values = vec4<f32>();
-                if JOINT {
+                if SHARED_KV {
                     centre_values = vec4<f32>(half_at(centre, d), half_at(centre, d + 4u), half_at(centre, d + 8u), half_at(centre, d + 12u));
                 } else {
                     centre_values = vec4<f32>(two_halves(centre, d), two_halves(centre, d + 2u));
@@ -127,7 +127,7 @@ fn score_codes(
                 }
             }
             var high = vec2<u32>();
-            if !JOINT { high = high_bits(K_TYPE, block + SCALE_WORDS, n, step); }
+            if !SHARED_KV { high = high_bits(K_TYPE, block + SCALE_WORDS, n, step); }
             add_keys(&sums, 0u, block, n, step, first, high, &queries);
             if WORDS > 1u { add_keys(&sums, 1u, block, n, step, first, high, &queries); }
             if WORDS > 2u {
@@ -151,7 +151,7 @@ fn add_keys(
     block: u32, n: u32, step: u32, first: u32, shared_high_bits: vec2<u32>, queries: ptr<function, FourOf>,
 ) {
     let planes = block + SCALE_WORDS;
-    if JOINT {
+    if SHARED_KV {
         let g = step / 4u * 4u + first + word;
         let high = high_bits(K_TYPE, planes, n, g);
         add_word(sums, word, sixteen_levels(K_TYPE, false, true, planes, n, g, step % 4u, high), queries, true);
@@ -190,7 +190,7 @@ fn add_dim(
 ) {
     var values = vec4<f32>();
     if STAGE != NO_CODES {
-        if JOINT {
+        if SHARED_KV {
             for (var i = 0u; i < 4u; i++) { values[i] = float_at(dtype, address, (4u * (first + word) + i) * dim + d); }
         } else {
             values = four_floats(dtype, address, d * TILE, first + word, is_quantized(K_TYPE));
@@ -335,7 +335,7 @@ fn attend(
     let first_query = query_at(unit, 0u);
     let keys = kv_tensor(first_query.first_tensor);
     let values = kv_tensor(first_query.first_tensor + 1u);
-    let is_variant = keys.dtype == K_TYPE && values.dtype == V_TYPE && (keys.is_key == 0u) == JOINT
+    let is_variant = keys.dtype == K_TYPE && values.dtype == V_TYPE && (keys.is_key == 0u) == SHARED_KV
         && (keys.centre != NONE) == CENTRES && (values.value_dim + TOKENS - 1u) / TOKENS == DIM_CHUNKS;
     if !is_variant { return; }
     init_lookup(thread);
@@ -451,7 +451,7 @@ fn attend(
                         add_floats(V_TYPE, values.dim, address, first_weight, d, first, read_mask, &sums, &main_weight_sum);
                     }
                 }
-                if JOINT && CENTRES {
+                if SHARED_KV && CENTRES {
                     let centre = p.list[values.blocks + chunk] + values.centre;
                     for (var i = 0u; i < 4u * WORDS; i++) {
                         let centre_value = half_at(centre, d + dim_of(first, i / 4u, i % 4u));

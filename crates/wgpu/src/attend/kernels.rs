@@ -84,7 +84,7 @@ fn source(look_ups: CodebookLookup) -> &'static Source {
 pub struct KernelKind {
     /// The type numbers of keys and of values.
     types: [u32; 2],
-    is_joint: bool,
+    is_shared_kv: bool,
     has_centres: bool,
     /// Size of a value in units of 128 dims.
     dim_chunks: u32,
@@ -98,9 +98,9 @@ impl KernelKind {
     pub fn new([keys, values]: [&KvTensorSpec; 2]) -> Result<Self> {
         Ok(Self {
             types: [number(OP, keys)?, number(OP, values)?],
-            is_joint: keys.side == Side::V,
+            is_shared_kv: keys.side == Side::V,
             has_centres: has_centres(keys),
-            dim_chunks: values.value_dim().div_ceil(TOKENS_PER_BLOCK) as u32,
+            dim_chunks: values.stored_value_dim().div_ceil(TOKENS_PER_BLOCK) as u32,
         })
     }
 }
@@ -124,7 +124,7 @@ fn variant_numbers(kind: KernelKind, words: usize, slots: usize, stage: usize) -
     [
         ("K_TYPE", k),
         ("V_TYPE", v),
-        ("IS_JOINT", kind.is_joint.into()),
+        ("IS_SHARED_KV", kind.is_shared_kv.into()),
         ("HAS_CENTRES", kind.has_centres.into()),
         ("DIM_CHUNKS", kind.dim_chunks),
         ("QUADS", (slots / 4) as u32),
@@ -196,17 +196,17 @@ fn shared() -> Constants {
 /// keys and of values.
 #[cfg(test)]
 pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
-    let kind = |dtypes: [DType; 2], is_joint, dim_chunks| {
+    let kind = |dtypes: [DType; 2], is_shared_kv, dim_chunks| {
         let types =
             dtypes.map(|dtype| kv::TYPES.into_iter().position(|known| known == dtype).unwrap() as u32);
-        KernelKind { types, is_joint, has_centres: dtypes[0].code().is_some(), dim_chunks }
+        KernelKind { types, is_shared_kv: is_shared_kv, has_centres: dtypes[0].code().is_some(), dim_chunks }
     };
     let lookup_variants =
         CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MAX_SLOTS)]);
     let sources = lookup_variants.flat_map(|(look_ups, words, slots)| {
         let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
-        let joint = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];
-        let all = kinds.into_iter().chain(joint);
+        let shared_kv = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];
+        let all = kinds.into_iter().chain(shared_kv);
         all.map(move |kind| {
             let variant_numbers = variant_numbers(kind, words, slots, STAGES.len() - 1);
             (source(look_ups), constants_of(variant_numbers))

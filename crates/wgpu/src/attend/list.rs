@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
+use kvant_backend::{BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::{Side, TILE};
 
 use super::kernels::{KernelKind, MAX_DIMS};
@@ -93,7 +93,7 @@ fn tensors(layer: &KvLayer, head: usize) -> [&KvTensor; 2] {
 
 /// Returns the offsets of the channel scales of queries of a KV head, and of their shifts.
 fn of_keys(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
-    let query = BalanceLayout::of(part.layer).query.start;
+    let query = ChannelScaleLayout::of(part.layer).query.start;
     [balance(part, query + head * part.layer.k[head].spec.head_dim), NONE]
 }
 
@@ -101,7 +101,7 @@ fn of_keys(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
 /// of shared-KV tensors have the scales of queries.
 fn of_values(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
     let Some(tensor) = part.layer.v.get(head) else { return of_keys(part, head) };
-    let (of, column) = (BalanceLayout::of(part.layer), head * tensor.spec.head_dim);
+    let (of, column) = (ChannelScaleLayout::of(part.layer), head * tensor.spec.head_dim);
     match of.scales_values() {
         true => [of.out, of.out_shift].map(|range| balance(part, range.start + column)),
         false => [NONE; 2],
@@ -120,24 +120,24 @@ fn tensor_words(
     [factors, shifts]: [u32; 2],
 ) -> Result<[u32; TENSOR_WORDS]> {
     let spec = &tensor.spec;
-    if spec.dim() > MAX_DIMS {
+    if spec.stored_dim() > MAX_DIMS {
         return Err(BackendError::Unsupported {
             op: OP,
-            wanted: format!("heads of {}", spec.head_dim),
+            requested: format!("heads of {}", spec.head_dim),
             has: format!("heads of up to {MAX_DIMS}"),
         });
     }
-    let tiles = part.band_tiles(tensor);
+    let tiles = part.step_tiles(tensor);
     let step_tiles = match step_tiles {
-        Some(page) if !tiles.is_empty() => word(page.at() + part.band_offset(tensor, tiles.start)),
+        Some(page) if !tiles.is_empty() => word(page.at() + part.step_tile_offset(tensor, tiles.start)),
         _ => NONE,
     };
     let within = |page: Option<_>, at: usize| page.map_or(NONE, |page: &WgpuPage| word(page.at() + at));
     let [sink, tail] = [part.memory.sink(), part.memory.tail()].map(|page| page.map(|page| &***page));
     Ok([
         number(OP, spec)?,
-        spec.dim() as u32,
-        spec.value_dim() as u32,
+        spec.stored_dim() as u32,
+        spec.stored_value_dim() as u32,
         u32::from(spec.side == Side::K),
         spec.rotates.into(),
         spec.sink_tiles as u32,

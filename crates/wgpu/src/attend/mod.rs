@@ -83,8 +83,8 @@ pub(crate) fn attend(
     let variant = variants[class as usize];
     let slots = variant.queries.min(max_queries.next_power_of_two()).clamp(4, MAX_SLOTS);
     let list = List::new(parts, group, slots, step_tiles)?;
-    let query_values = 1 + tensors().map(|tensor| tensor.spec.dim()).max().unwrap_or(0);
-    let partial_values = SUMS + tensors().map(|tensor| tensor.spec.value_dim()).max().unwrap_or(0);
+    let query_values = 1 + tensors().map(|tensor| tensor.spec.stored_dim()).max().unwrap_or(0);
+    let partial_values = SUMS + tensors().map(|tensor| tensor.spec.stored_value_dim()).max().unwrap_or(0);
     let kernel_params = Params {
         heads: params.n_heads as u32,
         group: group as u32,

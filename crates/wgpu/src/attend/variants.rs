@@ -125,7 +125,7 @@ impl AttendVariant {
         let subgroups = if adapter.has_subgroups { "" } else { ", without subgroups" };
         Err(BackendError::Unsupported {
             op: OP,
-            wanted: format!("{} look-ups for {queries} queries, {words} words at a time", look_ups.name()),
+            requested: format!("{} look-ups for {queries} queries, {words} words at a time", look_ups.name()),
             has: format!("4 or {MAX_SLOTS} queries, 1, 2 or 4 words{subgroups}"),
         })
     }

@@ -50,7 +50,7 @@ impl AttendWork {
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             soft_cap: None,
         };
-        let rows = TokenSpan { first: 0, n: n_rows, start: tokens - n_rows, coded: 0 };
+        let rows = TokenSpan { first: 0, n: n_rows, start: tokens - n_rows, first_tail_tile: 0 };
         let (layer, memory) = filled(device, [k, v], tokens)?;
         Ok(Self { params, rows, layer, memory, q, out })
     }
@@ -71,7 +71,7 @@ impl AttendWork {
         device.finish()?;
         let started = Instant::now();
         for _ in 0..launches {
-            let part = KvBatchEntry { rows: *rows, layer, memory, band: 0, channel_scales: None };
+            let part = KvBatchEntry { rows: *rows, layer, memory, step_offset: 0, channel_scales: None };
             match stage {
                 Some(stage) => device.attend_staged(stage, params, &[part], q, None, out)?,
                 None => device.attend(params, &[part], q, None, None, out)?,
@@ -127,7 +127,7 @@ fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvL
 
 fn tile(spec: &KvTensorSpec, random: &mut Random) -> Vec<u8> {
     let layout = spec.main_layout();
-    let mut row = vec![0.0; spec.dim()];
+    let mut row = vec![0.0; spec.stored_dim()];
     let mut tile = vec![0; layout.bytes()];
     for slot in 0..TILE {
         random.fill_gaussian(&mut row, 1.0);

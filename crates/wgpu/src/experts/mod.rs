@@ -142,7 +142,7 @@ fn route(
     if n > MAX_GROUPS {
         return Err(BackendError::Unsupported {
             op: "expert_ffn",
-            wanted: format!("{n} expert groups"),
+            requested: format!("{n} expert groups"),
             has: format!("up to {MAX_GROUPS}"),
         });
     }

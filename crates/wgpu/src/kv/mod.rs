@@ -36,7 +36,7 @@ pub(crate) fn number(op: &'static str, spec: &KvTensorSpec) -> Result<u32> {
     let index = TYPES.into_iter().position(|known| known == spec.dtype);
     index.map(|index| index as u32).ok_or_else(|| BackendError::Unsupported {
         op,
-        wanted: format!("{} in the cache", spec.dtype),
+        requested: format!("{} in the cache", spec.dtype),
         has: TYPES.map(DType::name).join(", "),
     })
 }
