@@ -37,13 +37,22 @@ pub fn machine_bytes() -> Option<usize> {
     memory_in(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// Parses `/proc/meminfo`.
+/// Returns the bytes that programs can allocate now without swapping; `None` where the system does
+/// not report it.
+pub fn available_bytes() -> Option<usize> {
+    bytes_in(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+}
+
+/// Returns memory and swap of `/proc/meminfo`.
 fn memory_in(meminfo: &str) -> Option<usize> {
-    let kib = |name: &str| -> Option<usize> {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().strip_suffix("kB")?.trim().parse().ok()
-    };
-    Some((kib("MemTotal")?.saturating_add(kib("SwapTotal").unwrap_or(0))).saturating_mul(1024))
+    Some(bytes_in(meminfo, "MemTotal")?.saturating_add(bytes_in(meminfo, "SwapTotal").unwrap_or(0)))
+}
+
+/// Returns the line `name` of `/proc/meminfo` in bytes.
+fn bytes_in(meminfo: &str, name: &str) -> Option<usize> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib.saturating_mul(1024))
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
-//! `kvant doctor`: reports the machine's capabilities and the kernel of each type.
+//! `kvant doctor`: reports the machine's capabilities, the kernel of each type, and what a model
+//! needs here.
+
+mod fit;
 
 use std::path::PathBuf;
 
@@ -12,13 +15,18 @@ use crate::args::device;
 use crate::console;
 use crate::failure::Failure;
 use crate::gpu;
+use crate::model_source::ModelSourceArgs;
 use crate::output::{self, Format, Row};
 use crate::progress;
+use fit::Fit;
 
 /// Arguments of `kvant doctor`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  kvant doctor")]
+#[command(after_help = "Examples:\n  kvant doctor\n  kvant doctor bundled")]
 pub struct DoctorArgs {
+    /// The model to fit
+    #[command(flatten)]
+    place: ModelSourceArgs,
     /// Number of threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS")]
     threads: Option<usize>,
@@ -46,6 +54,10 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "warning: {why}; not used (kvant doctor --tune{of_device} creates it again)"
         ));
     }
+    let fit = match args.place.is_given() {
+        true => Some(Fit::of(&args.place.source()?.open(&args.place, args.json)?)?),
+        false => None,
+    };
     let device = CpuInfo::open(args.threads)?;
     let info = device.info();
     let kernels: Vec<Row> = device
@@ -65,6 +77,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "instruction_sets": device.instruction_sets(),
             "matrix_unit": device.matrix_unit(),
             "choices": kernels,
+            "fit": fit.as_ref().map(Fit::json),
             "unpacked": LoadOnlyType::ALL.map(LoadOnlyType::name),
             "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
             "adapters": gpu::adapters().into_iter().map(|adapter| adapter.json).collect::<Vec<_>>(),
@@ -84,7 +97,14 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     for adapter in gpu::adapters() {
         console::print(format_args!("adapter  {}", adapter.line))?;
     }
-    console::print("")?;
+    if let Some(fit) = fit {
+        for line in fit.lines() {
+            console::print(line)?;
+        }
+        console::print("")?;
+        return Ok(output::print_rows(fit.rows(), Format::Md)?);
+    }
+    console::print("memory   kvant doctor MODEL tells what fits\n")?;
     output::print_rows(&kernels, Format::Md)?;
     console::print(format_args!("\nunpacked on load: {}", output::unpacked(&LoadOnlyType::ALL)))?;
     Ok(())

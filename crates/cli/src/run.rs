@@ -1,5 +1,8 @@
 //! `kvant run`: generates the answer to one prompt and prints a summary line.
 
+mod choice;
+
+use std::env::var_os;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -22,6 +25,7 @@ use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::template::TemplateArgs;
 use crate::vision::{VisionArgs, VisionOptions, encode_images};
 use crate::{console, log, output, progress};
+use choice::Choice;
 
 /// Arguments of `kvant run`.
 #[derive(Args, Debug)]
@@ -83,6 +87,11 @@ pub struct RunArgs {
 pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     args.model.place.split_off_prompt(&mut args.words)?;
     check_output_path(args.prompt_cache.as_deref())?;
+    if args.asks() {
+        let Some(Choice { model, prompt }) = choice::ask(args.model.place.is_given())? else { return Ok(()) };
+        args.prompt = Some(prompt);
+        args.model.place = model.map_or(args.model.place.clone(), |model| args.model.place.named(&model));
+    }
     let text = args.text()?;
     let mut options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
@@ -175,6 +184,14 @@ impl RunArgs {
     fn leave(&self, session: &Session) -> Result<(), Failure> {
         self.save(session)?;
         exit(INTERRUPTED)
+    }
+
+    /// Returns whether the user is asked for a prompt: none was given, and a person is at the
+    /// terminal.
+    fn asks(&self) -> bool {
+        let is_given = !self.words.is_empty() || self.prompt.is_some() || self.file.is_some();
+        let is_interactive = io::stdin().is_terminal() && console::stderr_is_terminal();
+        is_interactive && !is_given && !self.json && !self.quiet && var_os("KVANT_PROMPT").is_none()
     }
 
     fn text(&self) -> Result<String, Failure> {

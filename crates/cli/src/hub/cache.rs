@@ -17,6 +17,27 @@ use kvant::gguf::{printable, printable_path};
 use super::remote::{About, Problem};
 use crate::failure::Failure;
 
+/// What the name of a repository's folder begins with.
+const PREFIX: &str = "models--";
+
+/// Returns the folder of the hub's own tools, and that of all repositories in it.
+fn folders() -> Result<[PathBuf; 2], Failure> {
+    let dir = |name: &str| var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let user = || dir("HOME").or_else(|| dir("USERPROFILE")).map(|home| home.join(".cache"));
+    let home =
+        dir("HF_HOME").or_else(|| dir("XDG_CACHE_HOME").or_else(user).map(|cache| cache.join("huggingface")));
+    let home = home.ok_or_else(|| Failure::Work("no folder for models: set HF_HOME".to_owned()))?;
+    let hub = dir("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub"));
+    Ok([home, hub])
+}
+
+/// Returns the names of all repositories with a folder.
+pub fn repos() -> Vec<String> {
+    let entries = folders().into_iter().filter_map(|[_, hub]| fs::read_dir(hub).ok()).flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter_map(|name| Some(name.strip_prefix(PREFIX)?.replacen("--", "/", 1))).collect()
+}
+
 /// The folder of a repository.
 pub struct Cache {
     home: PathBuf,
@@ -26,13 +47,8 @@ pub struct Cache {
 impl Cache {
     /// Returns the folder where the hub's own tools store this repository.
     pub fn from_env(repo: &str) -> Result<Self, Failure> {
-        let dir = |name: &str| var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-        let user = || dir("HOME").or_else(|| dir("USERPROFILE")).map(|home| home.join(".cache"));
-        let home = dir("HF_HOME")
-            .or_else(|| dir("XDG_CACHE_HOME").or_else(user).map(|cache| cache.join("huggingface")));
-        let home = home.ok_or_else(|| Failure::Work("no folder for models: set HF_HOME".to_owned()))?;
-        let hub = dir("HF_HUB_CACHE").unwrap_or_else(|| home.join("hub"));
-        Ok(Self { folder: hub.join(format!("models--{}", repo.replace('/', "--"))), home })
+        let [home, hub] = folders()?;
+        Ok(Self { folder: hub.join(format!("{PREFIX}{}", repo.replace('/', "--"))), home })
     }
 
     pub fn folder(&self) -> &Path {

@@ -56,6 +56,17 @@ impl fmt::Display for Id {
     }
 }
 
+/// Returns the repositories with a downloaded model, in alphabetical order.
+pub fn downloaded() -> Vec<String> {
+    let mut repos = cache::repos();
+    repos.retain(|repo| {
+        let cache = Cache::from_env(repo);
+        cache.is_ok_and(|cache| cache.commit().is_some_and(|commit| !cache.files(&commit).is_empty()))
+    });
+    repos.sort();
+    repos
+}
+
 /// Returns the model's local file (of a split one the first) or the folder of an adapter,
 /// downloaded if needed.
 ///

@@ -1,0 +1,176 @@
+//! What a model needs on this machine: for each KV type the bytes of a full context, the longest
+//! context, and the number of conversations that fit beside the weights.
+
+use std::sync::Arc;
+
+use kvant::{Config, CudaInfo, DType, Gguf, KvOptions, KvShape, Plan, limits};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::hints;
+use crate::output::{self, Row};
+
+/// Tokens of a conversation when several are counted, if the model was trained for as many.
+const CONVERSATION: usize = 8192;
+
+/// Memory that holds a model's weights and caches.
+#[derive(Clone)]
+struct Memory {
+    device: String,
+    /// Bytes that are free now.
+    free: usize,
+}
+
+/// What one device holds of a model, per KV type.
+pub struct Fit {
+    /// Bytes of the weights.
+    weights: usize,
+    /// Tokens of the model's training context.
+    n_ctx: usize,
+    devices: Vec<Memory>,
+    rows: Vec<Row>,
+}
+
+impl Fit {
+    /// Computes the table for a model that is not loaded.
+    ///
+    /// # Errors
+    /// A model that Kvant does not run.
+    pub fn of(gguf: &Gguf) -> Result<Self, Failure> {
+        let mut config = Config::from_gguf(gguf).map_err(kvant::Error::from)?;
+        // The default KV type depends on them.
+        config.statistics = Some(Arc::new(config.weight_statistics(gguf).map_err(kvant::Error::from)?));
+        let (shape, n_ctx) = (config.kv_shape(), config.n_ctx_train);
+        let weights = gguf.tensors().iter().map(|info| info.n_bytes).sum();
+        let devices = memories();
+        let plans = &plans(&shape)?;
+        let shape = &shape;
+        let rows = devices.iter().flat_map(|memory| {
+            let free = memory.free.saturating_sub(weights);
+            plans.iter().map(move |(name, plan)| row(&memory.device, name, plan, shape, n_ctx, free))
+        });
+        let rows = rows.collect();
+        Ok(Self { weights, n_ctx, devices, rows })
+    }
+
+    /// Returns the lines above the table.
+    pub fn lines(&self) -> Vec<String> {
+        let weights = output::bytes(self.weights);
+        let mut lines = vec![format!("weights  {weights}, trained for {} tokens", self.n_ctx)];
+        for Memory { device, free } in &self.devices {
+            let left = match free.checked_sub(self.weights) {
+                Some(left) => format!("{} beside the weights", output::bytes(left)),
+                None => format!("{} too few for the weights", output::bytes(self.weights - free)),
+            };
+            lines.push(format!("memory   {device}: {} free, {left}", output::bytes(*free)));
+        }
+        if self.devices.is_empty() {
+            lines.push("memory   unknown: this system reports no free memory".to_owned());
+        }
+        lines
+    }
+
+    /// Returns a row per device and KV type.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Returns the table as JSON.
+    pub fn json(&self) -> Value {
+        let memories = self.devices.iter().map(|memory| (memory.device.clone(), memory.free.into()));
+        json!({
+            "weight_bytes": self.weights,
+            "n_ctx_train": self.n_ctx,
+            "free_bytes": Value::Object(memories.collect()),
+            "rows": self.rows,
+        })
+    }
+}
+
+/// Returns the memory of the CPU and of each NVIDIA GPU; other adapters report none.
+fn memories() -> Vec<Memory> {
+    let cpu = limits::available_bytes().map(|free| Memory { device: "cpu".to_owned(), free });
+    let gpus = (0..CudaInfo::count().unwrap_or(0)).filter_map(|index| {
+        let (free, _) = CudaInfo::open(index).ok()?.memory().ok()?;
+        Some(Memory { device: format!("cuda:{index}"), free })
+    });
+    cpu.into_iter().chain(gpus).collect()
+}
+
+/// Returns the plans of the table with their names, the default first.
+fn plans(shape: &KvShape) -> Result<Vec<(String, Plan)>, Failure> {
+    let plan = |options: &KvOptions| {
+        options.plan(shape).map_err(|error| Failure::Usage(hints::of_engine(&error.into())))
+    };
+    let default = plan(&KvOptions::default_for(shape))?;
+    let (k, v) = default.type_names();
+    let mut plans = vec![(format!("{k}/{v} (default)"), default)];
+    for dtype in [DType::F16, DType::Q8_0, DType::Turbo4, DType::Turbo3, DType::Turbo2] {
+        plans.push((format!("{0}/{0}", dtype.name()), plan(&KvOptions::symmetric(dtype))?));
+    }
+    Ok(plans)
+}
+
+fn row(device: &str, name: &str, plan: &Plan, shape: &KvShape, n_ctx: usize, free: usize) -> Row {
+    let conversation = CONVERSATION.min(n_ctx);
+    let n_bytes = |tokens| plan.n_bytes(shape, tokens);
+    let longest = longest(n_ctx, |tokens| n_bytes(tokens) <= free);
+    let (bits_k, bits_v) = plan.bits_per_value(shape);
+    let cells = [
+        ("device", device.into()),
+        ("type K/V", name.into()),
+        ("bits per value", ((bits_k + bits_v) / 2.0).into()),
+        ("full context", output::bytes(n_bytes(n_ctx)).into()),
+        (
+            "longest context",
+            if longest == n_ctx { format!("{longest} (all)") } else { longest.to_string() }.into(),
+        ),
+        (&conversations(n_ctx), (free / n_bytes(conversation).max(1)).into()),
+    ];
+    cells.into_iter().map(|(name, cell): (&str, Value)| (name.to_owned(), cell)).collect()
+}
+
+/// Returns the head of the column that counts conversations, for a training context of `n_ctx`.
+fn conversations(n_ctx: usize) -> String {
+    format!("conversations of {}", CONVERSATION.min(n_ctx))
+}
+
+/// Returns the largest number up to `max` that `fits`; 0 if none does.
+fn longest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, max);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_context_is_the_last_that_fits() {
+        for limit in [0, 1, 7, 99, 100, 101] {
+            assert_eq!(longest(100, |n| n <= limit), limit.min(100));
+        }
+    }
+
+    #[test]
+    fn smaller_types_hold_longer_contexts_and_more_conversations() {
+        let gguf = kvant::Model::bundled_file().unwrap();
+        let fit = Fit::of(&gguf).unwrap();
+        assert_eq!(fit.rows.len(), 6 * fit.devices.len());
+        let config = Config::from_gguf(&gguf).unwrap();
+        let (shape, plans) = (config.kv_shape(), plans(&config.kv_shape()).unwrap());
+        let free = plans[1].1.n_bytes(&shape, config.n_ctx_train) / 2;
+        let count = |at: usize, column: &str| {
+            let row = row("cpu", &plans[at].0, &plans[at].1, &shape, config.n_ctx_train, free);
+            row[column].to_string().trim_matches('"').split(' ').next().unwrap().parse::<usize>().unwrap()
+        };
+        let (f16, turbo3, many) = (1, 4, conversations(config.n_ctx_train));
+        assert!(count(f16, "longest context") < config.n_ctx_train);
+        assert_eq!(count(turbo3, "longest context"), config.n_ctx_train);
+        assert!(count(turbo3, &many) > count(f16, &many));
+    }
+}
