@@ -1,0 +1,526 @@
+//! The loops over codes and floats, for a chunk of queries at a time; see the method in [`super`].
+//!
+//! Keys and values use the same product: 64 codes of a group with four signed bytes broadcast to
+//! all lanes. For keys those are four dims of a query, and a lane is a token; for values they are
+//! the weights of four tokens, and a lane is a dim. Two groups are unpacked side by side where the
+//! registers allow ([`Lanes::WIDE`]), so that each broadcast is loaded once for both.
+//!
+//! Each loop serves `N` queries, a constant, so that its sums stay in registers. Vector operations
+//! are never inside a closure: a closure is compiled on its own, without the target features,
+//! unless it happens to be inlined early.
+
+#![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
+
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+use kvant_codec::tile::{TILE, high_planes};
+use kvant_codec::{DType, Side};
+
+use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
+use super::prefetch::Prefetcher;
+use super::weights::{weight_planes, weighted};
+use crate::simd::vec16::{Lanes, Op};
+
+/// Tokens per softmax block.
+pub(super) const BLOCK: usize = 128;
+
+/// Tiles of a block.
+pub(super) const BLOCK_TILES: usize = BLOCK / TILE;
+
+/// Maximum queries of a chunk.
+pub(super) const MAX_QUERIES: usize = 6;
+
+/// Score of a masked token. Finite, so that a block without a visible token gives finite sums,
+/// which the first visible one (whose score is far larger) multiplies by 2^(MASKED_SCORE - score) =
+/// 0.
+pub(super) const MASKED_SCORE: f32 = -1e30;
+
+/// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Bytes(pub(super) [[i8; 4]; 32]);
+
+/// Scores (times log2 e), then weights, of one query over a block of tokens, by tile. Keys are read
+/// in pairs of tiles, hence one tile of slack.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Scores(pub(super) [[f32; TILE]; BLOCK_TILES + 1]);
+
+/// Sixteen dims of an output.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Lane(pub(super) [f32; 16]);
+
+/// Evaluates `$body` with the constant `$N` equal to `$n`.
+macro_rules! with_n {
+    ($n:expr, $N:ident => $body:expr) => {
+        match $n {
+            1 => {
+                const $N: usize = 1;
+                $body
+            }
+            2 => {
+                const $N: usize = 2;
+                $body
+            }
+            3 => {
+                const $N: usize = 3;
+                $body
+            }
+            4 => {
+                const $N: usize = 4;
+                $body
+            }
+            5 => {
+                const $N: usize = 5;
+                $body
+            }
+            6 => {
+                const $N: usize = 6;
+                $body
+            }
+            n => unreachable!("a chunk of {n} queries"),
+        }
+    };
+}
+
+pub(super) use with_n;
+
+/// Calls a generic function with the [`Floats`] of a dtype, and the number of bytes of 16 values.
+macro_rules! with_floats {
+    ($dtype:expr, $F:ident, $B:ident => $body:expr) => {
+        match $dtype {
+            DType::F16 => {
+                type $F = $crate::ops::attend::kernels::F16;
+                const $B: usize = 32;
+                $body
+            }
+            DType::BF16 => {
+                type $F = $crate::ops::attend::kernels::BF16;
+                const $B: usize = 32;
+                $body
+            }
+            DType::F32 => {
+                type $F = $crate::ops::attend::kernels::F32;
+                const $B: usize = 64;
+                $body
+            }
+            dtype => unreachable!("{dtype} is not a float type"),
+        }
+    };
+}
+pub(super) use with_floats;
+
+/// Combines the sums of products with `P` byte planes.
+#[inline(always)]
+pub(super) fn joined<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P]) -> L::Ints {
+    if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] }
+}
+
+/// Scores one block of dims of some tiles of keys for a chunk of queries.
+pub(super) struct ScoreCodes<'a> {
+    pub(super) coding: Coding,
+    /// f16 scales of the first tile's tokens; the next tile's are `scale_stride` bytes further.
+    pub(super) scales: &'a [u8],
+    pub(super) scale_stride: usize,
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
+    /// further.
+    pub(super) planes: &'a [u8],
+    pub(super) plane_bytes: usize,
+    pub(super) stride: usize,
+    pub(super) octets: usize,
+    pub(super) tiles: usize,
+    /// Byte planes of the queries in the slice that contains the block, `[queries][query_planes]`.
+    pub(super) rows: &'a [Bytes],
+    pub(super) query_planes: usize,
+    /// Index of the block's first four dims within the slice.
+    pub(super) at: usize,
+    /// `-bias · Σ integers` of the block, `[queries]`.
+    pub(super) starts: &'a [i32],
+    /// Value of one unit of the integer product, without the scales of the keys, `[queries]`.
+    pub(super) factors: &'a [f32],
+    /// Destination of the scores, `[queries]`: added to, or set by the first block of the tiles.
+    pub(super) scores: &'a mut [Scores],
+    /// First of the tiles within the scores.
+    pub(super) tile: usize,
+    pub(super) is_first: bool,
+    /// Prefetcher to advance meanwhile.
+    pub(super) prefetcher: &'a mut Prefetcher,
+}
+
+impl ScoreCodes<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.scores.len();
+        match (self.coding, self.query_planes) {
+            (Coding::Whole, 2) => {
+                with_n!(n, N => lanes.run(ScoreChunk::<Whole, N, 2>(&mut self, PhantomData)))
+            }
+            (coding, 1) => with_codes!(coding, C => {
+                with_n!(n, N => lanes.run(ScoreChunk::<C, N, 1>(&mut self, PhantomData)))
+            }),
+            (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
+        }
+    }
+}
+
+struct ScoreChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut ScoreCodes<'a>, PhantomData<C>);
+
+impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P> {
+    type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
+    const LOOKS_UP_64: bool = C::LOOKS_UP_64;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let &mut ScoreCodes { rows, starts, factors, ref mut scores, tiles, .. } = self.0;
+        let starts: &[i32; N] = starts.try_into().expect("a start per query");
+        let factors: &[f32; N] = factors.try_into().expect("a factor per query");
+        let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
+        assert!(rows.len() == N * P && self.0.tile + tiles <= BLOCK_TILES);
+        let high = high_planes(self.0.plane_bytes);
+        for t in (0..tiles).step_by(2) {
+            // A last tile without a neighbour is paired with itself; its second scores go to the
+            // slack or are overwritten.
+            let pair = [t, (t + 1).min(tiles - 1)];
+            let planes = pair.map(|t| &self.0.planes[t * self.0.stride..][..self.0.plane_bytes]);
+            let scales =
+                pair.map(|t| self.0.scales[t * self.0.scale_stride..].first_chunk().expect("scales"));
+            for first in (0..2).step_by(L::WIDE) {
+                let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
+                for sums in &mut sums {
+                    for (sums, &start) in sums.iter_mut().zip(starts) {
+                        sums[P - 1] = lanes.splat_i(start);
+                    }
+                }
+                for octet in 0..self.0.octets {
+                    self.0.prefetcher.step();
+                    let pair = [planes[first], planes[first + L::WIDE - 1]];
+                    let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
+                    let at = self.0.at + 8 * octet;
+                    assert!(at + 8 <= 32);
+                    for g in 0..8 {
+                        let codes =
+                            [C::group(lanes, octets[0], g, Side::K), C::group(lanes, octets[1], g, Side::K)];
+                        for n in 0..N {
+                            for p in 0..P {
+                                let dims = rows[n * P + p].0[at + g];
+                                for m in 0..L::WIDE {
+                                    sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], dims);
+                                }
+                            }
+                        }
+                    }
+                }
+                for m in 0..L::WIDE {
+                    let scale = lanes.load_f16(scales[first + m]);
+                    for n in 0..N {
+                        let product = lanes.mul(lanes.to_floats(joined(lanes, sums[m][n])), scale);
+                        let out = &mut scores[n].0[self.0.tile + t + first + m];
+                        let before = if self.0.is_first { lanes.splat(0.0) } else { lanes.load(out) };
+                        lanes.store(lanes.mul_add(product, lanes.splat(factors[n]), before), out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Scores two neighbouring float tiles of keys `[dim][16]` for a chunk of queries.
+pub(super) struct ScoreFloats<'a> {
+    pub(super) dtype: DType,
+    pub(super) tiles: [&'a [u8]; 2],
+    /// Scaled, `[queries][dim]`.
+    pub(super) queries: &'a [f32],
+    pub(super) scores: &'a mut [Scores],
+    pub(super) tile: usize,
+    /// Prefetcher to advance meanwhile.
+    pub(super) prefetcher: &'a mut Prefetcher,
+}
+
+impl ScoreFloats<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.scores.len();
+        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(ScoreFloatsChunk::<F, B, N>(&mut self, PhantomData))))
+    }
+}
+
+struct ScoreFloatsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut ScoreFloats<'a>, PhantomData<F>);
+
+impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreFloatsChunk<'_, '_, F, B, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let &mut ScoreFloats { tiles, queries, ref mut scores, tile, .. } = self.0;
+        let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
+        let dim = queries.len() / N;
+        let queries: [&[f32]; N] = std::array::from_fn(|n| &queries[n * dim..(n + 1) * dim]);
+        let tiles = tiles.map(|tile| &tile.as_chunks::<B>().0[..dim]);
+        for first in (0..2).step_by(L::WIDE) {
+            let mut sums = [[lanes.splat(0.0); N]; 2];
+            for d in 0..dim {
+                if d % TILE == 0 {
+                    self.0.prefetcher.step();
+                }
+                let pair = [&tiles[first][d], &tiles[first + L::WIDE - 1][d]];
+                let keys = [F::load(lanes, pair[0]), F::load(lanes, pair[1])];
+                for n in 0..N {
+                    let q = lanes.splat(queries[n][d]);
+                    for m in 0..L::WIDE {
+                        sums[m][n] = lanes.mul_add(keys[m], q, sums[m][n]);
+                    }
+                }
+            }
+            for m in 0..L::WIDE {
+                for n in 0..N {
+                    lanes.store(sums[m][n], &mut scores[n].0[tile + first + m]);
+                }
+            }
+        }
+    }
+}
+
+/// A float type in memory: 16 values in `B` bytes.
+pub(super) trait Floats<const B: usize> {
+    fn load<L: Lanes>(lanes: L, x: &[u8; B]) -> L::Floats;
+}
+
+pub(super) struct F16;
+pub(super) struct BF16;
+pub(super) struct F32;
+
+impl Floats<32> for F16 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[u8; 32]) -> L::Floats {
+        lanes.load_f16(x)
+    }
+}
+
+impl Floats<32> for BF16 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[u8; 32]) -> L::Floats {
+        lanes.load_bf16(x)
+    }
+}
+
+impl Floats<64> for F32 {
+    #[inline(always)]
+    fn load<L: Lanes>(lanes: L, x: &[u8; 64]) -> L::Floats {
+        lanes.load_f32(x)
+    }
+}
+
+/// Accumulates the weighted values of some tiles, octet by octet (two columns of 16 dims each), for
+/// a chunk of queries.
+pub(super) struct AccumulateCodes<'a> {
+    pub(super) coding: Coding,
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
+    /// further.
+    pub(super) planes: &'a [u8],
+    pub(super) plane_bytes: usize,
+    pub(super) stride: usize,
+    /// The first octet within the block.
+    pub(super) octet: usize,
+    pub(super) octets: usize,
+    pub(super) tiles: usize,
+    /// Byte planes of the weights, `[queries][weight_planes]`.
+    pub(super) rows: &'a [Bytes],
+    pub(super) weight_planes: usize,
+    /// First of the tiles within the rows.
+    pub(super) tile: usize,
+    /// `-bias · Σ integers`, `[queries]`.
+    pub(super) starts: &'a [i32],
+    /// Value of one unit of the integer product, `[queries]`.
+    pub(super) factors: &'a [f32],
+    /// Outputs to accumulate into, `[queries][width]`.
+    pub(super) out: &'a mut [Lane],
+    pub(super) width: usize,
+    /// The first lane of the first octet.
+    pub(super) lane: usize,
+    /// Prefetcher to advance meanwhile.
+    pub(super) prefetcher: &'a mut Prefetcher,
+}
+
+impl AccumulateCodes<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.factors.len();
+        match (self.coding, self.weight_planes) {
+            // Codes of another type: expanded, or reduced to its low bits
+            // ([`Stage::LowBits`](super::Stage)).
+            (Coding::Whole, 1) => {
+                with_n!(n, N => lanes.run(AccumulateCodesChunk::<Whole, N, 1>(&mut self, PhantomData)))
+            }
+            (Coding::Turbo2, 2) => {
+                with_n!(n, N => lanes.run(AccumulateCodesChunk::<Turbo2, N, 2>(&mut self, PhantomData)))
+            }
+            (coding, _) => with_codes!(coding, C => with_n!(n, N => {
+                // Only one of the two branches is compiled.
+                if const { weight_planes::<L>(C::LOSS) == 1 } {
+                    lanes.run(AccumulateCodesChunk::<C, N, 1>(&mut self, PhantomData));
+                } else {
+                    lanes.run(AccumulateCodesChunk::<C, N, 2>(&mut self, PhantomData));
+                }
+            })),
+        }
+    }
+}
+
+struct AccumulateCodesChunk<'b, 'a, C, const N: usize, const P: usize>(
+    &'b mut AccumulateCodes<'a>,
+    PhantomData<C>,
+);
+
+impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodesChunk<'_, '_, C, N, P> {
+    type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
+    const LOOKS_UP_64: bool = C::LOOKS_UP_64;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let &mut AccumulateCodes { planes, rows, starts, factors, ref mut out, width, lane, .. } = self.0;
+        let starts: &[i32; N] = starts.try_into().expect("a start per query");
+        let factors: &[f32; N] = factors.try_into().expect("a factor per query");
+        assert!(rows.len() == P * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
+        let high = high_planes(self.0.plane_bytes);
+        for i in 0..self.0.octets {
+            for column in (0..2).step_by(L::WIDE) {
+                let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
+                // Sums of all codes, for weights that are stored as one byte below their value.
+                let mut all = [lanes.splat_i(0); 2];
+                for sums in &mut sums {
+                    for (sums, &start) in sums.iter_mut().zip(starts) {
+                        sums[P - 1] = lanes.splat_i(start);
+                    }
+                }
+                for t in 0..self.0.tiles {
+                    if t % 2 == 0 {
+                        self.0.prefetcher.step();
+                    }
+                    let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
+                    let octet = C::octet(planes, high, self.0.octet + i);
+                    let fours = 4 * (self.0.tile + t);
+                    assert!(fours + 4 <= 32);
+                    for q in 0..4 {
+                        let groups = [4 * column + q, 4 * (column + L::WIDE - 1) + q];
+                        let codes = [
+                            C::group(lanes, octet, groups[0], Side::V),
+                            C::group(lanes, octet, groups[1], Side::V),
+                        ];
+                        if P == 1 {
+                            for m in 0..L::WIDE {
+                                all[m] = lanes.dot(all[m], codes[m], [1; 4]);
+                            }
+                        }
+                        for n in 0..N {
+                            for p in 0..P {
+                                let tokens = rows[P * n + p].0[fours + q];
+                                for m in 0..L::WIDE {
+                                    sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], tokens);
+                                }
+                            }
+                        }
+                    }
+                }
+                for n in 0..N {
+                    for m in 0..L::WIDE {
+                        let sum = lanes.to_floats(weighted(lanes, sums[m][n], all[m]));
+                        let out = &mut out[n * width + lane + 2 * i + column + m].0;
+                        lanes.store(lanes.mul_add(sum, lanes.splat(factors[n]), lanes.load(out)), out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Accumulates float tiles of values `[tiles][16][row_width]`, in sixteens, for a chunk of queries.
+pub(super) struct AccumulateFloats<'a> {
+    pub(super) dtype: DType,
+    pub(super) values: &'a [u8],
+    pub(super) tiles: usize,
+    /// Weights of each query.
+    pub(super) p: &'a [Scores],
+    /// First of the tiles within the weights.
+    pub(super) tile: usize,
+    /// Factor on the weights, `[queries]`.
+    pub(super) factors: &'a [f32],
+    /// Outputs that the first dims are accumulated into, `[queries][width]`.
+    pub(super) out: &'a mut [Lane],
+    pub(super) width: usize,
+    pub(super) row_width: usize,
+    /// Prefetcher to advance meanwhile.
+    pub(super) prefetcher: &'a mut Prefetcher,
+}
+
+impl AccumulateFloats<'_> {
+    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
+        let n = self.factors.len();
+        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(AccumulateFloatsChunk::<F, B, N>(&mut self, PhantomData))))
+    }
+}
+
+struct AccumulateFloatsChunk<'b, 'a, F, const B: usize, const N: usize>(
+    &'b mut AccumulateFloats<'a>,
+    PhantomData<F>,
+);
+
+impl<F: Floats<B>, const B: usize, const N: usize> Op for AccumulateFloatsChunk<'_, '_, F, B, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        let mut lane = 0;
+        while lane + L::WIDE <= self.0.width {
+            self.columns::<L, 2>(lanes, lane, L::WIDE);
+            lane += L::WIDE;
+        }
+        if lane < self.0.width {
+            self.columns::<L, 1>(lanes, lane, 1);
+        }
+    }
+}
+
+impl<F: Floats<B>, const B: usize, const N: usize> AccumulateFloatsChunk<'_, '_, F, B, N> {
+    /// Accumulates `wide` columns of 16 dims, at most `M`.
+    #[inline(always)]
+    fn columns<L: Lanes, const M: usize>(&mut self, lanes: L, lane: usize, wide: usize) {
+        let &mut AccumulateFloats {
+            values,
+            tiles,
+            p,
+            tile,
+            factors,
+            ref mut out,
+            width,
+            row_width,
+            ref mut prefetcher,
+            ..
+        } = self.0;
+        let factors: &[f32; N] = factors.try_into().expect("a factor per query");
+        let p: &[Scores; N] = p.try_into().expect("weights of each query");
+        assert!(tile + tiles <= BLOCK_TILES && wide <= M);
+        let rows = values.as_chunks::<B>().0.chunks_exact(row_width);
+        let mut sums = [[lanes.splat(0.0); N]; M];
+        for (token, row) in rows.take(tiles * TILE).enumerate() {
+            if token % TILE == 0 {
+                prefetcher.step();
+            }
+            for m in 0..wide {
+                let v = F::load(lanes, &row[lane + m]);
+                for n in 0..N {
+                    let weight = p[n].0[tile + token / TILE][token % TILE];
+                    sums[m][n] = lanes.mul_add(v, lanes.splat(weight), sums[m][n]);
+                }
+            }
+        }
+        for n in 0..N {
+            for m in 0..wide {
+                let out = &mut out[n * width + lane + m].0;
+                lanes.store(lanes.mul_add(sums[m][n], lanes.splat(factors[n]), lanes.load(out)), out);
+            }
+        }
+    }
+}

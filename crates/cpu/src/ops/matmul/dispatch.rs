@@ -1,0 +1,521 @@
+//! Dispatch of a product: prepares the input, divides the op into work items for the threads, and
+//! scatters the results.
+
+use std::ops::Range;
+use std::ptr;
+
+use kvant_backend::Activation;
+use kvant_codec::DType;
+
+use super::bf16::Bf16Rows;
+use super::floats::Floats;
+use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
+use super::kernel_set::KernelSet;
+use super::kernels::{Gate, PAIR, Register};
+use super::outputs::Outputs;
+use super::panel::{PANEL, has_halves, is_float, is_rotated};
+use super::partition::Partition;
+use super::quantize::{Quantized, Source};
+use super::simd::Simd;
+use super::{
+    CpuMatrix, MIN_PARALLEL_VALUES, WeightLayout, experts, gate, gemv, of_rows, rows, uses_panels, with_set,
+};
+use crate::device::tuning::Tuning;
+use crate::host::disjoint::DisjointMut;
+use crate::host::pool::Pool;
+use crate::ops::matmul::prefill_precision::PrefillPrecision;
+use crate::ops::norm::rms_norm;
+use crate::simd::isa::Isa;
+
+/// Matrices that share one parallel region.
+const MAX_FUSED: usize = 4;
+/// Minimum items per thread of a product of many rows.
+const MIN_ITEMS_PER_THREAD: usize = 4;
+
+/// The left operand: rows of `x` `[rows, n_in]`, normalized first when `norm` (weight `[n_in]`,
+/// eps) is given.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    pub x: &'a [f32],
+    pub n_in: usize,
+    pub norm: Option<(&'a [f32], f32)>,
+}
+
+impl Operand<'_> {
+    fn rows(&self) -> usize {
+        self.x.len() / self.n_in
+    }
+}
+
+/// One product and its destination.
+pub(crate) struct Product<'a> {
+    pub w: &'a CpuMatrix,
+    /// `[n_out]`.
+    pub bias: Option<&'a [f32]>,
+    /// `[rows, n_out]`.
+    pub y: DisjointMut<'a, f32>,
+    pub to: Scatter<'a>,
+    pub accumulate: bool,
+    /// The factor on the product.
+    pub gate: Option<Gating<'a>>,
+}
+
+/// The rows of `y` that the rows of a product are written to.
+#[derive(Clone, Copy)]
+pub(crate) enum Scatter<'a> {
+    /// As many rows from this one on.
+    Rows(usize),
+    /// These rows, to which the product is added times each row's factor. A row occurs once.
+    Picked { rows: &'a [u32], factors: &'a [f32] },
+}
+
+/// The gate of a product: `a(w x)`.
+#[derive(Clone, Copy)]
+pub(crate) struct Gating<'a> {
+    /// A matrix of the product's shape, in panels of the same type.
+    pub w: &'a CpuMatrix,
+    pub activation: Activation,
+    /// Biases of the gate's product and of the product that it multiplies, `[n_out]` each; the
+    /// latter has no other bias.
+    pub biases: Option<[&'a [f32]; 2]>,
+}
+
+impl Gating<'_> {
+    /// Computes `u = a(g) * u` for the outputs of a panel for some rows, with biases added to both.
+    pub(super) fn apply<S: Simd>(&self, simd: S, panel: usize, g: &mut [Register], u: &mut [Register]) {
+        for (values, biases) in [&mut *g, &mut *u].into_iter().zip(self.biases.into_iter().flatten()) {
+            for values in values {
+                values.0.iter_mut().zip(&biases[panel * PANEL..]).for_each(|(value, bias)| *value += bias);
+            }
+        }
+        simd.run(Gate { activation: self.activation, g, u });
+    }
+}
+
+/// Scratch memory of the device, so that a step does not allocate once it has grown.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub tuning: Tuning,
+    pub prompt_math: PrefillPrecision,
+    /// The normalized input, `[rows, n_in]`.
+    pub(super) normed: Vec<f32>,
+    /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
+    gate: Vec<f32>,
+    pub(super) forms: Forms,
+    /// One for each thread.
+    pub(super) workspaces: Vec<Workspace>,
+    pub(super) experts: experts::Scratch,
+}
+
+/// The input in the forms that kernels require.
+#[derive(Default)]
+pub(super) struct Forms {
+    pub quantized: Quantized,
+    pub rotated: Quantized,
+    pub floats: Floats,
+    /// In bf16, unrotated and rotated.
+    pub halves: [Bf16Rows; 2],
+}
+
+/// Returns the rows of a tile for `rows` input rows, in the set that [`of_rows`] returns.
+pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
+    fn blocked<S: KernelSet>(_: S, is_float: bool) -> usize {
+        if is_float { S::Simd::FLOAT_TILE } else { S::TILE }
+    }
+    match rows {
+        _ if !uses_panels(isa) => 1,
+        0..=2 => rows.max(1),
+        3..=4 => 4,
+        5..=6 => 6,
+        7..=gemv::MAX_ROWS => gemv::MAX_ROWS,
+        _ => {
+            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads file rows", isa.name()))
+        }
+    }
+}
+
+/// The products of one parallel region, at most [`MAX_FUSED`].
+type Products<'a> = [Option<Product<'a>>; MAX_FUSED];
+
+/// Shared state of the kernels of a region.
+#[derive(Clone, Copy)]
+struct Region<'a> {
+    pool: &'a Pool,
+    products: &'a Products<'a>,
+    /// The input in f32, `[rows, n_in]`, for products that read it so.
+    x: &'a [f32],
+    tiles: Tiles<'a>,
+    rows: usize,
+    tuning: Tuning,
+}
+
+/// The form of the input for a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum InputForm {
+    /// Unchanged.
+    Rows,
+    /// Tiles of f32.
+    Floats,
+    /// Tiles in 8 bits.
+    Codes,
+    /// Tiles in 8 bits, rotated.
+    Rotated,
+    /// Tiles in bf16.
+    Halves,
+    /// Tiles in bf16, rotated.
+    RotatedHalves,
+}
+
+impl InputForm {
+    pub fn of(isa: Isa, dtype: DType) -> Self {
+        match dtype {
+            _ if !uses_panels(isa) => Self::Rows,
+            dtype if is_float(dtype) => Self::Floats,
+            dtype if is_rotated(dtype) => Self::Rotated,
+            _ => Self::Codes,
+        }
+    }
+
+    /// Returns the form for a run whose GEMMs are in bf16, or not.
+    fn of_run(isa: Isa, dtype: DType, in_halves: bool) -> Self {
+        match dtype {
+            dtype if !in_halves || !has_halves(dtype, isa.has_matrix_unit()) => Self::of(isa, dtype),
+            dtype if is_rotated(dtype) => Self::RotatedHalves,
+            _ => Self::Halves,
+        }
+    }
+}
+
+/// Prepares the input for the products and computes them.
+fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, products: &Products<'_>) {
+    let rows = input.rows();
+    if rows == 0 {
+        return;
+    }
+    let isa = of_rows(isa, rows);
+    let in_halves =
+        scratch.prompt_math == PrefillPrecision::Bf16 && isa.multiplies_bf16() && rows > gemv::MAX_ROWS;
+    let wants = |form| {
+        products.iter().flatten().any(|product| InputForm::of_run(isa, product.w.dtype, in_halves) == form)
+    };
+    let mut x = input.x;
+    if [InputForm::Rows, InputForm::Floats, InputForm::Halves, InputForm::RotatedHalves]
+        .into_iter()
+        .any(wants)
+    {
+        x = normalize(pool, &mut scratch.normed, input);
+    }
+    if wants(InputForm::Floats) {
+        scratch.forms.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
+    }
+    let source =
+        |rotates| Source { x: input.x, row_indices: None, n_in: input.n_in, norm: input.norm, rotates };
+    if wants(InputForm::Codes) {
+        scratch.forms.quantized.fill(isa, pool, source(false), tile_rows(isa, rows, false));
+    }
+    if wants(InputForm::Rotated) {
+        scratch.forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
+    }
+    for (form, halves) in
+        [InputForm::Halves, InputForm::RotatedHalves].into_iter().zip(&mut scratch.forms.halves)
+    {
+        if wants(form) {
+            let rotates = form == InputForm::RotatedHalves;
+            with_set!(
+                isa,
+                set => halves.fill(set.vectors(), pool, x, input.n_in, rotates),
+                _ => unreachable!("{} multiplies no bf16", isa.name())
+            );
+        }
+    }
+    let workspaces = for_threads(&mut scratch.workspaces, pool);
+    let mut tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
+    if in_halves {
+        tiles.halves = Some(Rounded {
+            tiles: scratch.forms.halves.each_ref().map(Bf16Rows::tiles),
+            of_codes: isa.has_matrix_unit(),
+        });
+    }
+    let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
+    with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());
+}
+
+/// Returns a workspace for each thread.
+pub(super) fn for_threads<'a>(workspaces: &'a mut Vec<Workspace>, pool: &Pool) -> &'a mut [Workspace] {
+    if workspaces.is_empty() {
+        workspaces.resize(pool.n_threads(), Workspace::EMPTY);
+    }
+    workspaces
+}
+
+impl Forms {
+    /// Returns tiles of 8-bit codes and of f32, each given by its first row and its rows per tile.
+    pub fn tiles(&self, [codes, floats]: [(usize, usize); 2]) -> Tiles<'_> {
+        Tiles {
+            quantized: self.quantized.tiles(codes.0, codes.1),
+            rotated: self.rotated.tiles(codes.0, codes.1),
+            floats: self.floats.tiles(floats.0, floats.1),
+            halves: None,
+        }
+    }
+}
+
+impl Region<'_> {
+    /// Computes every product from file rows.
+    fn run_rows(&self) {
+        self.for_each_item(1, |outputs| file_rows(outputs, self.x));
+    }
+
+    /// Computes every product from panels.
+    fn run_panels<S: KernelSet>(&self, set: S, workspaces: &mut [Workspace]) {
+        if self.rows > gemv::MAX_ROWS {
+            return self.run_blocked(set, workspaces);
+        }
+        let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
+        let per_item = (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1);
+        self.for_each_item(per_item, |outputs| {
+            gemv::multiply(set.vectors(), outputs, self.tiles, self.tuning.prefetch);
+        });
+    }
+
+    /// Runs `job` on all outputs, at most `per_item` panels of one product at a time.
+    fn for_each_item(&self, per_item: usize, job: impl Fn(Outputs<'_, '_>) + Sync) {
+        let cut = |_: &Product<'_>| Partition { n_threads: self.pool.n_threads(), per_item };
+        self.pool.for_shares(|thread| n_items(self.products, cut, thread), &|thread, item| {
+            let (product, panels) = locate(self.products, cut, thread, item);
+            // SAFETY: every item runs once, and no other item has these panels.
+            job(unsafe { product.outputs(panels, 0..self.rows) });
+        });
+    }
+
+    fn run_blocked<S: KernelSet>(&self, set: S, workspaces: &mut [Workspace]) {
+        let n_threads = self.pool.n_threads();
+        let n_items = |pairs, thread| {
+            n_items(
+                self.products,
+                |product| Partition { n_threads, per_item: panels_of_pairs(product, pairs) },
+                thread,
+            )
+        };
+        let all = |pairs| (0..n_threads).map(|thread| n_items(pairs, thread)).sum::<usize>().max(1);
+        let min_items = MIN_ITEMS_PER_THREAD * n_threads;
+        let pairs = (all(1) / min_items).clamp(1, gemm::MAX_PAIRS);
+        let cut = |product: &Product<'_>| Partition { n_threads, per_item: panels_of_pairs(product, pairs) };
+        let per_block = |thread| n_items(pairs, thread);
+        let row_block = row_block::<S>(self.rows, self.tuning.row_block, min_items.div_ceil(all(pairs)));
+        let n_blocks = self.rows.div_ceil(row_block);
+        self.pool.for_shares_with(
+            workspaces,
+            |thread| n_blocks * per_block(thread),
+            &|workspace, thread, item| {
+                let first_row = item / per_block(thread) * row_block;
+                let rows = first_row..self.rows.min(first_row + row_block);
+                let (product, panels) = locate(self.products, cut, thread, item % per_block(thread));
+                // SAFETY: every item runs once, and no other item has these panels for these rows.
+                blocked(set, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
+            },
+        );
+    }
+}
+
+/// Computes outputs by the reference, for the rows of `x` `[rows, n_in]`.
+pub(super) fn file_rows(mut outputs: Outputs<'_, '_>, x: &[f32]) {
+    let w = outputs.product.w;
+    let WeightLayout::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
+    let row_bytes = bytes.len() / w.n_out;
+    for o in outputs.panels.start * PANEL..w.n_out.min(outputs.panels.end * PANEL) {
+        let row = &bytes[o * row_bytes..][..row_bytes];
+        rows::row_products(w.dtype, row, x, w.n_in, |r, value| outputs.put(r, o, &[value]));
+    }
+}
+
+/// Returns the number of items of thread `thread`: those of its slice of each product.
+fn n_items(products: &Products<'_>, cut: impl Fn(&Product<'_>) -> Partition, thread: usize) -> usize {
+    let of_product = |product: &Product<'_>| cut(product).n_items(product.w.n_panels(), thread);
+    products.iter().flatten().map(of_product).sum()
+}
+
+/// Returns the product that item `item` of thread `thread` belongs to, and its panels.
+fn locate<'a, 'b>(
+    products: &'a Products<'b>,
+    cut: impl Fn(&Product<'_>) -> Partition,
+    thread: usize,
+    mut item: usize,
+) -> (&'a Product<'b>, Range<usize>) {
+    for product in products.iter().flatten() {
+        let (cut, n_panels) = (cut(product), product.w.n_panels());
+        let n_items = cut.n_items(n_panels, thread);
+        if item < n_items {
+            return (product, cut.panels(n_panels, thread, item));
+        }
+        item -= n_items;
+    }
+    unreachable!("an item beyond the last product")
+}
+
+/// Returns the panels of a product that are multiplied as `pairs` pairs: neighbours, or a panel of
+/// `up` and the same of `gate`.
+pub(super) fn panels_of_pairs(product: &Product<'_>, pairs: usize) -> usize {
+    if product.gate.is_some() { pairs } else { PAIR * pairs }
+}
+
+/// Computes outputs of at most [`gemm::MAX_PAIRS`] pairs of panels for the rows of one row block.
+pub(super) fn blocked<S: KernelSet>(
+    set: S,
+    workspace: &mut Workspace,
+    mut outputs: Outputs<'_, '_>,
+    tiles: Tiles<'_>,
+) {
+    let Outputs { product, panels, rows } = &outputs;
+    let (w, gate, rows, last) = (product.w, product.gate, rows.clone(), panels.end - 1);
+    let first = panels.start;
+    let per_pair = panels_of_pairs(product, 1);
+    let n_pairs = panels.len().div_ceil(per_pair);
+    let pairs: [_; gemm::MAX_PAIRS] = std::array::from_fn(|pair| {
+        let index = last.min(first + pair * per_pair);
+        match gate {
+            Some(gate) => [w.panel(index), gate.w.panel(index)],
+            // An odd last panel is paired with itself.
+            None => [w.panel(index), w.panel(last.min(index + 1))],
+        }
+    });
+    let pairs = gemm::Pairs { dtype: w.dtype, n_in: w.n_in, panels: &pairs[..n_pairs] };
+    gemm::multiply(set, workspace, pairs, tiles, rows, |rows, sums| {
+        let of_panel = sums.len() / (n_pairs * PAIR);
+        if let Some(gate) = gate {
+            for (panel, sums) in (first..).zip(sums.chunks_exact_mut(PAIR * of_panel)) {
+                let (u, g) = sums.split_at_mut(of_panel);
+                gate.apply(set.vectors(), panel, &mut g[..rows.len()], &mut u[..rows.len()]);
+            }
+        }
+        // Row by row, so that contiguous outputs are written together.
+        let next_panel = of_panel * PAIR / per_pair;
+        for (t, row) in rows.enumerate() {
+            let panels = sums[t..].iter().step_by(next_panel).take(last + 1 - first);
+            outputs.put_panels(set, row, first, panels);
+        }
+    });
+    if S::NON_TEMPORAL {
+        set.vectors().store_fence();
+    }
+}
+
+/// Computes every product on one input. Shapes have been checked.
+pub(crate) fn project<'a>(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut Scratch,
+    input: Operand<'_>,
+    products: impl Iterator<Item = Product<'a>>,
+) {
+    let mut products = products.peekable();
+    while products.peek().is_some() {
+        run(isa, pool, scratch, input, &std::array::from_fn(|_| products.next()));
+    }
+}
+
+/// Computes `y = a(gate x) * (up x)`, `y` `[rows, n_ff]`, `a` the activation. Shapes have been
+/// checked.
+#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
+pub(crate) fn gated_ffn(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut Scratch,
+    input: Operand<'_>,
+    activation: Activation,
+    gate: &CpuMatrix,
+    up: &CpuMatrix,
+    y: &mut [f32],
+) {
+    let product = |w, y, gate| {
+        Some(Product { w, bias: None, y: DisjointMut::new(y), to: Scatter::Rows(0), accumulate: false, gate })
+    };
+    let n_ff = up.n_out;
+    let for_rows = |y: &mut [f32], gate: &(dyn Fn(usize, &mut [f32]) + Sync)| {
+        let y = DisjointMut::new(y);
+        pool.for_each(input.rows(), &|r| {
+            // SAFETY: one call of this job writes each row.
+            gate(r, unsafe { y.part(r * n_ff..(r + 1) * n_ff) });
+        });
+    };
+    if ptr::eq(gate, up) {
+        run(isa, pool, scratch, input, &[product(up, y, None), None, None, None]);
+        return for_rows(y, &|_, u| gate::ungated(activation, u));
+    }
+    if uses_panels(isa) && gate.dtype == up.dtype {
+        let gate = Some(Gating { w: gate, activation, biases: None });
+        return run(isa, pool, scratch, input, &[product(up, y, gate), None, None, None]);
+    }
+    let rows = input.rows();
+    let mut gated = std::mem::take(&mut scratch.gate);
+    if gated.len() < rows * n_ff {
+        gated.resize(rows * n_ff, 0.0);
+    }
+    run(isa, pool, scratch, input, &[product(gate, &mut gated, None), product(up, y, None), None, None]);
+    for_rows(y, &|r, u| gate::gate(activation, &gated[r * n_ff..(r + 1) * n_ff], u));
+    scratch.gate = gated;
+}
+
+/// Returns the rows of the operand, normalized into `normed` when a norm is given.
+pub(super) fn normalize<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
+    let Some((weight, eps)) = input.norm else { return input.x };
+    let (n_in, rows) = (input.n_in, input.rows());
+    if normed.len() < input.x.len() {
+        normed.resize(input.x.len(), 0.0);
+    }
+    let out = DisjointMut::new(normed);
+    let job = |r: usize| {
+        let row = r * n_in..(r + 1) * n_in;
+        // SAFETY: one call of this job writes each row.
+        rms_norm(&input.x[row.clone()], weight, eps, unsafe { out.part(row) });
+    };
+    if rows * n_in < MIN_PARALLEL_VALUES {
+        (0..rows).for_each(job);
+    } else {
+        pool.for_each(rows, &job);
+    }
+    &normed[..input.x.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_backend::{Backend, WeightSource};
+
+    use super::*;
+    use crate::device::CpuDevice;
+
+    /// The slice that it has packed: see [`Partition`].
+    #[test]
+    fn a_thread_has_its_slice_of_every_product_of_a_region() {
+        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let sizes = [12, 3, 2, 1];
+        let matrices = sizes.map(|n_panels| {
+            let (n_out, n_in) = (n_panels * PANEL, 1);
+            let bytes = vec![0; size_of::<f32>() * n_out * n_in].into();
+            device.upload_matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes }).unwrap()
+        });
+        let products: Products<'_> = matrices.each_ref().map(|w| {
+            let (y, to) = (DisjointMut::new(&mut []), Scatter::Rows(0));
+            Some(Product { w, bias: None, y, to, accumulate: false, gate: None })
+        });
+        for n_threads in [1, 2, 3, 17] {
+            for thread in 0..n_threads {
+                let packing = Partition { n_threads, per_item: 1 };
+                let packed = sizes.map(|n_panels| {
+                    let items = 0..packing.n_items(n_panels, thread);
+                    items.flat_map(|item| packing.panels(n_panels, thread, item)).collect::<Vec<_>>()
+                });
+                for per_item in [1, 2, 8] {
+                    let cut = |_: &Product<'_>| Partition { n_threads, per_item };
+                    let mut multiplied = sizes.map(|_| Vec::new());
+                    for item in 0..n_items(&products, cut, thread) {
+                        let (product, panels) = locate(&products, cut, thread, item);
+                        let index = matrices.iter().position(|w| std::ptr::eq(w, product.w)).unwrap();
+                        multiplied[index].extend(panels);
+                    }
+                    assert_eq!(multiplied, packed, "thread {thread} of {n_threads}, {per_item} to an item");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! Activations in 8 bits, for products with coded weights.
+//!
+//! ```text
+//! scale = max|x| / 127,  q = round(x / scale), -127 ..= 127        per row and 32 columns
+//! ```
+//!
+//! Each q is off by at most half a step, so a product with weights w is off by at most
+//! `scale / 2 · Σ|w|` per block. The row is quantized once per projection, with its norm applied in
+//! the same pass, and every output reads it.
+//!
+//! For the rotated weight formats each block of 32 columns is rotated before it is quantized.
+//!
+//! Rows are grouped into *tiles* of T rows, so that a kernel reads them nearly in order: 32 columns
+//! of row 0, the same of row 1, ... of row T - 1, then the next 32 columns. A partial tile is
+//! padded with zeros.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(not(target_arch = "x86_64"))]
+mod quads;
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use kvant_codec::Rotation;
+
+use crate::host::disjoint::DisjointMut;
+use crate::host::pool::Pool;
+use crate::ops::norm::inverse_rms;
+use crate::simd::isa::Isa;
+
+use super::MIN_PARALLEL_VALUES;
+use super::panel::{BLOCK, GROUPS};
+
+/// Sums of a block's q: columns 0..16, 16..32, and all.
+const SUMS: usize = 3;
+
+/// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache
+/// line, as a matrix unit loads it whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(32))]
+pub(crate) struct Codes(pub [i32; GROUPS]);
+
+/// Quantized rows in tiles.
+#[derive(Default)]
+pub(crate) struct Quantized {
+    n_blocks: usize,
+    codes: Vec<Codes>,
+    scales: Vec<f32>,
+    neg_sums: Vec<i32>,
+    weighted: Vec<f32>,
+}
+
+/// One tile of T rows; every slice is `[n_blocks]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile<'a, const T: usize> {
+    /// The codes of each row.
+    pub codes: &'a [[Codes; T]],
+    /// The step of each row.
+    pub scales: &'a [[f32; T]],
+    /// Minus the sums of the codes: compensates a weight code that is 1 too large. For AVX2, which
+    /// adds products in 16 bits, two sums of 16 bits: that of the first two codes of each group,
+    /// and that of its last two.
+    pub neg_sums: &'a [[[i32; T]; SUMS]],
+    /// The sums of the codes times the scale: the contribution of a weight minimum of 1.
+    pub weighted: &'a [[[f32; T]; SUMS]],
+}
+
+impl<const T: usize> Tile<'_, T> {
+    /// Returns some of its blocks.
+    pub fn blocks(self, blocks: Range<usize>) -> Self {
+        Self {
+            codes: &self.codes[blocks.clone()],
+            scales: &self.scales[blocks.clone()],
+            neg_sums: &self.neg_sums[blocks.clone()],
+            weighted: &self.weighted[blocks],
+        }
+    }
+}
+
+/// Below this a block counts as zero; the quotient 127 / max would overflow.
+const TINY: f32 = 1e-30;
+
+/// Returns `(1 / scale, scale)` of a block whose largest magnitude is `max`. A block with NaN or an
+/// infinity gets a NaN scale and no codes, so that the error propagates.
+#[inline(always)]
+fn steps(max: f32) -> (f32, f32) {
+    if max <= TINY {
+        (0.0, 0.0)
+    } else if max.is_finite() {
+        (127.0 / max, max / 127.0)
+    } else {
+        (0.0, f32::NAN)
+    }
+}
+
+/// A row, divided into blocks.
+type Blocks<'a> = &'a [[f32; BLOCK]];
+
+/// Source of the values of tiles.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    /// `[rows, n_in]`, `n_in` a multiple of 32.
+    pub x: &'a [f32],
+    /// Indices of the rows that fill the tiles, in order; `None` for all.
+    pub row_indices: Option<&'a [u32]>,
+    pub n_in: usize,
+    /// Weight `[n_in]` and eps.
+    pub norm: Option<(&'a [f32], f32)>,
+    /// Whether each block is rotated like the weights of the rotated formats, after the norm.
+    pub rotates: bool,
+}
+
+impl<'a> Source<'a> {
+    /// Returns the values of row `t` in blocks, and the norm's weight in blocks with the factor of
+    /// this row. No blocks if the row does not exist.
+    #[inline(always)]
+    fn row(&self, t: usize) -> (Blocks<'a>, Option<(Blocks<'a>, f32)>) {
+        let Some(row) = self.row_of(t) else { return (&[], None) };
+        let norm = self.norm.map(|(weight, eps)| (weight.as_chunks().0, inverse_rms(row, eps)));
+        (row.as_chunks().0, norm)
+    }
+
+    #[inline(always)]
+    fn row_of(&self, t: usize) -> Option<&'a [f32]> {
+        let row = match self.row_indices {
+            Some(picks) => *picks.get(t)? as usize,
+            None => t,
+        };
+        self.x.chunks_exact(self.n_in).nth(row)
+    }
+
+    /// Returns the number of rows that fill the tiles.
+    fn rows(&self) -> usize {
+        self.row_indices.map_or(self.x.len() / self.n_in, <[u32]>::len)
+    }
+
+    /// Returns some of the rows.
+    fn part(&self, rows: Range<usize>) -> Self {
+        match self.row_indices {
+            Some(picks) => Self { row_indices: Some(&picks[rows]), ..*self },
+            None => Self { x: &self.x[rows.start * self.n_in..rows.end * self.n_in], ..*self },
+        }
+    }
+}
+
+/// A tile that is being written, see [`Tile`].
+struct TileMut<'a, const T: usize> {
+    codes: &'a mut [[Codes; T]],
+    scales: &'a mut [[f32; T]],
+    neg_sums: &'a mut [[[i32; T]; SUMS]],
+    weighted: &'a mut [[[f32; T]; SUMS]],
+}
+
+impl<const T: usize> TileMut<'_, T> {
+    /// Writes a block of row `t`: its codes, and the sums of its halves.
+    #[inline(always)]
+    fn put(&mut self, block: usize, t: usize, codes: &[i32; GROUPS], scale: f32, halves: [i32; 2]) {
+        self.codes[block][t] = Codes(*codes);
+        self.scales[block][t] = scale;
+        for (s, sum) in [halves[0], halves[1], halves[0] + halves[1]].into_iter().enumerate() {
+            self.neg_sums[block][s][t] = -sum;
+            self.weighted[block][s][t] = sum as f32 * scale;
+        }
+    }
+
+    /// Replaces the sums of a block of row `t` by those of pairs; `halves` has them for its halves.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn put_pairs(&mut self, block: usize, t: usize, halves: [i32; 2]) {
+        let [first, second]: [[i16; 2]; 2] = bytemuck::cast(halves);
+        let whole = [first[0] + second[0], first[1] + second[1]];
+        for (s, sums) in [first, second, whole].into_iter().enumerate() {
+            self.neg_sums[block][s][t] = bytemuck::cast([-sums[0], -sums[1]]);
+        }
+    }
+
+    /// Writes zeros for row `t`.
+    fn clear(&mut self, t: usize) {
+        (0..self.codes.len()).for_each(|block| self.put(block, t, &[0; GROUPS], 0.0, [0; 2]));
+    }
+}
+
+/// Computes `Rotation::tq().forward` of one block, operation by operation, in a form that compilers
+/// vectorize.
+#[inline(always)]
+pub(super) fn rotate(values: &mut [f32; BLOCK]) {
+    const ROTATION: Rotation = Rotation::tq();
+    const NORM: f32 = 0.176_776_695_296_636_9_f64 as f32;
+    #[inline(always)]
+    fn butterflies<const H: usize>(values: &mut [f32; BLOCK]) {
+        let old = *values;
+        for i in 0..BLOCK {
+            values[i] = if i & H == 0 { old[i] + old[i + H] } else { old[i - H] - old[i] };
+        }
+    }
+    for (i, value) in values.iter_mut().enumerate() {
+        let sign = (ROTATION.before() >> i & 1) as u32;
+        *value = f32::from_bits(value.to_bits() ^ sign << 31);
+    }
+    butterflies::<1>(values);
+    butterflies::<2>(values);
+    butterflies::<4>(values);
+    butterflies::<8>(values);
+    butterflies::<16>(values);
+    values.iter_mut().for_each(|v| *v *= NORM);
+}
+
+/// Quantizes the rows of `source` (at most `T`) into a tile. The other kernel sets do the same
+/// arithmetic and agree with this one bit for bit.
+fn quantize_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
+    for t in 0..T {
+        let (row, norm) = source.row(t);
+        if row.is_empty() {
+            tile.clear(t);
+        }
+        for (b, block) in row.iter().enumerate() {
+            let mut values = *block;
+            if let Some((weight, factor)) = norm {
+                values.iter_mut().zip(&weight[b]).for_each(|(v, w)| *v = *v * factor * w);
+            }
+            if source.rotates {
+                Rotation::tq().forward(&mut values);
+            }
+            // Magnitudes compare as integers; NaN is above infinity.
+            let max = values.iter().fold(0, |max, v| max.max(v.to_bits() & 0x7fff_ffff));
+            let (inverse, scale) = steps(f32::from_bits(max));
+            let round = |v: f32| if scale.is_nan() { 0 } else { (v * inverse).round_ties_even() as i32 };
+            let rounded = values.map(round);
+            let bytes = rounded.map(|q| q as u8);
+            let codes = std::array::from_fn(|g| i32::from_le_bytes(bytes.as_chunks().0[g]));
+            let (first, second) = rounded.split_at(BLOCK / 2);
+            tile.put(b, t, &codes, scale, [first.iter().sum(), second.iter().sum()]);
+        }
+    }
+}
+
+impl Quantized {
+    /// Quantizes the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6, 8 or 16.
+    pub fn fill(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, tile_rows: usize) {
+        let rows = source.rows();
+        let planes = self.planes(rows.next_multiple_of(tile_rows), source.n_in);
+        let job = |tile: usize| {
+            let part = source.part(tile * tile_rows..rows.min((tile + 1) * tile_rows));
+            // SAFETY: one call of this job writes each tile.
+            unsafe { planes.fill_tile(isa, part, tile * tile_rows, tile_rows) };
+        };
+        let n_tiles = rows.div_ceil(tile_rows);
+        if rows * source.n_in < MIN_PARALLEL_VALUES {
+            (0..n_tiles).for_each(job);
+        } else {
+            pool.for_each(n_tiles, &job);
+        }
+    }
+
+    /// Quantizes each group of rows of `source` into tiles of its own.
+    pub fn fill_groups(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, groups: &[GroupTiles]) {
+        let len = groups.iter().map(GroupTiles::end).max().unwrap_or(0);
+        let planes = self.planes(len, source.n_in);
+        let job = |group: usize| {
+            let GroupTiles { rows, at, tile_rows } = groups[group].clone();
+            for (i, first) in rows.clone().step_by(tile_rows).enumerate() {
+                let part = source.part(first..rows.end.min(first + tile_rows));
+                // SAFETY: one call of this job writes each group, and tiles of groups do not
+                // overlap.
+                unsafe { planes.fill_tile(isa, part, at + i * tile_rows, tile_rows) };
+            }
+        };
+        if source.rows() * source.n_in < MIN_PARALLEL_VALUES {
+            (0..groups.len()).for_each(job);
+        } else {
+            pool.for_each(groups.len(), &job);
+        }
+    }
+
+    /// Returns space for tiles with `rows` rows in total.
+    fn planes(&mut self, rows: usize, n_in: usize) -> Planes<'_> {
+        self.n_blocks = n_in / BLOCK;
+        let len = rows * self.n_blocks;
+        grow(&mut self.codes, len);
+        grow(&mut self.scales, len);
+        grow(&mut self.neg_sums, len * SUMS);
+        grow(&mut self.weighted, len * SUMS);
+        Planes {
+            n_blocks: self.n_blocks,
+            codes: DisjointMut::new(&mut self.codes),
+            scales: DisjointMut::new(&mut self.scales),
+            neg_sums: DisjointMut::new(&mut self.neg_sums),
+            weighted: DisjointMut::new(&mut self.weighted),
+        }
+    }
+
+    /// Returns the tiles of `tile_rows` rows each that begin after `at` rows of tiles.
+    pub fn tiles(&self, at: usize, tile_rows: usize) -> QuantizedTiles<'_> {
+        QuantizedTiles { of: self, at, tile_rows }
+    }
+
+    /// Returns everything as bits, for comparisons; sums of pairs are added.
+    #[cfg(test)]
+    pub fn bits(&self, has_pairs: bool) -> [Vec<u32>; 4] {
+        let floats = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
+        let ints = |values: &[i32]| values.iter().map(|&v| v as u32).collect();
+        let added = |&pairs: &i32| bytemuck::cast::<_, [i16; 2]>(pairs).map(i32::from).iter().sum();
+        let codes: Vec<i32> = self.codes.iter().flat_map(|codes| codes.0).collect();
+        let neg_sums =
+            if has_pairs { self.neg_sums.iter().map(added).collect() } else { self.neg_sums.clone() };
+        [ints(&codes), floats(&self.scales), ints(&neg_sums), floats(&self.weighted)]
+    }
+}
+
+/// Rows that are multiplied with the same weights, and the position of their tiles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GroupTiles {
+    /// The rows of the source.
+    pub rows: Range<usize>,
+    /// Rows of tiles before them.
+    pub at: usize,
+    /// Rows of each tile; the last may be partial.
+    pub tile_rows: usize,
+}
+
+impl GroupTiles {
+    /// Returns the rows of tiles up to their end.
+    pub fn end(&self) -> usize {
+        self.at + self.rows.len().next_multiple_of(self.tile_rows)
+    }
+}
+
+/// The buffers of a [`Quantized`] that several threads write.
+struct Planes<'a> {
+    n_blocks: usize,
+    codes: DisjointMut<'a, Codes>,
+    scales: DisjointMut<'a, f32>,
+    neg_sums: DisjointMut<'a, i32>,
+    weighted: DisjointMut<'a, f32>,
+}
+
+impl Planes<'_> {
+    /// Quantizes the rows of `source` into the tile that begins after `at` rows of tiles.
+    ///
+    /// # Safety
+    /// No tile that overlaps this one is being filled.
+    unsafe fn fill_tile(&self, isa: Isa, source: Source<'_>, at: usize, tile_rows: usize) {
+        // SAFETY: by the contract of this function.
+        unsafe {
+            match tile_rows {
+                1 => self.fill::<1>(isa, source, at),
+                2 => self.fill::<2>(isa, source, at),
+                4 => self.fill::<4>(isa, source, at),
+                6 => self.fill::<6>(isa, source, at),
+                8 => self.fill::<8>(isa, source, at),
+                16 => self.fill::<16>(isa, source, at),
+                _ => unreachable!("no kernel takes tiles of {tile_rows} rows"),
+            }
+        }
+    }
+
+    /// Does the work of [`Planes::fill_tile`] for tiles of `T` rows.
+    ///
+    /// # Safety
+    /// As [`Planes::fill_tile`].
+    unsafe fn fill<const T: usize>(&self, isa: Isa, source: Source<'_>, at: usize) {
+        let values = |each: usize| at * self.n_blocks * each..(at + T) * self.n_blocks * each;
+        // SAFETY: the planes hold the values of a tile contiguously, and by the caller's promise no
+        // other thread has those.
+        let out = unsafe {
+            TileMut::<T> {
+                codes: self.codes.part(values(1)).as_chunks_mut().0,
+                scales: self.scales.part(values(1)).as_chunks_mut().0,
+                neg_sums: self.neg_sums.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
+                weighted: self.weighted.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
+            }
+        };
+        match isa.of_vectors().of_products() {
+            Isa::Scalar => quantize_tile(source, out),
+            // SAFETY: the token proves AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2(_) => unsafe { avx2::quantize_tile::<T, true>(source, out) },
+            // SAFETY: the token proves AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni(_) => unsafe { avx2::quantize_tile::<T, false>(source, out) },
+            // SAFETY: the token proves AVX-512 F, VL and VNNI.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512(_) => unsafe { avx512::quantize_tile(source, out) },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon(token) => quads::quantize_tile(crate::simd::vec128::Quads(token), source, out),
+            #[cfg(target_arch = "aarch64")]
+            Isa::I8mm(token) => {
+                quads::quantize_tile(
+                    crate::simd::vec128::Quads(crate::simd::isa::Neon::from(token)),
+                    source,
+                    out,
+                );
+            }
+            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+            Isa::Simd128(token) => quads::quantize_tile(crate::simd::vec128::Quads(token), source, out),
+            isa => unreachable!("{} quantizes with other vectors", isa.name()),
+        }
+    }
+}
+
+/// Some tiles of one size.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantizedTiles<'a> {
+    of: &'a Quantized,
+    at: usize,
+    tile_rows: usize,
+}
+
+impl<'a> QuantizedTiles<'a> {
+    /// Returns tile `index`, of `T` rows.
+    ///
+    /// # Panics
+    /// Unless these are tiles of `T`.
+    pub fn tile<const T: usize>(self, index: usize) -> Tile<'a, T> {
+        assert_eq!(self.tile_rows, T, "tiles of another size");
+        let Quantized { n_blocks, codes, scales, neg_sums, weighted } = self.of;
+        let first = (self.at + index * T) * n_blocks;
+        let values = |each: usize| first * each..(first + n_blocks * T) * each;
+        Tile {
+            codes: codes[values(1)].as_chunks().0,
+            scales: scales[first..first + n_blocks * T].as_chunks().0,
+            neg_sums: neg_sums[values(SUMS)].as_chunks::<T>().0.as_chunks().0,
+            weighted: weighted[values(SUMS)].as_chunks::<T>().0.as_chunks().0,
+        }
+    }
+}
+
+/// Grows `values` to at least `len`. Memory is reused between steps.
+fn grow<V: Clone + Default>(values: &mut Vec<V>, len: usize) {
+    if values.len() < len {
+        values.resize(len, V::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_conformance::weights::gaussian;
+
+    use super::*;
+
+    #[test]
+    fn all_kernel_sets_quantize_alike_and_propagate_nan() {
+        let mut x = gaussian(30, 3 * 96, 5.0);
+        let gain = gaussian(31, 96, 1.0);
+        x[..32].fill(0.0);
+        x[32..64].fill(1e-35);
+        x[100] = f32::INFINITY;
+        x[200] = f32::NAN;
+        let pool = Pool::new(1).unwrap();
+        let norms = [None, Some((&gain[..], 1e-5))];
+        for (norm, rotates) in norms.into_iter().flat_map(|norm| [(norm, false), (norm, true)]) {
+            for tile_rows in [1, 2, 4, 6, 8] {
+                let source = Source { x: &x, row_indices: None, n_in: 96, norm, rotates };
+                let fill = |isa| {
+                    let mut quantized = Quantized::default();
+                    quantized.fill(isa, &pool, source, tile_rows);
+                    quantized.bits(isa.of_vectors().of_products().name() == "avx2")
+                };
+                let want = fill(Isa::Scalar);
+                for isa in Isa::available() {
+                    assert_eq!(fill(isa), want, "{}, {tile_rows} rows to a tile", isa.name());
+                }
+            }
+        }
+        let mut quantized = Quantized::default();
+        let source = Source { x: &x, row_indices: None, n_in: 96, norm: None, rotates: false };
+        quantized.fill(Isa::Scalar, &pool, source, 1);
+        let steps = |row| quantized.tiles(0, 1).tile::<1>(row).scales;
+        assert_eq!(steps(0)[..2], [[0.0], [0.0]]);
+        assert!(steps(1)[0][0].is_nan() && steps(2)[0][0].is_nan(), "{:?} {:?}", steps(1), steps(2));
+    }
+}
