@@ -3,6 +3,7 @@
 
 pub(crate) mod amx;
 pub(crate) mod isa;
+pub(crate) mod matmul;
 pub(crate) mod matrix_unit;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) mod vec128;

@@ -1,11 +1,12 @@
 //! Activations in bf16 for GEMMs, see [`PrefillPrecision::Bf16`](crate::ops::matmul::prefill_precision::PrefillPrecision::Bf16).
 
 use super::MIN_PARALLEL_VALUES;
-use super::panel::{BLOCK, Line};
+use super::panel::Line;
 use super::quantize::rotate;
-use super::simd::{Kernel, Simd};
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
+use crate::simd::matmul::format::BLOCK;
+use crate::simd::matmul::{Kernel, Simd};
 use crate::simd::matrix_unit::ROWS;
 
 /// A block of 32 columns of sixteen rows, a line for each row: what a matrix unit loads as a tile.

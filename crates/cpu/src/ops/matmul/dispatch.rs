@@ -13,10 +13,8 @@ use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
 use super::kernel_set::KernelSet;
 use super::kernels::{Gate, PAIR, Register};
 use super::outputs::Outputs;
-use super::panel::{PANEL, has_halves, is_float, is_rotated};
 use super::partition::Partition;
 use super::quantize::{Quantized, Source};
-use super::simd::Simd;
 use super::{
     CpuMatrix, MIN_PARALLEL_VALUES, WeightLayout, experts, gate, gemv, of_rows, rows, uses_panels, with_set,
 };
@@ -26,6 +24,8 @@ use crate::host::pool::Pool;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::norm::rms_norm;
 use crate::simd::isa::Isa;
+use crate::simd::matmul::Simd;
+use crate::simd::matmul::format::{PANEL, has_halves, is_float, is_rotated};
 
 /// Matrices that share one parallel region.
 const MAX_FUSED: usize = 4;

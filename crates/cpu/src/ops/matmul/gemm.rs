@@ -22,11 +22,12 @@ use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HALVES_BLOCKS, HalvesChunk,
     HalvesPanels, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
-use super::panel::{
-    BLOCK, Line, Values, WeightFormat, has_halves, is_float, is_rotated, with_format, with_values,
-};
+use super::panel::Line;
 use super::quantize::QuantizedTiles;
-use super::simd::Simd;
+use crate::simd::matmul::Simd;
+use crate::simd::matmul::format::{
+    BLOCK, Values, WeightFormat, has_halves, is_float, is_rotated, with_format, with_values,
+};
 
 /// Rows that are whole tiles of every kernel set.
 const WHOLE_TILES: usize = 48;

@@ -9,8 +9,8 @@ use super::CpuMatrix;
 use super::gemm::Tiles;
 use super::kernels::{Gemv, GemvFloats, Register};
 use super::outputs::Outputs;
-use super::panel::{PANEL, is_float, with_format, with_values};
-use super::simd::Simd;
+use crate::simd::matmul::Simd;
+use crate::simd::matmul::format::{PANEL, is_float, with_format, with_values};
 
 /// Maximum rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;

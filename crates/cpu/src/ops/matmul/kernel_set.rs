@@ -11,9 +11,9 @@ use super::kernels::{
     BlockCodes, Chunk, HalvesPanels, Multiply, MultiplyTiles, Register, Sums,
     multiply_bf16 as multiply_halves_chunk, subs,
 };
-use super::panel::{GROUPS, WeightFormat};
 use super::quantize::Tile;
-use super::simd::Simd;
+use crate::simd::matmul::Simd;
+use crate::simd::matmul::format::{GROUPS, WeightFormat};
 use crate::simd::matrix_unit::{MAX_WORDS, ROWS, Unit};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::vec128::{Quad, Quads};

@@ -34,7 +34,6 @@ mod partition;
 pub(crate) mod prefill_precision;
 mod quantize;
 mod rows;
-mod simd;
 
 use std::ops::Range;
 
@@ -44,7 +43,8 @@ use kvant_codec::DType;
 use crate::simd::isa::Isa;
 
 use crate::host::pool::Pool;
-use panel::{Line, PANEL, Panels};
+use crate::simd::matmul::format::{PANEL, is_float};
+use panel::{Line, Panels};
 
 pub(crate) use dispatch::{Operand, Product, Scatter, Scratch, gated_ffn, project};
 pub use experts::CpuExperts;
@@ -146,16 +146,16 @@ use with_set;
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
         let set = match isa.of_products() {
-            Isa::Amx(_) if !panel::is_float(dtype) => {
+            Isa::Amx(_) if !is_float(dtype) => {
                 return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx");
             }
-            Isa::I8mm(_) if !panel::is_float(dtype) => {
+            Isa::I8mm(_) if !is_float(dtype) => {
                 return format!("gemv-{dtype}-neon, gemm-{dtype}-i8mm");
             }
             Isa::Amx(_) => "avx512",
             Isa::I8mm(_) => "neon",
-            Isa::Avx512(_) if !panel::is_float(dtype) => "avx512vnni",
-            Isa::AvxVnni(_) if panel::is_float(dtype) => "avx2",
+            Isa::Avx512(_) if !is_float(dtype) => "avx512vnni",
+            Isa::AvxVnni(_) if is_float(dtype) => "avx2",
             isa => isa.name(),
         };
         format!("gemv-{dtype}-{set}, gemm-{dtype}-{set}")

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::dispatch::{Product, Scatter};
 use super::kernel_set::KernelSet;
 use super::kernels::Register;
-use super::panel::PANEL;
-use super::simd::{Kernel, Simd};
+use crate::simd::matmul::format::PANEL;
+use crate::simd::matmul::{Kernel, Simd};
 
 /// Size in bytes from which on a result bypasses the caches, in sets with non-temporal stores: no
 /// L2 cache holds it until it is read.

@@ -9,7 +9,7 @@
 use super::i8mm::{PARTS, SQUARES_TILE, W_PAIRS, X_PAIRS, fetch, put, to_squares};
 use super::{HalvesPanels, PAIR, Sums};
 use crate::ops::matmul::bf16::Block;
-use crate::ops::matmul::panel::BLOCK;
+use crate::simd::matmul::format::BLOCK;
 use crate::simd::vec128::{Bf16MatrixProducts, MatrixProducts, Task};
 
 /// Groups of four columns of a block.

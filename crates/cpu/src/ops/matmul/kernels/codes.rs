@@ -9,9 +9,10 @@ use std::marker::PhantomData;
 use super::prefetch::prefetch;
 use super::unpack::{Scales, Stored, unpack};
 use super::{Chunk, PAIR, Register, Sums, place};
-use crate::ops::matmul::panel::{BLOCK, GROUPS, Line, WeightFormat};
+use crate::ops::matmul::panel::Line;
 use crate::ops::matmul::quantize::Tile;
-use crate::ops::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
+use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat};
+use crate::simd::matmul::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
 
 /// Maximum sub-blocks of a block.
 const MAX_SUBS: usize = 2;

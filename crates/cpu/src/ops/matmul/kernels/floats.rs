@@ -8,8 +8,9 @@ use kvant_codec::DType;
 
 use super::prefetch::prefetch;
 use super::{FloatChunk, PAIR, Register, Sums, place};
-use crate::ops::matmul::panel::{Line, QUAD, Values, split};
-use crate::ops::matmul::simd::{Kernel, MAX_PARTS, Simd};
+use crate::ops::matmul::panel::{Line, split};
+use crate::simd::matmul::format::{QUAD, Values};
+use crate::simd::matmul::{Kernel, MAX_PARTS, Simd};
 
 /// Registers of weights that a GEMM holds at once.
 const ACROSS: usize = 2;

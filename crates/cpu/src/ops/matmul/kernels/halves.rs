@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 use super::codes::subs;
 use super::{CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, PAIR, Sums};
 use crate::ops::matmul::bf16::{Block, bf16_bits};
-use crate::ops::matmul::panel::{BLOCK, GROUPS, Line, WeightFormat};
-use crate::ops::matmul::simd::{Kernel, Simd};
+use crate::ops::matmul::panel::Line;
+use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat};
+use crate::simd::matmul::{Kernel, Simd};
 use crate::simd::matrix_unit::{ROWS, Tiles};
 
 /// Columns that share a word.

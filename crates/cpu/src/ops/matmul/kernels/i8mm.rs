@@ -15,8 +15,9 @@ use std::marker::PhantomData;
 
 use super::codes::{subs, which};
 use super::{BlockCodes, CHUNK_BLOCKS, Chunk, PAIR, Register, Sums};
-use crate::ops::matmul::panel::{GROUPS, Line, WeightFormat};
+use crate::ops::matmul::panel::Line;
 use crate::ops::matmul::quantize::Tile;
+use crate::simd::matmul::format::{GROUPS, WeightFormat};
 use crate::simd::vec128::{MatrixProducts, Quad, Task};
 
 /// Rows of a tile of activations: with four pairs of rows of weights, as many sums as 32 registers

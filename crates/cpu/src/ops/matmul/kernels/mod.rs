@@ -1,4 +1,4 @@
-//! Products of panels, written once over [`Simd`](super::simd::Simd).
+//! Products of panels, written once over [`Simd`](crate::simd::matmul::Simd).
 
 #[cfg(target_arch = "aarch64")]
 mod bfmmla;
@@ -15,8 +15,9 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::Activation;
 
 use super::gate;
-use super::panel::{GROUPS, Line, PANEL};
-use super::simd::{Kernel, Simd};
+use super::panel::Line;
+use crate::simd::matmul::format::{GROUPS, PANEL};
+use crate::simd::matmul::{Kernel, Simd};
 
 #[cfg(target_arch = "aarch64")]
 pub(super) use bfmmla::{ArrangeBf16, MultiplyBfmmla};

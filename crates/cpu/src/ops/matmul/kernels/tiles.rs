@@ -15,9 +15,10 @@ use std::ops::Range;
 
 use super::codes::{subs, which};
 use super::{CHUNK_BLOCKS, Chunk, PAIR, Sums};
-use crate::ops::matmul::panel::{GROUPS, Line, WeightFormat};
+use crate::ops::matmul::panel::Line;
 use crate::ops::matmul::quantize::{Codes, Tile};
-use crate::ops::matmul::simd::{Kernel, MAX_PARTS, Simd};
+use crate::simd::matmul::format::{GROUPS, WeightFormat};
+use crate::simd::matmul::{Kernel, MAX_PARTS, Simd};
 use crate::simd::matrix_unit::{Products, ROWS, SLOTS, Tiles};
 
 /// Steps between the start of sums and their store, and between the start and their use.

@@ -9,8 +9,9 @@ use kvant_codec::fp4::ByteFloat;
 
 use super::Chunk;
 use super::prefetch::prefetch;
-use crate::ops::matmul::panel::{BLOCK, GROUPS, Line, WeightFormat};
-use crate::ops::matmul::simd::{Kernel, Simd};
+use crate::ops::matmul::panel::Line;
+use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat};
+use crate::simd::matmul::{Kernel, Simd};
 
 /// Returns the factors of 32 columns, one register per group: codes, or their values in a table.
 #[inline(always)]

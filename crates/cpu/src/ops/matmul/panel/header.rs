@@ -4,7 +4,8 @@ use half::f16;
 use kvant_codec::DType;
 use kvant_codec::fields::Fields;
 
-use super::{Line, PANEL};
+use super::Line;
+use crate::simd::matmul::format::PANEL;
 
 /// Writes the scales of block `slot` of row `row` to the zeroed header of its unit.
 pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fields: &Fields) {

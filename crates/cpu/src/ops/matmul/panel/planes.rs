@@ -1,7 +1,8 @@
 //! Writes the codes of 32 columns of a panel to lines and, for single rows, reads them. The table
 //! is in [`super`](super).
 
-use super::{BLOCK, GROUPS, Line, PANEL};
+use super::Line;
+use crate::simd::matmul::format::{BLOCK, GROUPS, PANEL};
 
 /// Returns how many bits of a code are in the low and in the high lines.
 const fn split(bits: usize) -> (usize, usize) {

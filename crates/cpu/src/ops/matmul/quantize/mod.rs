@@ -32,7 +32,7 @@ use crate::ops::norm::inverse_rms;
 use crate::simd::isa::Isa;
 
 use super::MIN_PARALLEL_VALUES;
-use super::panel::{BLOCK, GROUPS};
+use crate::simd::matmul::format::{BLOCK, GROUPS};
 
 /// Sums of a block's q: columns 0..16, 16..32, and all.
 const SUMS: usize = 3;

@@ -8,18 +8,19 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod format;
 #[cfg(not(target_arch = "x86_64"))]
 mod quads;
 
-use super::panel::{PANEL, WeightFormat};
+use format::{PANEL, WeightFormat};
 
 /// Maximum registers of a line, or of sixteen floats.
-pub(super) const MAX_PARTS: usize = 2;
+pub(crate) const MAX_PARTS: usize = 2;
 /// Maximum registers of weights that a GEMM holds at once.
-pub(super) const MAX_ACROSS: usize = 2;
+pub(crate) const MAX_ACROSS: usize = 2;
 
 /// A function compiled for an instruction set.
-pub(super) trait Kernel {
+pub(crate) trait Kernel {
     /// Its result.
     type Output;
 
@@ -33,7 +34,7 @@ pub(super) trait Kernel {
 /// Products are those of the equation in [`super`], with activations as the tile holds them. Sums
 /// are in f32, one for each row of weights and of activations, and add the columns in order: so a
 /// row's bits do not depend on the rows that are multiplied with it.
-pub(super) trait Simd: Copy + Send + Sync {
+pub(crate) trait Simd: Copy + Send + Sync {
     /// Lanes of 32 bits: a signed integer, or four bytes.
     type Ints: Copy;
     /// Lanes of f32.
@@ -80,11 +81,11 @@ pub(super) trait Simd: Copy + Send + Sync {
     /// Loads the bytes of quarter `quarter` of a line as E8M0.
     fn load_e8m0(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
     /// Loads the bytes of quarter `quarter` of a line, below 128, as E4M3, times
-    /// [`E4M3_UNIT`](super::panel::E4M3_UNIT).
+    /// [`E4M3_UNIT`](format::E4M3_UNIT).
     fn load_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
     /// Returns `a · scale`, rounded once, for integers below 2^22 and
-    /// [short](Format::HAS_SHORT_SCALES) scales. `lifted` is [`Simd::lifted`] of the scale.
+    /// [short](WeightFormat::HAS_SHORT_SCALES) scales. `lifted` is [`Simd::lifted`] of the scale.
     #[inline(always)]
     fn scaled(self, a: Self::Ints, scale: Self::Floats, lifted: Self::Floats) -> Self::Floats {
         let _ = lifted;
@@ -108,7 +109,7 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn groups_in_short_sum<F: WeightFormat>() -> usize;
     /// Returns the start of a sum: the excess of the code of zero, subtracted, if the products
     /// contain it and short sums do not subtract it. `neg_sum` is minus the sum of the activations,
-    /// see [`Tile`](super::quantize::Tile).
+    /// see `Tile` of the op.
     fn start<F: WeightFormat>(self, neg_sum: i32) -> Self::Ints;
     /// Starts a short sum, to be added to `sum`. `neg_sum` is that of its groups if they fill half
     /// a block or all of it.

@@ -4,7 +4,7 @@
 //! top bit is flipped, which makes them signed, so that no zero is subtracted.
 
 use super::{Kernel, Simd};
-use crate::ops::matmul::panel::{PANEL, WeightFormat};
+use crate::simd::matmul::format::{PANEL, WeightFormat};
 use crate::simd::vec128::{Quad, Quads, Task};
 
 /// Applies the same operation to both registers.
