@@ -21,11 +21,13 @@ mod ops;
 mod simd;
 
 pub use device::CpuDevice;
-pub use device::tuning::{Trial, Tuning};
+pub use device::tuning::Trial;
 pub use host::buffer::CpuBuffer;
 pub use host::page::CpuPage;
 pub use host::pool::Pool;
 pub use ops::matmul::prefill_precision::PrefillPrecision;
+pub use ops::matmul::tuning::Tuning;
 pub use ops::matmul::{CpuExperts, CpuMatrix};
 pub use simd::amx::{Amx, MatrixUnit};
-pub use simd::isa::{Avx2, Avx512, Avx512Vbmi, AvxVnni, Bf16, I8mm, Isa, Neon, Simd128};
+pub use simd::isa::Isa;
+pub use simd::tokens::{Avx2, Avx512, Avx512Vbmi, AvxVnni, Bf16, I8mm, Neon, Simd128};

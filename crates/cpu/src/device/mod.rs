@@ -22,12 +22,12 @@ use crate::host::pool::Pool;
 use crate::ops::attend::{self, Stage};
 use crate::ops::columns::copy_columns;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
+use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::{
     append, attend_bidirectional, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap,
 };
 use crate::simd::isa::Isa;
-use tuning::Tuning;
 
 /// The CPU device.
 pub struct CpuDevice {

@@ -1,8 +1,5 @@
-//! Machine-dependent numbers, and how to tune them.
-//!
-//! Every value gives the same results (sums have the same order); only the time differs. The
-//! defaults are sound everywhere; [`trials`](kvant_backend::trials) decides when a candidate
-//! replaces one.
+//! Tunes the machine-dependent numbers of matmul: [`autotune`](kvant_backend::autotune) decides when
+//! a candidate replaces one.
 
 use std::time::Instant;
 
@@ -12,29 +9,9 @@ use kvant_codec::DType;
 use kvant_codec::random::Random;
 
 use crate::device::CpuDevice;
-
 use crate::ops::matmul::CpuMatrix;
-
+use crate::ops::matmul::tuning::Tuning;
 use crate::simd::isa::Isa;
-
-/// The tunable numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tuning {
-    /// Prefetch distance of weights in decode, in bytes; 0 leaves prefetching to the hardware. A
-    /// core has some 4 KB in flight at full speed (latency times bandwidth, 100 ns times 40 GB/s).
-    pub prefetch: usize,
-    /// Items per thread that the weights of a decode step are divided into: more items balance
-    /// threads of different speed.
-    pub items_per_thread: usize,
-    /// Maximum rows of prefill that share unpacked weights.
-    pub row_block: usize,
-}
-
-impl Default for Tuning {
-    fn default() -> Self {
-        Self { prefetch: 8192, items_per_thread: 8, row_block: 512 }
-    }
-}
 
 /// One candidate and its time.
 #[derive(Debug, Clone, Copy, PartialEq)]

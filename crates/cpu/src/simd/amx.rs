@@ -6,9 +6,9 @@
 
 use std::fmt;
 
-use crate::simd::isa::Avx512Vbmi;
+use crate::simd::tokens::Avx512Vbmi;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-use crate::simd::isa::{Bf16, I8mm};
+use crate::simd::tokens::{Bf16, I8mm};
 
 /// Proof of AMX tiles with int8 and bf16 products (every AMX CPU has both), of the system's
 /// permission to use them, and of everything that [`Avx512Vbmi`] proves.

@@ -5,6 +5,7 @@ pub(crate) mod amx;
 pub(crate) mod isa;
 pub(crate) mod matmul;
 pub(crate) mod matrix_unit;
+pub(crate) mod tokens;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) mod vec128;
 pub(crate) mod vec16;

@@ -11,9 +11,14 @@ use kvant_codec::finite::{F16_MAX, clamp, to_f16};
 use kvant_codec::tile::{GROUP, SCALE_BYTES, Side, TILE, high_planes};
 use kvant_codec::{Codebook, DType, Trellis, step};
 
-use super::slices::Rows;
 use super::trellis::encode;
 use crate::simd::vec16::{Lanes, Op};
+
+/// Maximum dims of a slice: the widest block of the rotation.
+pub(super) const SLICE: usize = 128;
+
+/// A slice of the rows of a tile, with zeros in slots that are not written.
+pub(super) type Rows = [[f32; SLICE]; TILE];
 
 /// Encodes up to 128 dims of all 16 slots of a tile.
 pub(super) struct Encode<'a> {

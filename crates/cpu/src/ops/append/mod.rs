@@ -8,43 +8,23 @@
 //! Only rows encoded into a coded main tile have the centre of their block subtracted and are
 //! scaled by the tensor's `alpha`.
 
-use std::ops::Range;
-
 use kvant_backend::{KvBatchEntry, Result, check_append};
 
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
-use crate::ops::channel_scales::{Affine, HeadScales};
+use crate::ops::channel_scales::HeadScales;
 use crate::simd::isa::Isa;
 use crate::simd::vec16::with_lanes;
 
 mod encode;
 mod scalar;
 mod slices;
+mod source;
 mod target;
 mod trellis;
 
+use source::Source;
 use target::Targets;
-
-/// The input rows of one KV tensor.
-struct Source<'a, F: Fn(usize) -> &'a [f32]> {
-    /// Returns row i, `[head_dim]`.
-    row: F,
-    /// Channel scale and shift, applied first.
-    balance: Option<Affine<'a>>,
-}
-
-impl<'a, F: Fn(usize) -> &'a [f32]> Source<'a, F> {
-    /// Reads values `dims` of row `index`, as far as the row has them, into the start of `out`.
-    fn read(&self, index: usize, dims: Range<usize>, out: &mut [f32]) {
-        let row = (self.row)(index);
-        let row = &row[dims.start.min(row.len())..dims.end.min(row.len())];
-        match self.balance {
-            None => out[..row.len()].copy_from_slice(row),
-            Some(affine) => affine.apply(dims.start..dims.start + row.len(), row, out),
-        }
-    }
-}
 
 /// Scratch memory, reused between calls so that decode does not allocate.
 #[derive(Debug, Default)]

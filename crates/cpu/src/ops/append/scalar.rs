@@ -3,7 +3,7 @@
 use kvant_backend::{KvTensor, KvTensorSpec, TileLocation, TileRows, TokenSpan};
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
 
-use super::Source;
+use super::source::Source;
 use super::target::Target;
 
 /// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.

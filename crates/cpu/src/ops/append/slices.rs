@@ -12,16 +12,10 @@ use kvant_codec::DType;
 use kvant_codec::finite::{F16_MAX, clamp};
 use kvant_codec::tile::{Side, TILE, TileLayout, slices};
 
-use super::Source;
-use super::encode::Encode;
+use super::encode::{Encode, Rows, SLICE};
+use super::source::Source;
 use super::target::Target;
 use crate::simd::vec16::{Direction, Lanes, Op, Rotate};
-
-/// Maximum dims of a slice: the widest block of the rotation.
-const SLICE: usize = 128;
-
-/// A slice of the rows of a tile, with zeros in slots that are not written.
-pub(super) type Rows = [[f32; SLICE]; TILE];
 
 /// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.
 pub(super) fn append<'a, L: Lanes>(

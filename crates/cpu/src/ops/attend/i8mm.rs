@@ -14,7 +14,7 @@
 
 use super::kernels::{Bytes, MAX_QUERIES};
 use super::matrix_unit::{Epilogue, MatrixPath, Operands};
-use crate::simd::isa::I8mm;
+use crate::simd::tokens::I8mm;
 use crate::simd::matrix_unit::{Products, ROWS, Row};
 use crate::simd::vec16::{Lanes, Op};
 use crate::simd::vec128::{MatrixProducts, Quad};

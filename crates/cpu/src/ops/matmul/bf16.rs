@@ -1,7 +1,7 @@
 //! Activations in bf16 for GEMMs, see [`PrefillPrecision::Bf16`](crate::ops::matmul::prefill_precision::PrefillPrecision::Bf16).
 
-use super::MIN_PARALLEL_VALUES;
 use super::panel::Line;
+use super::partition::MIN_PARALLEL_VALUES;
 use super::quantize::rotate;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;

@@ -5,134 +5,30 @@ use std::ops::Range;
 use std::ptr;
 
 use kvant_backend::Activation;
-use kvant_codec::DType;
 
 use super::bf16::Bf16Rows;
-use super::floats::Floats;
+use super::forms::{InputForm, normalize, tile_rows};
 use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
-use super::kernel_set::KernelSet;
-use super::kernels::{Gate, PAIR, Register};
+use super::kernel_set::{KernelSet, of_rows, with_set};
+use super::matrix::{CpuMatrix, WeightLayout, uses_panels};
 use super::outputs::Outputs;
-use super::partition::Partition;
-use super::quantize::{Quantized, Source};
-use super::{
-    CpuMatrix, MIN_PARALLEL_VALUES, WeightLayout, experts, gate, gemv, of_rows, rows, uses_panels, with_set,
-};
-use crate::device::tuning::Tuning;
+use super::partition::{PAIR, Partition};
+use super::prefill_precision::PrefillPrecision;
+use super::product::{Gating, Operand, Product, Scatter};
+use super::quantize::Source;
+use super::scratch::{Scratch, for_threads};
+use super::tuning::Tuning;
+use super::{gate, gemv, rows};
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
-use crate::ops::matmul::prefill_precision::PrefillPrecision;
-use crate::ops::norm::rms_norm;
 use crate::simd::isa::Isa;
 use crate::simd::matmul::Simd;
-use crate::simd::matmul::format::{PANEL, has_halves, is_float, is_rotated};
+use crate::simd::matmul::format::PANEL;
 
 /// Matrices that share one parallel region.
 const MAX_FUSED: usize = 4;
 /// Minimum items per thread of a product of many rows.
 const MIN_ITEMS_PER_THREAD: usize = 4;
-
-/// The left operand: rows of `x` `[rows, n_in]`, normalized first when `norm` (weight `[n_in]`,
-/// eps) is given.
-#[derive(Clone, Copy)]
-pub(crate) struct Operand<'a> {
-    pub x: &'a [f32],
-    pub n_in: usize,
-    pub norm: Option<(&'a [f32], f32)>,
-}
-
-impl Operand<'_> {
-    fn rows(&self) -> usize {
-        self.x.len() / self.n_in
-    }
-}
-
-/// One product and its destination.
-pub(crate) struct Product<'a> {
-    pub w: &'a CpuMatrix,
-    /// `[n_out]`.
-    pub bias: Option<&'a [f32]>,
-    /// `[rows, n_out]`.
-    pub y: DisjointMut<'a, f32>,
-    pub to: Scatter<'a>,
-    pub accumulate: bool,
-    /// The factor on the product.
-    pub gate: Option<Gating<'a>>,
-}
-
-/// The rows of `y` that the rows of a product are written to.
-#[derive(Clone, Copy)]
-pub(crate) enum Scatter<'a> {
-    /// As many rows from this one on.
-    Rows(usize),
-    /// These rows, to which the product is added times each row's factor. A row occurs once.
-    Picked { rows: &'a [u32], factors: &'a [f32] },
-}
-
-/// The gate of a product: `a(w x)`.
-#[derive(Clone, Copy)]
-pub(crate) struct Gating<'a> {
-    /// A matrix of the product's shape, in panels of the same type.
-    pub w: &'a CpuMatrix,
-    pub activation: Activation,
-    /// Biases of the gate's product and of the product that it multiplies, `[n_out]` each; the
-    /// latter has no other bias.
-    pub biases: Option<[&'a [f32]; 2]>,
-}
-
-impl Gating<'_> {
-    /// Computes `u = a(g) * u` for the outputs of a panel for some rows, with biases added to both.
-    pub(super) fn apply<S: Simd>(&self, simd: S, panel: usize, g: &mut [Register], u: &mut [Register]) {
-        for (values, biases) in [&mut *g, &mut *u].into_iter().zip(self.biases.into_iter().flatten()) {
-            for values in values {
-                values.0.iter_mut().zip(&biases[panel * PANEL..]).for_each(|(value, bias)| *value += bias);
-            }
-        }
-        simd.run(Gate { activation: self.activation, g, u });
-    }
-}
-
-/// Scratch memory of the device, so that a step does not allocate once it has grown.
-#[derive(Default)]
-pub(crate) struct Scratch {
-    pub tuning: Tuning,
-    pub prompt_math: PrefillPrecision,
-    /// The normalized input, `[rows, n_in]`.
-    pub(super) normed: Vec<f32>,
-    /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
-    gate: Vec<f32>,
-    pub(super) forms: Forms,
-    /// One for each thread.
-    pub(super) workspaces: Vec<Workspace>,
-    pub(super) experts: experts::Scratch,
-}
-
-/// The input in the forms that kernels require.
-#[derive(Default)]
-pub(super) struct Forms {
-    pub quantized: Quantized,
-    pub rotated: Quantized,
-    pub floats: Floats,
-    /// In bf16, unrotated and rotated.
-    pub halves: [Bf16Rows; 2],
-}
-
-/// Returns the rows of a tile for `rows` input rows, in the set that [`of_rows`] returns.
-pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
-    fn blocked<S: KernelSet>(_: S, is_float: bool) -> usize {
-        if is_float { S::Simd::FLOAT_TILE } else { S::TILE }
-    }
-    match rows {
-        _ if !uses_panels(isa) => 1,
-        0..=2 => rows.max(1),
-        3..=4 => 4,
-        5..=6 => 6,
-        7..=gemv::MAX_ROWS => gemv::MAX_ROWS,
-        _ => {
-            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads file rows", isa.name()))
-        }
-    }
-}
 
 /// The products of one parallel region, at most [`MAX_FUSED`].
 type Products<'a> = [Option<Product<'a>>; MAX_FUSED];
@@ -147,43 +43,6 @@ struct Region<'a> {
     tiles: Tiles<'a>,
     rows: usize,
     tuning: Tuning,
-}
-
-/// The form of the input for a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum InputForm {
-    /// Unchanged.
-    Rows,
-    /// Tiles of f32.
-    Floats,
-    /// Tiles in 8 bits.
-    Codes,
-    /// Tiles in 8 bits, rotated.
-    Rotated,
-    /// Tiles in bf16.
-    Halves,
-    /// Tiles in bf16, rotated.
-    RotatedHalves,
-}
-
-impl InputForm {
-    pub fn of(isa: Isa, dtype: DType) -> Self {
-        match dtype {
-            _ if !uses_panels(isa) => Self::Rows,
-            dtype if is_float(dtype) => Self::Floats,
-            dtype if is_rotated(dtype) => Self::Rotated,
-            _ => Self::Codes,
-        }
-    }
-
-    /// Returns the form for a run whose GEMMs are in bf16, or not.
-    fn of_run(isa: Isa, dtype: DType, in_halves: bool) -> Self {
-        match dtype {
-            dtype if !in_halves || !has_halves(dtype, isa.has_matrix_unit()) => Self::of(isa, dtype),
-            dtype if is_rotated(dtype) => Self::RotatedHalves,
-            _ => Self::Halves,
-        }
-    }
 }
 
 /// Prepares the input for the products and computes them.
@@ -238,26 +97,6 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     }
     let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
     with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());
-}
-
-/// Returns a workspace for each thread.
-pub(super) fn for_threads<'a>(workspaces: &'a mut Vec<Workspace>, pool: &Pool) -> &'a mut [Workspace] {
-    if workspaces.is_empty() {
-        workspaces.resize(pool.n_threads(), Workspace::EMPTY);
-    }
-    workspaces
-}
-
-impl Forms {
-    /// Returns tiles of 8-bit codes and of f32, each given by its first row and its rows per tile.
-    pub fn tiles(&self, [codes, floats]: [(usize, usize); 2]) -> Tiles<'_> {
-        Tiles {
-            quantized: self.quantized.tiles(codes.0, codes.1),
-            rotated: self.rotated.tiles(codes.0, codes.1),
-            floats: self.floats.tiles(floats.0, floats.1),
-            halves: None,
-        }
-    }
 }
 
 impl Region<'_> {
@@ -456,43 +295,23 @@ pub(crate) fn gated_ffn(
     scratch.gate = gated;
 }
 
-/// Returns the rows of the operand, normalized into `normed` when a norm is given.
-pub(super) fn normalize<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
-    let Some((weight, eps)) = input.norm else { return input.x };
-    let (n_in, rows) = (input.n_in, input.rows());
-    if normed.len() < input.x.len() {
-        normed.resize(input.x.len(), 0.0);
-    }
-    let out = DisjointMut::new(normed);
-    let job = |r: usize| {
-        let row = r * n_in..(r + 1) * n_in;
-        // SAFETY: one call of this job writes each row.
-        rms_norm(&input.x[row.clone()], weight, eps, unsafe { out.part(row) });
-    };
-    if rows * n_in < MIN_PARALLEL_VALUES {
-        (0..rows).for_each(job);
-    } else {
-        pool.for_each(rows, &job);
-    }
-    &normed[..input.x.len()]
-}
-
 #[cfg(test)]
 mod tests {
-    use kvant_backend::{Backend, WeightSource};
+    use kvant_backend::WeightSource;
+    use kvant_codec::DType;
 
     use super::*;
-    use crate::device::CpuDevice;
 
     /// The slice that it has packed: see [`Partition`].
     #[test]
     fn a_thread_has_its_slice_of_every_product_of_a_region() {
-        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let pool = Pool::new(1).unwrap();
         let sizes = [12, 3, 2, 1];
         let matrices = sizes.map(|n_panels| {
             let (n_out, n_in) = (n_panels * PANEL, 1);
             let bytes = vec![0; size_of::<f32>() * n_out * n_in].into();
-            device.upload_matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes }).unwrap()
+            CpuMatrix::new(Isa::Scalar, &pool, WeightSource { dtype: DType::F32, n_out, n_in, bytes })
+                .unwrap()
         });
         let products: Products<'_> = matrices.each_ref().map(|w| {
             let (y, to) = (DisjointMut::new(&mut []), Scatter::Rows(0));

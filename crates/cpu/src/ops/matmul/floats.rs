@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::MIN_PARALLEL_VALUES;
+use super::partition::MIN_PARALLEL_VALUES;
 use super::quantize::GroupTiles;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;

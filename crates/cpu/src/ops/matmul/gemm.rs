@@ -8,21 +8,20 @@
 //! broadcast word of each row of the tile: with two registers and 6 rows, 12 accumulators, and 8
 //! loads for 12 products.
 
-use std::iter::StepBy;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::slice;
 
 use kvant_codec::DType;
 
 use super::bf16::HalvesTiles;
 use super::floats::FloatTiles;
-use super::kernel_set::{KernelSet, MultiplyChunk};
+use super::kernel_set::{Bf16Loop, CodesLoop, KernelSet, MultiplyChunk, OfPair};
 use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HALVES_BLOCKS, HalvesChunk,
-    HalvesPanels, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
+    HalvesPanels, MultiplyFloats, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::Line;
+use super::partition::PAIR;
 use super::quantize::QuantizedTiles;
 use crate::simd::matmul::Simd;
 use crate::simd::matmul::format::{
@@ -93,9 +92,6 @@ struct Totals<'a, const T: usize> {
     sums: &'a mut [Sums<T>],
 }
 
-/// The sums of one pair, tile by tile.
-pub(super) type OfPair<'a, const T: usize> = StepBy<slice::IterMut<'a, Sums<T>>>;
-
 impl<'a, const T: usize> Totals<'a, T> {
     /// Returns sums of zero in `memory`.
     fn new(memory: &'a mut Vec<Register>, rows: Range<usize>, pairs: Pairs<'_>) -> Self {
@@ -161,10 +157,12 @@ pub(super) fn multiply<S: KernelSet>(
     put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
     if let Some(halves) = tiles.halves(pairs.dtype) {
-        return set.multiply_halves(workspace, pairs, halves, rows, put);
+        let gemm = Bf16Gemm { simd: set.vectors(), workspace, pairs, rows: rows.clone(), put };
+        return set.multiply_halves(gemm, halves, rows);
     }
     if !is_float(pairs.dtype) {
-        return set.multiply_codes(workspace, pairs, tiles, rows, put);
+        let quantized = tiles.codes(pairs.dtype);
+        return set.multiply_codes(CodesGemm { workspace, pairs, quantized, rows, put });
     }
     let simd = set.vectors();
     match S::Simd::FLOAT_TILE {
@@ -174,19 +172,22 @@ pub(super) fn multiply<S: KernelSet>(
     }
 }
 
-/// Does the work of [`multiply`] for coded panels with tiles of `T` rows.
-pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
-    set: S,
-    workspace: &mut Workspace,
-    pairs: Pairs<'_>,
-    tiles: Tiles<'_>,
+/// Does the work of [`multiply`] for coded panels.
+struct CodesGemm<'a, P> {
+    workspace: &'a mut Workspace,
+    pairs: Pairs<'a>,
+    quantized: QuantizedTiles<'a>,
     rows: Range<usize>,
-    put: impl FnMut(Range<usize>, &mut [Register]),
-) {
-    let mut totals = Totals::<T>::new(&mut workspace.sums, rows, pairs);
-    let (chunk, quantized) = (&mut workspace.chunk, tiles.codes(pairs.dtype));
-    with_format!(pairs.dtype, F => add_codes::<S, F, T>(set, chunk, &mut totals, pairs, quantized));
-    totals.put(put);
+    put: P,
+}
+
+impl<P: FnMut(Range<usize>, &mut [Register])> CodesLoop for CodesGemm<'_, P> {
+    fn run<S: MultiplyChunk<T>, const T: usize>(self, set: S) {
+        let Self { workspace: Workspace { chunk, sums, .. }, pairs, quantized, rows, put } = self;
+        let mut totals = Totals::<T>::new(sums, rows, pairs);
+        with_format!(pairs.dtype, F => add_codes::<S, F, T>(set, chunk, &mut totals, pairs, quantized));
+        totals.put(put);
+    }
 }
 
 /// Adds the products of some pairs to their sums.
@@ -254,34 +255,37 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
     }
 }
 
-/// Does the work of [`multiply`] in bf16 with tiles of `T` rows: `add` adds the products of a chunk
-/// with these blocks of each tile to its sums.
-pub(super) fn multiply_halves<S: Simd, const T: usize>(
+/// Does the work of [`multiply`] in bf16.
+struct Bf16Gemm<'a, S, P> {
     simd: S,
-    workspace: &mut Workspace,
-    pairs: Pairs<'_>,
+    workspace: &'a mut Workspace,
+    pairs: Pairs<'a>,
     rows: Range<usize>,
-    mut add: impl FnMut(&mut [HalvesPanels], OfPair<'_, T>, Range<usize>),
-    put: impl FnMut(Range<usize>, &mut [Register]),
-) {
-    let Workspace { chunk, float_chunk, halves: unpacked, sums } = workspace;
-    let mut totals = Totals::<T>::new(sums, rows, pairs);
-    let n_blocks = pairs.n_in.div_ceil(BLOCK);
-    for first in (0..n_blocks).step_by(HALVES_BLOCKS) {
-        let blocks = first..n_blocks.min(first + HALVES_BLOCKS);
-        let unpacked = &mut unpacked[..blocks.len()];
-        for (pair, panels) in pairs.panels.iter().enumerate() {
-            if is_float(pairs.dtype) {
-                let n_in = pairs.n_in;
-                with_values!(pairs.dtype, V => floats_to_halves::<S, V>(simd, float_chunk, panels, n_in, first, unpacked));
-            } else {
-                with_format!(pairs.dtype, F => codes_to_halves::<S, F>(simd, chunk, panels, first, unpacked));
+    put: P,
+}
+
+impl<S: Simd, P: FnMut(Range<usize>, &mut [Register])> Bf16Loop for Bf16Gemm<'_, S, P> {
+    fn run<const T: usize>(self, mut add: impl FnMut(&mut [HalvesPanels], OfPair<'_, T>, Range<usize>)) {
+        let Self { simd, workspace, pairs, rows, put } = self;
+        let Workspace { chunk, float_chunk, halves: unpacked, sums } = workspace;
+        let mut totals = Totals::<T>::new(sums, rows, pairs);
+        let n_blocks = pairs.n_in.div_ceil(BLOCK);
+        for first in (0..n_blocks).step_by(HALVES_BLOCKS) {
+            let blocks = first..n_blocks.min(first + HALVES_BLOCKS);
+            let unpacked = &mut unpacked[..blocks.len()];
+            for (pair, panels) in pairs.panels.iter().enumerate() {
+                if is_float(pairs.dtype) {
+                    let n_in = pairs.n_in;
+                    with_values!(pairs.dtype, V => floats_to_halves::<S, V>(simd, float_chunk, panels, n_in, first, unpacked));
+                } else {
+                    with_format!(pairs.dtype, F => codes_to_halves::<S, F>(simd, chunk, panels, first, unpacked));
+                }
+                add(unpacked, totals.of_pair(pair), blocks.clone());
             }
-            add(unpacked, totals.of_pair(pair), blocks.clone());
         }
+        drop(add);
+        totals.put(put);
     }
-    drop(add);
-    totals.put(put);
 }
 
 /// Unpacks the blocks of a chunk from block `first` on, with scales applied.

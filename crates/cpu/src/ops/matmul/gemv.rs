@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use kvant_codec::DType;
 
-use super::CpuMatrix;
 use super::gemm::Tiles;
 use super::kernels::{Gemv, GemvFloats, Register};
+use super::matrix::CpuMatrix;
 use super::outputs::Outputs;
 use crate::simd::matmul::Simd;
 use crate::simd::matmul::format::{PANEL, is_float, with_format, with_values};

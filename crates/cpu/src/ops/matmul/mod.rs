@@ -12,9 +12,13 @@
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows routed to it.
 //!
-//! With [`PrefillPrecision::Bf16`](crate::ops::matmul::prefill_precision::PrefillPrecision::Bf16), a matrix unit computes GEMMs in
-//! bf16 ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and
-//! bf16 weights.
+//! With [`PrefillPrecision::Bf16`](prefill_precision::PrefillPrecision::Bf16), a matrix unit
+//! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions do
+//! so for f16 and bf16 weights.
+//!
+//! Floors, each of which imports from those before it: operands ([`matrix`], [`panel`],
+//! [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them, [`kernel_set`], the
+//! loops [`gemm`] and [`gemv`], and [`dispatch`] with [`experts`].
 //!
 //! Coded panels are multiplied with activations in 8 bits ([`quantize`]), rotated if the weights
 //! are; float panels and file rows with activations in f32.
@@ -23,123 +27,36 @@ mod bf16;
 mod dispatch;
 mod experts;
 mod floats;
+mod forms;
 mod gate;
 mod gemm;
 mod gemv;
 mod kernel_set;
 mod kernels;
+mod matrix;
 mod outputs;
 mod panel;
 mod partition;
 pub(crate) mod prefill_precision;
+mod product;
 mod quantize;
 mod rows;
+mod scratch;
+pub(crate) mod tuning;
 
-use std::ops::Range;
-
-use kvant_backend::{BackendError, Matrix, SharedBytes, WeightSource, check_matrix};
 use kvant_codec::DType;
 
 use crate::simd::isa::Isa;
+use crate::simd::matmul::format::is_float;
+use matrix::uses_panels;
 
-use crate::host::pool::Pool;
-use crate::simd::matmul::format::{PANEL, is_float};
-use panel::{Line, Panels};
-
-pub(crate) use dispatch::{Operand, Product, Scatter, Scratch, gated_ffn, project};
+pub(crate) use dispatch::{gated_ffn, project};
 pub use experts::CpuExperts;
 pub(crate) use experts::{Biased, Choice, ExpertFfn, moe_ffn, project_each};
 pub(crate) use gate::gate;
-
-/// Below this many values a parallel region costs more than it saves.
-const MIN_PARALLEL_VALUES: usize = 16 * 1024;
-
-/// A weight matrix `[n_out, n_in]` on the CPU.
-#[derive(Debug)]
-pub struct CpuMatrix {
-    dtype: DType,
-    n_out: usize,
-    n_in: usize,
-    store: WeightLayout,
-}
-
-/// Memory layout of the weights.
-#[derive(Debug)]
-enum WeightLayout {
-    /// As in the file, row by row.
-    Rows(SharedBytes),
-    /// In panels of 16 rows.
-    Panels(Panels),
-}
-
-/// Returns whether `isa` reads weights from panels.
-fn uses_panels(isa: Isa) -> bool {
-    isa != Isa::Scalar
-}
-
-/// Minimum rows that a matrix unit multiplies. Fewer leave most of the unit idle: from 32 on it is
-/// faster for all weights, with 9 to 24 rows vectors are as fast or faster
-/// (docs/benchmarks/2026-11-25-amx.md).
-const MIN_UNIT_ROWS: usize = 32;
-
-/// Returns the kernel set that multiplies `rows` rows.
-fn of_rows(isa: Isa, rows: usize) -> Isa {
-    match isa {
-        Isa::Amx(_) if rows < MIN_UNIT_ROWS => isa.of_vectors(),
-        isa => isa,
-    }
-}
-
-/// Calls a generic function with the [`Set`](set::Set) that multiplies panels for an [`Isa`];
-/// without panels, `$otherwise`.
-macro_rules! with_set {
-    ($isa:expr, $set:ident => $body:expr, _ => $otherwise:expr) => {
-        match $isa.of_products() {
-            #[cfg(target_arch = "x86_64")]
-            $crate::simd::isa::Isa::Avx2($set) => $body,
-            #[cfg(target_arch = "x86_64")]
-            $crate::simd::isa::Isa::AvxVnni($set) => $body,
-            #[cfg(target_arch = "x86_64")]
-            $crate::simd::isa::Isa::Avx512($set) => $body,
-            #[cfg(target_arch = "x86_64")]
-            $crate::simd::isa::Isa::Amx(amx) => {
-                let $set = $crate::ops::matmul::kernel_set::AmxKernels {
-                    vectors: $crate::simd::isa::Avx512::from(amx.vectors()),
-                    unit: amx,
-                };
-                $body
-            }
-            #[cfg(target_arch = "aarch64")]
-            $crate::simd::isa::Isa::Neon(token) => {
-                let $set = $crate::simd::vec128::Quads(token);
-                $body
-            }
-            #[cfg(target_arch = "aarch64")]
-            $crate::simd::isa::Isa::I8mm(token) => {
-                let $set = $crate::ops::matmul::kernel_set::I8mmKernels {
-                    bytes: token,
-                    halves: $crate::simd::isa::Bf16::detect(),
-                };
-                $body
-            }
-            #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-            $crate::simd::isa::Isa::Simd128(token) => {
-                let $set = $crate::simd::vec128::Quads(token);
-                $body
-            }
-            #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
-            $crate::simd::isa::Isa::Soft(vectors) => {
-                let $set = $crate::ops::matmul::kernel_set::AmxKernels {
-                    vectors,
-                    unit: $crate::simd::matrix_unit::EmulatedUnit,
-                };
-                $body
-            }
-            _ => $otherwise,
-        }
-    };
-}
-use with_set;
+pub use matrix::CpuMatrix;
+pub(crate) use product::{Operand, Product, Scatter};
+pub(crate) use scratch::Scratch;
 
 /// Returns the names of the kernels that multiply weights of `dtype`: for one to eight rows, and
 /// for more.
@@ -161,67 +78,5 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
         format!("gemv-{dtype}-{set}, gemm-{dtype}-{set}")
     } else {
         format!("rows-{dtype}-scalar")
-    }
-}
-
-impl CpuMatrix {
-    /// Takes the weights of `source`, packed for the kernels of `isa`.
-    ///
-    /// # Errors
-    /// [`BackendError::Unsupported`] for a type or row length that no kernel reads,
-    /// [`BackendError::Shape`] when the number of bytes does not match the shape,
-    /// [`BackendError::OutOfMemory`].
-    pub(crate) fn new(isa: Isa, pool: &Pool, source: WeightSource) -> Result<Self, BackendError> {
-        check_matrix(&source)?;
-        let WeightSource { dtype, n_out, n_in, bytes } = source;
-        let store = if uses_panels(isa) {
-            WeightLayout::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
-        } else {
-            WeightLayout::Rows(bytes)
-        };
-        Ok(Self { dtype, n_out, n_in, store })
-    }
-
-    /// Returns the storage type of the weights.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Decodes row `index` into `out` `[n_in]`.
-    pub(crate) fn decode_row(&self, index: usize, out: &mut [f32]) {
-        match &self.store {
-            WeightLayout::Rows(bytes) => {
-                let row_bytes = bytes.len() / self.n_out;
-                let row = &bytes[index * row_bytes..][..row_bytes];
-                kvant_codec::decode(self.dtype, row, out).expect("rows are whole blocks");
-            }
-            WeightLayout::Panels(panels) => panels.decode_row(index, out),
-        }
-    }
-
-    /// Returns some neighbouring panels.
-    fn panels(&self, panels: Range<usize>) -> &[Line] {
-        match &self.store {
-            WeightLayout::Panels(kept) => kept.panels(panels),
-            WeightLayout::Rows(_) => unreachable!("file rows for a kernel set that reads panels"),
-        }
-    }
-
-    fn panel(&self, panel: usize) -> &[Line] {
-        self.panels(panel..panel + 1)
-    }
-
-    fn n_panels(&self) -> usize {
-        self.n_out.div_ceil(PANEL)
-    }
-}
-
-impl Matrix for CpuMatrix {
-    fn n_out(&self) -> usize {
-        self.n_out
-    }
-
-    fn n_in(&self) -> usize {
-        self.n_in
     }
 }

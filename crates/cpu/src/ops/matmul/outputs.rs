@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::dispatch::{Product, Scatter};
 use super::kernel_set::KernelSet;
 use super::kernels::Register;
+use super::product::{Product, Scatter};
 use crate::simd::matmul::format::PANEL;
 use crate::simd::matmul::{Kernel, Simd};
 

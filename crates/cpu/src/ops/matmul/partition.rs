@@ -8,8 +8,12 @@
 
 use std::ops::Range;
 
-use super::kernels::PAIR;
 use crate::host::pool::share;
+
+/// Panels that a GEMM multiplies together.
+pub(super) const PAIR: usize = 2;
+/// Below this many values a parallel region costs more than it saves.
+pub(super) const MIN_PARALLEL_VALUES: usize = 16 * 1024;
 
 /// Partition of a matrix into items.
 #[derive(Debug, Clone, Copy)]

@@ -23,8 +23,8 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
-use crate::simd::isa::{Avx2, AvxVnni, avx_vnni, avx2};
 use crate::simd::matmul::format::{BLOCK, GROUPS, PANEL, WeightFormat};
+use crate::simd::tokens::{Avx2, AvxVnni, avx_vnni, avx2};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
-use crate::simd::isa::{Avx512, avx512};
 use crate::simd::matmul::format::{PANEL, WeightFormat};
+use crate::simd::tokens::{Avx512, avx512};
 
 /// Between 2^23 and 2^24 the last bit of a float counts ones: 2^22 of them are on either side.
 const LIFT: f32 = 12_582_912.0;

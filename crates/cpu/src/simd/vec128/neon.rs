@@ -10,8 +10,8 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::{Bf16MatrixProducts, MatrixProducts, Quad, Task};
-use crate::simd::isa::{Bf16, I8mm, Neon};
-use crate::simd::isa::{bf16, i8mm, neon};
+use crate::simd::tokens::{Bf16, I8mm, Neon};
+use crate::simd::tokens::{bf16, i8mm, neon};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {

@@ -6,7 +6,7 @@
 use std::arch::wasm32::*;
 
 use super::{Quad, Task};
-use crate::simd::isa::Simd128;
+use crate::simd::tokens::Simd128;
 
 /// Defines operations of an instruction or two.
 macro_rules! operations {

@@ -1,7 +1,7 @@
 //! 2x2 matrix products match their definition.
 
 use super::*;
-use crate::simd::isa::I8mm;
+use crate::simd::tokens::I8mm;
 
 /// One product added to some sums; its operands are separated and interleaved again first.
 struct Product {

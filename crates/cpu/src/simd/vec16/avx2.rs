@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op, Shared};
-use crate::simd::isa::{Avx2, AvxVnni};
-use crate::simd::isa::{avx_vnni, avx2};
+use crate::simd::tokens::{Avx2, AvxVnni};
+use crate::simd::tokens::{avx_vnni, avx2};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {

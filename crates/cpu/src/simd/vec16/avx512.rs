@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op, Shared};
-use crate::simd::isa::{Avx512, Avx512Vbmi};
-use crate::simd::isa::{avx512, avx512vbmi};
+use crate::simd::tokens::{Avx512, Avx512Vbmi};
+use crate::simd::tokens::{avx512, avx512vbmi};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {

@@ -13,36 +13,39 @@
 //! in slot order. Expert outputs are added to a row in ascending order of experts, so that its bits
 //! do not depend on the other rows of the batch.
 //!
-//! A thread's items are panels of its slice of every expert ([`cut`](super::cut)): of one expert in
+//! A thread's items are panels of its slice of every expert ([`partition`](super::partition)): of one expert in
 //! the first product, whose results are disjoint, and of all experts, one after the other, in the
 //! second, whose results are summed.
 
 mod per_slice;
 mod route;
+pub(super) mod scratch;
 mod select;
 
 use std::ops::Range;
 use std::ptr;
 
-use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
+use kvant_backend::{Activation, BackendError, Experts, WeightSource, check_experts};
 
-use super::dispatch::{
-    Forms, Gating, InputForm, Operand, Product, Scatter, blocked, file_rows, for_threads, normalize,
-    panels_of_pairs, tile_rows,
-};
+use super::dispatch::{blocked, file_rows, panels_of_pairs};
+use super::forms::{Forms, InputForm, normalize, tile_rows};
 use super::gemm::{MAX_PAIRS, Workspace, row_block};
-use super::kernel_set::KernelSet;
-use super::kernels::PAIR;
+use super::kernel_set::{KernelSet, of_rows, with_set};
+use super::matrix::{CpuMatrix, WeightLayout, uses_panels};
 use super::panel::Panels;
-use super::partition::Partition;
+use super::partition::{PAIR, Partition};
+use super::product::{Gating, Operand, Product, Scatter};
 use super::quantize::{GroupTiles, Source};
-use super::{CpuMatrix, WeightLayout, dispatch, gate, gemv, of_rows, uses_panels, with_set};
-use crate::device::tuning::Tuning;
+use super::scratch::{Scratch, for_threads};
+use super::tuning::Tuning;
+use super::{gate, gemv};
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
 use crate::simd::isa::Isa;
 pub(crate) use per_slice::project_each;
-use route::{Group, Routes};
+pub(crate) use route::Choice;
+use route::Group;
+use scratch::ExpertScratch;
 
 /// The weight matrices of experts, all of one shape and type.
 #[derive(Debug)]
@@ -150,18 +153,6 @@ impl<'a> Biased<'a> {
     }
 }
 
-/// See [`Choice`](kvant_backend::Choice).
-#[derive(Clone, Copy)]
-pub(crate) struct Choice<'a> {
-    pub routing: Routing,
-    /// `[rows, n_experts]`
-    pub logits: &'a [f32],
-    /// `[n_experts]`
-    pub selection_bias: Option<&'a [f32]>,
-    /// `[n_experts]`
-    pub scales: Option<&'a [f32]>,
-}
-
 /// The operands of the op. Shapes have been checked.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpertFfn<'a> {
@@ -174,20 +165,6 @@ pub(crate) struct ExpertFfn<'a> {
     pub down: Biased<'a>,
 }
 
-/// Scratch memory of the device.
-#[derive(Default)]
-pub(super) struct Scratch {
-    routes: Routes,
-    /// The tiles of each group, in 8 bits and in f32.
-    tiles: [Vec<GroupTiles>; 2],
-    /// The rows of `x` in f32, normalized, in slot order, `[slots, n]`, where a product reads f32.
-    picked: Vec<f32>,
-    /// Gate activations, `[slots, n_ff]`, where gate and up are not fused.
-    gates: Vec<f32>,
-    /// Gated activations, `[slots, n_ff]`.
-    hidden: Vec<f32>,
-}
-
 /// Adds the outputs of the experts to `x` `[rows, n]`, or writes them to `to`.
 ///
 /// # Errors
@@ -195,14 +172,14 @@ pub(super) struct Scratch {
 pub(crate) fn moe_ffn(
     isa: Isa,
     pool: &Pool,
-    scratch: &mut dispatch::Scratch,
+    scratch: &mut Scratch,
     layer: ExpertFfn<'_>,
     x: &mut [f32],
     to: Option<&mut [f32]>,
 ) -> Result<(), BackendError> {
     let ExpertFfn { norm, choice, activation, gate, up, down } = layer;
-    let dispatch::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
-    let Scratch { routes, tiles, picked, gates, hidden } = own;
+    let Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
+    let ExpertScratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(choice, gate.w.n_experts());
     let lay = |of: Biased<'_>| of.w.packed(isa, pool, routes.groups.iter().map(|group| group.expert));
     let is_alone = ptr::eq(gate.w, up.w) && up.bias.is_none();
@@ -245,7 +222,7 @@ pub(crate) fn moe_ffn(
     Ok(())
 }
 
-/// Returns the positions of the tiles of each group; see [`Scratch::tiles`].
+/// Returns the positions of the tiles of each group; see [`ExpertScratch::tiles`].
 fn tile_positions<'a>(
     isa: Isa,
     tiles: &'a mut [Vec<GroupTiles>; 2],
@@ -275,7 +252,7 @@ struct MoeStage<'a> {
     pool: &'a Pool,
     tuning: Tuning,
     groups: &'a [Group],
-    /// See [`Scratch::tiles`].
+    /// See [`ExpertScratch::tiles`].
     tiles: [&'a [GroupTiles]; 2],
 }
 
@@ -432,10 +409,10 @@ impl MoeStage<'_> {
         );
     }
 
-    /// As [`Stage::multiply`].
+    /// As [`MoeStage::multiply`].
     ///
     /// # Safety
-    /// As [`Stage::multiply`].
+    /// As [`MoeStage::multiply`].
     unsafe fn panels<S: KernelSet>(
         &self,
         set: S,

@@ -5,9 +5,11 @@
 
 use kvant_backend::BackendError;
 
-use super::{Biased, CpuExperts, MoeStage, Scratch, grow, tile_positions};
+use super::scratch::ExpertScratch;
+use super::{Biased, CpuExperts, MoeStage, grow, tile_positions};
 use crate::host::pool::Pool;
-use crate::ops::matmul::dispatch::{self, Operand, for_threads};
+use crate::ops::matmul::product::Operand;
+use crate::ops::matmul::scratch::{Scratch, for_threads};
 use crate::simd::isa::Isa;
 
 /// Computes `y` `[rows, n, n_out]` from `x` `[rows, n, n_in]`.
@@ -17,13 +19,13 @@ use crate::simd::isa::Isa;
 pub(crate) fn project_each(
     isa: Isa,
     pool: &Pool,
-    scratch: &mut dispatch::Scratch,
+    scratch: &mut Scratch,
     w: &CpuExperts,
     x: &[f32],
     y: &mut [f32],
 ) -> Result<(), BackendError> {
-    let dispatch::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
-    let Scratch { routes, tiles, picked, hidden, .. } = own;
+    let Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
+    let ExpertScratch { routes, tiles, picked, hidden, .. } = own;
     let (n, any) = (w.matrices.len(), w.any());
     let (n_in, n_out) = (any.n_in, any.n_out);
     let rows = x.len() / (n * n_in);

@@ -4,9 +4,20 @@ use std::ops::Range;
 
 use kvant_backend::{Candidate, RouterScores, Routing};
 
-use super::Choice;
 use super::select::{ExpertSelector, max_logit, sigmoid};
 use crate::ops::exp::exp;
+
+/// See [`Router`](kvant_backend::Router).
+#[derive(Clone, Copy)]
+pub(crate) struct Choice<'a> {
+    pub routing: Routing,
+    /// `[rows, n_experts]`
+    pub logits: &'a [f32],
+    /// `[n_experts]`
+    pub selection_bias: Option<&'a [f32]>,
+    /// `[n_experts]`
+    pub scales: Option<&'a [f32]>,
+}
 
 /// The rows of a step, grouped by their experts.
 #[derive(Default)]

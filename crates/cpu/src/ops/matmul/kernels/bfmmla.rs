@@ -7,8 +7,9 @@
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
 use super::i8mm::{PARTS, SQUARES_TILE, W_PAIRS, X_PAIRS, fetch, put, to_squares};
-use super::{HalvesPanels, PAIR, Sums};
+use super::{HalvesPanels, Sums};
 use crate::ops::matmul::bf16::Block;
+use crate::ops::matmul::partition::PAIR;
 use crate::simd::matmul::format::BLOCK;
 use crate::simd::vec128::{Bf16MatrixProducts, MatrixProducts, Task};
 

@@ -8,8 +8,9 @@ use std::marker::PhantomData;
 
 use super::prefetch::prefetch;
 use super::unpack::{Scales, Stored, unpack};
-use super::{Chunk, PAIR, Register, Sums, place};
+use super::{Chunk, Register, Sums, place};
 use crate::ops::matmul::panel::Line;
+use crate::ops::matmul::partition::PAIR;
 use crate::ops::matmul::quantize::Tile;
 use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat};
 use crate::simd::matmul::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};

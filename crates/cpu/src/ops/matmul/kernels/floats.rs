@@ -7,8 +7,9 @@ use std::marker::PhantomData;
 use kvant_codec::DType;
 
 use super::prefetch::prefetch;
-use super::{FloatChunk, PAIR, Register, Sums, place};
+use super::{FloatChunk, Register, Sums, place};
 use crate::ops::matmul::panel::{Line, split};
+use crate::ops::matmul::partition::PAIR;
 use crate::simd::matmul::format::{QUAD, Values};
 use crate::simd::matmul::{Kernel, MAX_PARTS, Simd};
 

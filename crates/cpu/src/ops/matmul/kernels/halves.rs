@@ -3,9 +3,10 @@
 use std::marker::PhantomData;
 
 use super::codes::subs;
-use super::{CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, PAIR, Sums};
+use super::{CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, Sums};
 use crate::ops::matmul::bf16::{Block, bf16_bits};
 use crate::ops::matmul::panel::Line;
+use crate::ops::matmul::partition::PAIR;
 use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat};
 use crate::simd::matmul::{Kernel, Simd};
 use crate::simd::matrix_unit::{ROWS, Tiles};

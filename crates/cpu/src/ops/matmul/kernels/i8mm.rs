@@ -14,8 +14,9 @@
 use std::marker::PhantomData;
 
 use super::codes::{subs, which};
-use super::{BlockCodes, CHUNK_BLOCKS, Chunk, PAIR, Register, Sums};
+use super::{BlockCodes, CHUNK_BLOCKS, Chunk, Register, Sums};
 use crate::ops::matmul::panel::Line;
+use crate::ops::matmul::partition::PAIR;
 use crate::ops::matmul::quantize::Tile;
 use crate::simd::matmul::format::{GROUPS, WeightFormat};
 use crate::simd::vec128::{MatrixProducts, Quad, Task};

@@ -16,6 +16,7 @@ use kvant_backend::Activation;
 
 use super::gate;
 use super::panel::Line;
+use super::partition::PAIR;
 use crate::simd::matmul::format::{GROUPS, PANEL};
 use crate::simd::matmul::{Kernel, Simd};
 
@@ -31,8 +32,6 @@ pub(super) use i8mm::{ArrangeI8mm, MultiplyI8mm, SQUARES_TILE};
 pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 
-/// Panels that a GEMM multiplies together.
-pub(super) const PAIR: usize = 2;
 /// Blocks of 32 columns in a chunk: whole units of every format.
 pub(super) const CHUNK_BLOCKS: usize = 16;
 /// Columns in a chunk of floats: whole lines of every format.
@@ -48,7 +47,7 @@ impl Register {
 }
 
 /// Codes of 32 columns of two panels, one to a byte, `[group][panel]`, or in the order of
-/// [`MultiplyChunk::arrange`](super::kernel_set::MultiplyChunk).
+/// [`MultiplyChunk::arrange`](super::kernel_set::MultiplyChunk::arrange).
 pub(super) type BlockCodes = [[Line; PAIR]; GROUPS];
 
 /// Codes and scales of some columns of two panels.

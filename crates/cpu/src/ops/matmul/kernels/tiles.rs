@@ -14,8 +14,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::codes::{subs, which};
-use super::{CHUNK_BLOCKS, Chunk, PAIR, Sums};
+use super::{CHUNK_BLOCKS, Chunk, Sums};
 use crate::ops::matmul::panel::Line;
+use crate::ops::matmul::partition::PAIR;
 use crate::ops::matmul::quantize::{Codes, Tile};
 use crate::simd::matmul::format::{GROUPS, WeightFormat};
 use crate::simd::matmul::{Kernel, MAX_PARTS, Simd};

@@ -4,8 +4,10 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, GROUPS, Source, TileMut, rotate, steps};
-use crate::simd::isa::avx2;
+use super::source::Source;
+use super::tile::{TileMut, rotate, steps};
+use crate::simd::matmul::format::{BLOCK, GROUPS};
+use crate::simd::tokens::avx2;
 
 avx2! {
     #[inline]

@@ -2,8 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, GROUPS, Source, TileMut, rotate, steps};
-use crate::simd::isa::avx512;
+use super::source::Source;
+use super::tile::{TileMut, rotate, steps};
+use crate::simd::matmul::format::{BLOCK, GROUPS};
+use crate::simd::tokens::avx512;
 
 avx512! {
     #[inline]

@@ -20,28 +20,23 @@ mod avx2;
 mod avx512;
 #[cfg(not(target_arch = "x86_64"))]
 mod quads;
+mod source;
+mod tile;
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
 use kvant_codec::Rotation;
 
+use super::partition::MIN_PARALLEL_VALUES;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
-use crate::ops::norm::inverse_rms;
 use crate::simd::isa::Isa;
+use crate::simd::matmul::format::BLOCK;
 
-use super::MIN_PARALLEL_VALUES;
-use crate::simd::matmul::format::{BLOCK, GROUPS};
-
-/// Sums of a block's q: columns 0..16, 16..32, and all.
-const SUMS: usize = 3;
-
-/// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache
-/// line, as a matrix unit loads it whole.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
-#[repr(C, align(32))]
-pub(crate) struct Codes(pub [i32; GROUPS]);
+pub(super) use source::Source;
+pub(super) use tile::rotate;
+pub(crate) use tile::{Codes, Tile};
+use tile::{SUMS, TileMut, steps};
 
 /// Quantized rows in tiles.
 #[derive(Default)]
@@ -51,161 +46,6 @@ pub(crate) struct Quantized {
     scales: Vec<f32>,
     neg_sums: Vec<i32>,
     weighted: Vec<f32>,
-}
-
-/// One tile of T rows; every slice is `[n_blocks]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Tile<'a, const T: usize> {
-    /// The codes of each row.
-    pub codes: &'a [[Codes; T]],
-    /// The step of each row.
-    pub scales: &'a [[f32; T]],
-    /// Minus the sums of the codes: compensates a weight code that is 1 too large. For AVX2, which
-    /// adds products in 16 bits, two sums of 16 bits: that of the first two codes of each group,
-    /// and that of its last two.
-    pub neg_sums: &'a [[[i32; T]; SUMS]],
-    /// The sums of the codes times the scale: the contribution of a weight minimum of 1.
-    pub weighted: &'a [[[f32; T]; SUMS]],
-}
-
-impl<const T: usize> Tile<'_, T> {
-    /// Returns some of its blocks.
-    pub fn blocks(self, blocks: Range<usize>) -> Self {
-        Self {
-            codes: &self.codes[blocks.clone()],
-            scales: &self.scales[blocks.clone()],
-            neg_sums: &self.neg_sums[blocks.clone()],
-            weighted: &self.weighted[blocks],
-        }
-    }
-}
-
-/// Below this a block counts as zero; the quotient 127 / max would overflow.
-const TINY: f32 = 1e-30;
-
-/// Returns `(1 / scale, scale)` of a block whose largest magnitude is `max`. A block with NaN or an
-/// infinity gets a NaN scale and no codes, so that the error propagates.
-#[inline(always)]
-fn steps(max: f32) -> (f32, f32) {
-    if max <= TINY {
-        (0.0, 0.0)
-    } else if max.is_finite() {
-        (127.0 / max, max / 127.0)
-    } else {
-        (0.0, f32::NAN)
-    }
-}
-
-/// A row, divided into blocks.
-type Blocks<'a> = &'a [[f32; BLOCK]];
-
-/// Source of the values of tiles.
-#[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
-    /// `[rows, n_in]`, `n_in` a multiple of 32.
-    pub x: &'a [f32],
-    /// Indices of the rows that fill the tiles, in order; `None` for all.
-    pub row_indices: Option<&'a [u32]>,
-    pub n_in: usize,
-    /// Weight `[n_in]` and eps.
-    pub norm: Option<(&'a [f32], f32)>,
-    /// Whether each block is rotated like the weights of the rotated formats, after the norm.
-    pub rotates: bool,
-}
-
-impl<'a> Source<'a> {
-    /// Returns the values of row `t` in blocks, and the norm's weight in blocks with the factor of
-    /// this row. No blocks if the row does not exist.
-    #[inline(always)]
-    fn row(&self, t: usize) -> (Blocks<'a>, Option<(Blocks<'a>, f32)>) {
-        let Some(row) = self.row_of(t) else { return (&[], None) };
-        let norm = self.norm.map(|(weight, eps)| (weight.as_chunks().0, inverse_rms(row, eps)));
-        (row.as_chunks().0, norm)
-    }
-
-    #[inline(always)]
-    fn row_of(&self, t: usize) -> Option<&'a [f32]> {
-        let row = match self.row_indices {
-            Some(picks) => *picks.get(t)? as usize,
-            None => t,
-        };
-        self.x.chunks_exact(self.n_in).nth(row)
-    }
-
-    /// Returns the number of rows that fill the tiles.
-    fn rows(&self) -> usize {
-        self.row_indices.map_or(self.x.len() / self.n_in, <[u32]>::len)
-    }
-
-    /// Returns some of the rows.
-    fn part(&self, rows: Range<usize>) -> Self {
-        match self.row_indices {
-            Some(picks) => Self { row_indices: Some(&picks[rows]), ..*self },
-            None => Self { x: &self.x[rows.start * self.n_in..rows.end * self.n_in], ..*self },
-        }
-    }
-}
-
-/// A tile that is being written, see [`Tile`].
-struct TileMut<'a, const T: usize> {
-    codes: &'a mut [[Codes; T]],
-    scales: &'a mut [[f32; T]],
-    neg_sums: &'a mut [[[i32; T]; SUMS]],
-    weighted: &'a mut [[[f32; T]; SUMS]],
-}
-
-impl<const T: usize> TileMut<'_, T> {
-    /// Writes a block of row `t`: its codes, and the sums of its halves.
-    #[inline(always)]
-    fn put(&mut self, block: usize, t: usize, codes: &[i32; GROUPS], scale: f32, halves: [i32; 2]) {
-        self.codes[block][t] = Codes(*codes);
-        self.scales[block][t] = scale;
-        for (s, sum) in [halves[0], halves[1], halves[0] + halves[1]].into_iter().enumerate() {
-            self.neg_sums[block][s][t] = -sum;
-            self.weighted[block][s][t] = sum as f32 * scale;
-        }
-    }
-
-    /// Replaces the sums of a block of row `t` by those of pairs; `halves` has them for its halves.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn put_pairs(&mut self, block: usize, t: usize, halves: [i32; 2]) {
-        let [first, second]: [[i16; 2]; 2] = bytemuck::cast(halves);
-        let whole = [first[0] + second[0], first[1] + second[1]];
-        for (s, sums) in [first, second, whole].into_iter().enumerate() {
-            self.neg_sums[block][s][t] = bytemuck::cast([-sums[0], -sums[1]]);
-        }
-    }
-
-    /// Writes zeros for row `t`.
-    fn clear(&mut self, t: usize) {
-        (0..self.codes.len()).for_each(|block| self.put(block, t, &[0; GROUPS], 0.0, [0; 2]));
-    }
-}
-
-/// Computes `Rotation::tq().forward` of one block, operation by operation, in a form that compilers
-/// vectorize.
-#[inline(always)]
-pub(super) fn rotate(values: &mut [f32; BLOCK]) {
-    const ROTATION: Rotation = Rotation::tq();
-    const NORM: f32 = 0.176_776_695_296_636_9_f64 as f32;
-    #[inline(always)]
-    fn butterflies<const H: usize>(values: &mut [f32; BLOCK]) {
-        let old = *values;
-        for i in 0..BLOCK {
-            values[i] = if i & H == 0 { old[i] + old[i + H] } else { old[i - H] - old[i] };
-        }
-    }
-    for (i, value) in values.iter_mut().enumerate() {
-        let sign = (ROTATION.before() >> i & 1) as u32;
-        *value = f32::from_bits(value.to_bits() ^ sign << 31);
-    }
-    butterflies::<1>(values);
-    butterflies::<2>(values);
-    butterflies::<4>(values);
-    butterflies::<8>(values);
-    butterflies::<16>(values);
-    values.iter_mut().for_each(|v| *v *= NORM);
 }
 
 /// Quantizes the rows of `source` (at most `T`) into a tile. The other kernel sets do the same
@@ -389,7 +229,7 @@ impl Planes<'_> {
             #[cfg(target_arch = "aarch64")]
             Isa::I8mm(token) => {
                 quads::quantize_tile(
-                    crate::simd::vec128::Quads(crate::simd::isa::Neon::from(token)),
+                    crate::simd::vec128::Quads(crate::simd::tokens::Neon::from(token)),
                     source,
                     out,
                 );

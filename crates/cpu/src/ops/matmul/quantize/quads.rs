@@ -2,7 +2,9 @@
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
-use super::{BLOCK, GROUPS, Source, TileMut, rotate, steps};
+use super::source::Source;
+use super::tile::{TileMut, rotate, steps};
+use crate::simd::matmul::format::{BLOCK, GROUPS};
 use crate::simd::vec128::{Quad, Quads, Task};
 
 /// Registers of a block.
