@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{MAX_QUERIES, Scores, with_n};
+use super::shape::{MAX_QUERIES, Scores, with_n};
 use crate::simd::vec16::{Lanes, Op};
 
 /// Computes the products of queries with a centre.

@@ -12,10 +12,10 @@
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
-use super::kernels::{Bytes, MAX_QUERIES};
 use super::matrix_unit::{Epilogue, MatrixPath, Operands};
-use crate::simd::tokens::I8mm;
+use super::shape::{Bytes, MAX_QUERIES};
 use crate::simd::matrix_unit::{Products, ROWS, Row};
+use crate::simd::tokens::I8mm;
 use crate::simd::vec16::{Lanes, Op};
 use crate::simd::vec128::{MatrixProducts, Quad};
 

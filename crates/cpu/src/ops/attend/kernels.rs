@@ -13,79 +13,14 @@
 
 use std::marker::PhantomData;
 
-use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
 use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
 use super::prefetch::Prefetcher;
+use super::shape::{BLOCK_TILES, Bytes, Lane, Scores, joined, with_n};
 use super::weights::{weight_planes, weighted};
 use crate::simd::vec16::{Lanes, Op};
-
-/// Tokens per softmax block.
-pub(super) const BLOCK: usize = 128;
-
-/// Tiles of a block.
-pub(super) const BLOCK_TILES: usize = BLOCK / TILE;
-
-/// Maximum queries of a chunk.
-pub(super) const MAX_QUERIES: usize = 6;
-
-/// Score of a masked token. Finite, so that a block without a visible token gives finite sums,
-/// which the first visible one (whose score is far larger) multiplies by 2^(MASKED_SCORE - score) =
-/// 0.
-pub(super) const MASKED_SCORE: f32 = -1e30;
-
-/// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-pub(super) struct Bytes(pub(super) [[i8; 4]; 32]);
-
-/// Scores (times log2 e), then weights, of one query over a block of tokens, by tile. Keys are read
-/// in pairs of tiles, hence one tile of slack.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct Scores(pub(super) [[f32; TILE]; BLOCK_TILES + 1]);
-
-/// Sixteen dims of an output.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(super) struct Lane(pub(super) [f32; 16]);
-
-/// Evaluates `$body` with the constant `$N` equal to `$n`.
-macro_rules! with_n {
-    ($n:expr, $N:ident => $body:expr) => {
-        match $n {
-            1 => {
-                const $N: usize = 1;
-                $body
-            }
-            2 => {
-                const $N: usize = 2;
-                $body
-            }
-            3 => {
-                const $N: usize = 3;
-                $body
-            }
-            4 => {
-                const $N: usize = 4;
-                $body
-            }
-            5 => {
-                const $N: usize = 5;
-                $body
-            }
-            6 => {
-                const $N: usize = 6;
-                $body
-            }
-            n => unreachable!("a chunk of {n} queries"),
-        }
-    };
-}
-
-pub(super) use with_n;
 
 /// Calls a generic function with the [`Floats`] of a dtype, and the number of bytes of 16 values.
 macro_rules! with_floats {
@@ -111,12 +46,6 @@ macro_rules! with_floats {
     };
 }
 pub(super) use with_floats;
-
-/// Combines the sums of products with `P` byte planes.
-#[inline(always)]
-pub(super) fn joined<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P]) -> L::Ints {
-    if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] }
-}
 
 /// Scores one block of dims of some tiles of keys for a chunk of queries.
 pub(super) struct ScoreCodes<'a> {

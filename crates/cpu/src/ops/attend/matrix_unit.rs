@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{BLOCK_TILES, Bytes, Lane, Scores, joined};
+use super::shape::{BLOCK_TILES, Bytes, Lane, Scores, joined};
 use super::weights::weighted;
 use crate::simd::matrix_unit::{MAX_WORDS, Products, ROWS, Row, Tiles, Unit};
 use crate::simd::vec16::{Lanes, Op};
@@ -295,7 +295,7 @@ mod tests {
     use kvant_codec::random::Random;
 
     use super::*;
-    use crate::ops::attend::kernels::BLOCK;
+    use crate::ops::attend::shape::BLOCK;
     use crate::ops::attend::weights::weight_offset;
     use crate::simd::isa::Isa;
     use crate::simd::matrix_unit::EmulatedUnit;

@@ -15,7 +15,8 @@ use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
 use super::codes::{Codes, Coding, Expanded, with_codes};
-use super::kernels::{Floats, Lane, Scores, with_floats, with_n};
+use super::kernels::{Floats, with_floats};
+use super::shape::{Lane, Scores, with_n};
 use crate::simd::vec16::{Lanes, Op};
 
 /// Unpacks an octet of values to whole bytes, and transposes it to one of keys.

@@ -32,12 +32,12 @@
 //!    far (online softmax, [arXiv 1805.02867](https://arxiv.org/abs/1805.02867); FlashAttention,
 //!    [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)). Scores carry a factor log2 e, so that
 //!    powers of two serve.
-//! 3. **Values.** Weights times scales are rounded to integers of one byte or two (`weights`),
+//! 3. **Values.** Weights times scales are rounded to integers of one byte or two ([`weights`]),
 //!    relative to the largest of the block, and multiplied with the codes of the values in
 //!    integers: one conversion per block and dim.
 //!
 //! A shared-KV tensor (MLA) is read once: codes unpacked for its values are transposed for the
-//! scores (`joint`), and the weighted centres are added to the outputs.
+//! scores ([`mla`]), and the weighted centres are added to the outputs.
 //!
 //! For many queries, a matrix unit ([`crate::simd::matrix_unit`]) or 2x2 matrix instructions
 //! ([`crate::simd::vec128`]) may compute the integer products of steps 1 and 3, with the same bits.
@@ -80,6 +80,7 @@ use crate::simd::isa::Isa;
 use crate::simd::matrix_unit::NoUnit;
 use crate::simd::vec16::with_lanes;
 
+mod accumulate;
 mod centre;
 mod codes;
 #[cfg(target_arch = "aarch64")]
@@ -92,10 +93,13 @@ mod planes;
 mod prefetch;
 mod query;
 mod scalar;
+mod score;
+mod shape;
 mod softmax;
 mod split;
 mod stage;
 mod thread_state;
+mod unpack;
 mod view;
 mod weights;
 

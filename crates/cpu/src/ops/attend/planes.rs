@@ -6,9 +6,9 @@ use kvant_codec::Side;
 use kvant_codec::tile::SCALE_BYTES;
 
 use super::codes::{Coding, Expand, Expanded};
-use super::kernels::{BLOCK, BLOCK_TILES};
 use super::mla::Unpack;
-use super::thread_state::ThreadState;
+use super::shape::{BLOCK, BLOCK_TILES};
+use super::stage::Stage;
 use super::view::Run;
 use crate::simd::vec16::Lanes;
 
@@ -37,6 +37,31 @@ impl<'a> Planes<'a> {
         let bytes = octets * size_of::<Expanded>();
         let planes = bytemuck::cast_slice(tiles);
         Self { coding: Coding::Whole, planes, plane_bytes: bytes, stride: bytes, index: 0 }
+    }
+
+    /// Returns the planes to read, at `stage`, as part `index` of `parts` of a block of
+    /// dims of some tiles; a part is at least an octet. The block takes `block_bytes` and begins
+    /// with `bytes` in the first tile; the next are `stride` bytes further.
+    pub(super) fn staged(
+        stage: Stage,
+        coding: Coding,
+        bytes: &'a [u8],
+        block_bytes: usize,
+        (stride, tiles): (usize, usize),
+        (index, parts): (usize, usize),
+    ) -> Self {
+        let plane_bytes = block_bytes - SCALE_BYTES;
+        if !stage.is_blank() {
+            let (coding, planes) = stage.planes(coding, &bytes[SCALE_BYTES..]);
+            return Self { coding, planes, plane_bytes, stride, index };
+        }
+        let share = plane_bytes / parts;
+        let mut blank = stage.planes(coding, &[]);
+        for t in 0..tiles {
+            let planes = &bytes[t * stride + SCALE_BYTES..];
+            blank = stage.planes(coding, &planes[index * share..][..share]);
+        }
+        Self { coding: blank.0, planes: blank.1, plane_bytes: blank.1.len(), stride: 0, index: 0 }
     }
 
     /// Returns the planes of the block of tile `t`.
@@ -97,31 +122,4 @@ impl<'a> Planes<'a> {
 /// Returns the halves of a block of tokens that a run touches.
 pub(super) fn halves(run: &Run) -> Range<usize> {
     run.first / HALF..(run.first + run.tiles).div_ceil(HALF)
-}
-
-impl ThreadState {
-    /// Returns the planes to read, at the current stage, as part `index` of `parts` of a block of
-    /// dims of some tiles; a part is at least an octet. The block takes `block_bytes` and begins
-    /// with `bytes` in the first tile; the next are `stride` bytes further.
-    pub(super) fn staged<'a>(
-        &self,
-        coding: Coding,
-        bytes: &'a [u8],
-        block_bytes: usize,
-        (stride, tiles): (usize, usize),
-        (index, parts): (usize, usize),
-    ) -> Planes<'a> {
-        let plane_bytes = block_bytes - SCALE_BYTES;
-        if !self.stage.is_blank() {
-            let (coding, planes) = self.stage.planes(coding, &bytes[SCALE_BYTES..]);
-            return Planes { coding, planes, plane_bytes, stride, index };
-        }
-        let share = plane_bytes / parts;
-        let mut blank = self.stage.planes(coding, &[]);
-        for t in 0..tiles {
-            let planes = &bytes[t * stride + SCALE_BYTES..];
-            blank = self.stage.planes(coding, &planes[index * share..][..share]);
-        }
-        Planes { coding: blank.0, planes: blank.1, plane_bytes: blank.1.len(), stride: 0, index: 0 }
-    }
 }

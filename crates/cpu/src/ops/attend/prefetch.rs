@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use super::kernels::BLOCK_TILES;
+use super::shape::BLOCK_TILES;
 use super::view::Block;
 use crate::simd::vec16::prefetch_line;
 

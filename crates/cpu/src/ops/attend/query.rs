@@ -7,13 +7,10 @@ use kvant_backend::KvTensorSpec;
 use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
 use super::codes::CodeMeaning;
-use super::kernels::Bytes;
+use super::shape::{Bytes, SLICE};
 use crate::ops::channel_scales::Affine;
 use crate::simd::matrix_unit::ROWS;
 use crate::simd::vec16::{Direction, Lanes, Op, Rotate};
-
-/// Dims of one row of [`Bytes`]; no block spans two rows.
-pub(super) const SLICE: usize = 128;
 
 /// The queries of one KV head that a job processes.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::kernels::{BLOCK_TILES, Lane, Scores};
+use super::shape::{BLOCK_TILES, Lane, Scores};
 use crate::simd::vec16::{Lanes, Op, exp2};
 
 /// Applies the soft cap to the scores of some tiles of a block: `cap tanh(score / cap)`, both times

@@ -15,10 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvant_backend::{AttendParams, KvBatchEntry};
 use kvant_codec::tile::{TILE, slices};
 
-use super::kernels::{BLOCK, Lane, MASKED_SCORE};
 use super::matrix_unit::MatrixPath;
 use super::prefetch::Prefetcher;
-use super::query::SLICE;
+use super::shape::{BLOCK, Lane, MASKED_SCORE, QUERY_GROUP, SLICE};
 use super::softmax::{AddSplit, MergeSoftmax, RescaleOutputs};
 use super::stage::Stage;
 use super::thread_state::ThreadState;
@@ -28,11 +27,6 @@ use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
 use crate::ops::channel_scales::HeadScales;
 use crate::simd::vec16::{Direction, Lanes, Rotate};
-
-/// Maximum number of queries whose scores are processed together: their intermediate results stay
-/// in the L2 cache, and a matrix unit, which powers down between uses and takes 0.24 µs to wake,
-/// gets more work at once.
-pub(super) const QUERY_GROUP: usize = 96;
 
 /// Minimum queries of a pass over the KV cache: below it, passes are not divided further for more
 /// jobs, since jobs with several KV splits hold the outputs of all their queries for every split.

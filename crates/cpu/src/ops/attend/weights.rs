@@ -12,7 +12,7 @@
 //! [ordered dithering]: https://en.wikipedia.org/wiki/Ordered_dithering
 
 use super::codes::CodeMeaning;
-use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
+use super::shape::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
 use crate::simd::vec16::{Lanes, Op};
 
 /// Returns the offset that is subtracted from a weight of one byte when it is stored.
