@@ -1,17 +1,18 @@
 //! Accumulation of a block of values, weighted, into the outputs of some queries.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use kvant_codec::tile::TileBlock;
 
-use super::codes::{CodeMeaning, Coding, OCTET_DIMS};
-use super::kernels::{AccumulateCodes, AccumulateFloats};
+use super::codes::{CodeMeaning, Codes, Coding, OCTET_DIMS, Turbo2, Whole, with_codes};
+use super::kernels::{AccumulateCodes, AccumulateFloats, ByteChunk, ValueBlock};
 use super::matrix_unit::{AccumulateOutputs, MatrixPath, Operands};
 use super::mla::AddCentre;
 use super::panels::{COLUMN_BYTES, LINE};
 use super::planes::{COLUMNS, Planes, halves};
 use super::prefetch::Prefetcher;
-use super::shape::{BLOCK_TILES, Lane, MAX_QUERIES};
+use super::shape::{BLOCK_TILES, Lane, MAX_QUERIES, with_n};
 use super::thread_state::ThreadState;
 use super::view::{Block, Run};
 use super::weights::{RoundWeights, weight_planes};
@@ -49,7 +50,6 @@ impl ThreadState {
         out: &mut [Lane],
     ) {
         let n = self.scores.len();
-        let width = out.len() / n;
         for block in 0..self.blocks[1].len() {
             let TileBlock { dims, bytes: place } = self.blocks[1][block].clone();
             let bytes = &run.bytes[place.start..];
@@ -72,28 +72,50 @@ impl ThreadState {
                     }
                     codes = Planes::expanded(&self.octets, 1);
                 }
-                for from in (0..n).step_by(MAX_QUERIES) {
-                    let to = (from + MAX_QUERIES).min(n);
-                    AccumulateCodes {
-                        coding: codes.coding,
-                        planes: codes.planes,
-                        plane_bytes: codes.plane_bytes,
-                        stride: codes.stride,
-                        octet: codes.index,
-                        octets: together,
-                        tiles: run.tiles,
-                        rows: &self.weights[planes * from..planes * to],
-                        weight_planes: planes,
-                        tile: run.first,
-                        starts: &self.starts[from..to],
-                        factors: &self.factors[from..to],
-                        out: &mut out[from * width..to * width],
-                        width,
-                        lane: 2 * at,
-                        prefetcher,
-                    }
-                    .run(lanes);
-                }
+                let (octets, tiles, tile) = (together, run.tiles, run.first);
+                let values = ValueBlock { codes, octets, tiles, tile, lane: 2 * at };
+                self.accumulate_block(lanes, &values, planes, prefetcher, out);
+            }
+        }
+    }
+
+    /// Accumulates a block of coded values, a chunk of queries at a time, with weights of `planes`
+    /// byte planes.
+    fn accumulate_block<L: Lanes>(
+        &self,
+        lanes: L,
+        values: &ValueBlock,
+        planes: usize,
+        prefetcher: &mut Prefetcher,
+        out: &mut [Lane],
+    ) {
+        let n = self.scores.len();
+        let width = out.len() / n;
+        for from in (0..n).step_by(MAX_QUERIES) {
+            let to = (from + MAX_QUERIES).min(n);
+            let weights = ByteChunk {
+                rows: &self.weights[planes * from..planes * to],
+                starts: &self.starts[from..to],
+                factors: &self.factors[from..to],
+            };
+            let out = &mut out[from * width..to * width];
+            macro_rules! accumulate {
+                ($C:ty, $planes:literal) => {
+                    with_n!(to - from, N => {
+                        let coding = PhantomData::<$C>;
+                        lanes.run(AccumulateCodes::<_, N, $planes> { values, weights, out, width, prefetcher, coding })
+                    })
+                };
+            }
+            match (values.codes.coding, planes) {
+                // Codes of another type: expanded, or reduced to its low bits
+                // ([`Stage::LowBits`](super::Stage)).
+                (Coding::Whole, 1) => accumulate!(Whole, 1),
+                (Coding::Turbo2, 2) => accumulate!(Turbo2, 2),
+                // Only one of the two branches is compiled.
+                (coding, _) => with_codes!(coding, C => {
+                    if const { weight_planes::<L>(C::LOSS) == 1 } { accumulate!(C, 1) } else { accumulate!(C, 2) }
+                }),
             }
         }
     }

@@ -16,86 +16,54 @@ use std::marker::PhantomData;
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
-use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
+use super::codes::Codes;
+use super::floats::{Floats, with_floats};
+use super::planes::Planes;
 use super::prefetch::Prefetcher;
 use super::shape::{BLOCK_TILES, Bytes, Lane, Scores, joined, with_n};
-use super::weights::{weight_planes, weighted};
+use super::weights::weighted;
 use crate::simd::vec16::{Lanes, Op};
 
-/// Calls a generic function with the [`Floats`] of a dtype, and the number of bytes of 16 values.
-macro_rules! with_floats {
-    ($dtype:expr, $F:ident, $B:ident => $body:expr) => {
-        match $dtype {
-            DType::F16 => {
-                type $F = $crate::ops::attend::kernels::F16;
-                const $B: usize = 32;
-                $body
-            }
-            DType::BF16 => {
-                type $F = $crate::ops::attend::kernels::BF16;
-                const $B: usize = 32;
-                $body
-            }
-            DType::F32 => {
-                type $F = $crate::ops::attend::kernels::F32;
-                const $B: usize = 64;
-                $body
-            }
-            dtype => unreachable!("{dtype} is not a float type"),
-        }
-    };
-}
-pub(super) use with_floats;
-
-/// Scores one block of dims of some tiles of keys for a chunk of queries.
-pub(super) struct ScoreCodes<'a> {
-    pub(super) coding: Coding,
+/// One block of dims of some tiles of keys.
+#[derive(Clone, Copy)]
+pub(super) struct KeyBlock<'a> {
+    pub(super) codes: Planes<'a>,
     /// f16 scales of the first tile's tokens; the next tile's are `scale_stride` bytes further.
     pub(super) scales: &'a [u8],
     pub(super) scale_stride: usize,
-    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
-    /// further.
-    pub(super) planes: &'a [u8],
-    pub(super) plane_bytes: usize,
-    pub(super) stride: usize,
     pub(super) octets: usize,
     pub(super) tiles: usize,
-    /// Byte planes of the queries in the slice that contains the block, `[queries][query_planes]`.
-    pub(super) rows: &'a [Bytes],
-    pub(super) query_planes: usize,
-    /// Index of the block's first four dims within the slice.
-    pub(super) at: usize,
-    /// `-bias · Σ integers` of the block, `[queries]`.
-    pub(super) starts: &'a [i32],
-    /// Value of one unit of the integer product, without the scales of the keys, `[queries]`.
-    pub(super) factors: &'a [f32],
-    /// Destination of the scores, `[queries]`: added to, or set by the first block of the tiles.
-    pub(super) scores: &'a mut [Scores],
     /// First of the tiles within the scores.
     pub(super) tile: usize,
+    /// Whether it is the first block of the tiles, which sets their scores; others add to them.
     pub(super) is_first: bool,
+    /// Index of the block's first four dims within its slice of a query.
+    pub(super) at: usize,
+}
+
+/// A chunk of queries, or their weights, in bytes, for one block of dims.
+#[derive(Clone, Copy)]
+pub(super) struct ByteChunk<'a> {
+    /// Byte planes, `[queries][planes]`.
+    pub(super) rows: &'a [Bytes],
+    /// `-bias · Σ integers`, `[queries]`.
+    pub(super) starts: &'a [i32],
+    /// Value of one unit of the integer product, without the scales of keys, `[queries]`.
+    pub(super) factors: &'a [f32],
+}
+
+/// Scores a block of keys in coding `C` for a chunk of `N` queries of `P` byte planes.
+pub(super) struct ScoreCodes<'a, C, const N: usize, const P: usize> {
+    pub(super) keys: &'a KeyBlock<'a>,
+    pub(super) queries: ByteChunk<'a>,
+    /// Destination of the scores, `[queries]`.
+    pub(super) scores: &'a mut [Scores],
     /// Prefetcher to advance meanwhile.
     pub(super) prefetcher: &'a mut Prefetcher,
+    pub(super) coding: PhantomData<C>,
 }
 
-impl ScoreCodes<'_> {
-    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
-        let n = self.scores.len();
-        match (self.coding, self.query_planes) {
-            (Coding::Whole, 2) => {
-                with_n!(n, N => lanes.run(ScoreChunk::<Whole, N, 2>(&mut self, PhantomData)))
-            }
-            (coding, 1) => with_codes!(coding, C => {
-                with_n!(n, N => lanes.run(ScoreChunk::<C, N, 1>(&mut self, PhantomData)))
-            }),
-            (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
-        }
-    }
-}
-
-struct ScoreChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut ScoreCodes<'a>, PhantomData<C>);
-
-impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P> {
+impl<C: Codes, const N: usize, const P: usize> Op for ScoreCodes<'_, C, N, P> {
     type Output = ();
 
     const MULTIPLIES_BYTES: bool = true;
@@ -103,19 +71,20 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let &mut ScoreCodes { rows, starts, factors, ref mut scores, tiles, .. } = self.0;
+        let (&KeyBlock { codes: block, tiles, .. }, ByteChunk { rows, starts, factors }) =
+            (self.keys, self.queries);
         let starts: &[i32; N] = starts.try_into().expect("a start per query");
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
-        let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
-        assert!(rows.len() == N * P && self.0.tile + tiles <= BLOCK_TILES);
-        let high = high_planes(self.0.plane_bytes);
+        let scores: &mut [Scores; N] = self.scores.try_into().expect("scores of each query");
+        assert!(rows.len() == N * P && self.keys.tile + tiles <= BLOCK_TILES);
+        let high = high_planes(block.plane_bytes);
         for t in (0..tiles).step_by(2) {
             // A last tile without a neighbour is paired with itself; its second scores go to the
             // slack or are overwritten.
             let pair = [t, (t + 1).min(tiles - 1)];
-            let planes = pair.map(|t| &self.0.planes[t * self.0.stride..][..self.0.plane_bytes]);
+            let planes = pair.map(|t| &block.planes[t * block.stride..][..block.plane_bytes]);
             let scales =
-                pair.map(|t| self.0.scales[t * self.0.scale_stride..].first_chunk().expect("scales"));
+                pair.map(|t| self.keys.scales[t * self.keys.scale_stride..].first_chunk().expect("scales"));
             for first in (0..2).step_by(L::WIDE) {
                 let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
                 for sums in &mut sums {
@@ -123,11 +92,11 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
                         sums[P - 1] = lanes.splat_i(start);
                     }
                 }
-                for octet in 0..self.0.octets {
-                    self.0.prefetcher.step();
+                for octet in 0..self.keys.octets {
+                    self.prefetcher.step();
                     let pair = [planes[first], planes[first + L::WIDE - 1]];
                     let octets = [C::octet(pair[0], high, octet), C::octet(pair[1], high, octet)];
-                    let at = self.0.at + 8 * octet;
+                    let at = self.keys.at + 8 * octet;
                     assert!(at + 8 <= 32);
                     for g in 0..8 {
                         let codes =
@@ -146,8 +115,8 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
                     let scale = lanes.load_f16(scales[first + m]);
                     for n in 0..N {
                         let product = lanes.mul(lanes.to_floats(joined(lanes, sums[m][n])), scale);
-                        let out = &mut scores[n].0[self.0.tile + t + first + m];
-                        let before = if self.0.is_first { lanes.splat(0.0) } else { lanes.load(out) };
+                        let out = &mut scores[n].0[self.keys.tile + t + first + m];
+                        let before = if self.keys.is_first { lanes.splat(0.0) } else { lanes.load(out) };
                         lanes.store(lanes.mul_add(product, lanes.splat(factors[n]), before), out);
                     }
                 }
@@ -211,97 +180,32 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreFloatsChunk<'_, '
     }
 }
 
-/// A float type in memory: 16 values in `B` bytes.
-pub(super) trait Floats<const B: usize> {
-    fn load<L: Lanes>(lanes: L, x: &[u8; B]) -> L::Floats;
-}
-
-pub(super) struct F16;
-pub(super) struct BF16;
-pub(super) struct F32;
-
-impl Floats<32> for F16 {
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, x: &[u8; 32]) -> L::Floats {
-        lanes.load_f16(x)
-    }
-}
-
-impl Floats<32> for BF16 {
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, x: &[u8; 32]) -> L::Floats {
-        lanes.load_bf16(x)
-    }
-}
-
-impl Floats<64> for F32 {
-    #[inline(always)]
-    fn load<L: Lanes>(lanes: L, x: &[u8; 64]) -> L::Floats {
-        lanes.load_f32(x)
-    }
-}
-
-/// Accumulates the weighted values of some tiles, octet by octet (two columns of 16 dims each), for
-/// a chunk of queries.
-pub(super) struct AccumulateCodes<'a> {
-    pub(super) coding: Coding,
-    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
-    /// further.
-    pub(super) planes: &'a [u8],
-    pub(super) plane_bytes: usize,
-    pub(super) stride: usize,
-    /// The first octet within the block.
-    pub(super) octet: usize,
+/// One block of dims of some tiles of values, or an octet of it.
+#[derive(Clone, Copy)]
+pub(super) struct ValueBlock<'a> {
+    pub(super) codes: Planes<'a>,
     pub(super) octets: usize,
     pub(super) tiles: usize,
-    /// Byte planes of the weights, `[queries][weight_planes]`.
-    pub(super) rows: &'a [Bytes],
-    pub(super) weight_planes: usize,
-    /// First of the tiles within the rows.
+    /// First of the tiles within the rows of weights.
     pub(super) tile: usize,
-    /// `-bias · Σ integers`, `[queries]`.
-    pub(super) starts: &'a [i32],
-    /// Value of one unit of the integer product, `[queries]`.
-    pub(super) factors: &'a [f32],
+    /// The first lane of the first octet within an output.
+    pub(super) lane: usize,
+}
+
+/// Accumulates a block of values in coding `C`, weighted, octet by octet (two columns of 16 dims
+/// each), for a chunk of `N` queries with weights of `P` byte planes.
+pub(super) struct AccumulateCodes<'a, C, const N: usize, const P: usize> {
+    pub(super) values: &'a ValueBlock<'a>,
+    pub(super) weights: ByteChunk<'a>,
     /// Outputs to accumulate into, `[queries][width]`.
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
-    /// The first lane of the first octet.
-    pub(super) lane: usize,
     /// Prefetcher to advance meanwhile.
     pub(super) prefetcher: &'a mut Prefetcher,
+    pub(super) coding: PhantomData<C>,
 }
 
-impl AccumulateCodes<'_> {
-    pub(super) fn run<L: Lanes>(mut self, lanes: L) {
-        let n = self.factors.len();
-        match (self.coding, self.weight_planes) {
-            // Codes of another type: expanded, or reduced to its low bits
-            // ([`Stage::LowBits`](super::Stage)).
-            (Coding::Whole, 1) => {
-                with_n!(n, N => lanes.run(AccumulateCodesChunk::<Whole, N, 1>(&mut self, PhantomData)))
-            }
-            (Coding::Turbo2, 2) => {
-                with_n!(n, N => lanes.run(AccumulateCodesChunk::<Turbo2, N, 2>(&mut self, PhantomData)))
-            }
-            (coding, _) => with_codes!(coding, C => with_n!(n, N => {
-                // Only one of the two branches is compiled.
-                if const { weight_planes::<L>(C::LOSS) == 1 } {
-                    lanes.run(AccumulateCodesChunk::<C, N, 1>(&mut self, PhantomData));
-                } else {
-                    lanes.run(AccumulateCodesChunk::<C, N, 2>(&mut self, PhantomData));
-                }
-            })),
-        }
-    }
-}
-
-struct AccumulateCodesChunk<'b, 'a, C, const N: usize, const P: usize>(
-    &'b mut AccumulateCodes<'a>,
-    PhantomData<C>,
-);
-
-impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodesChunk<'_, '_, C, N, P> {
+impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodes<'_, C, N, P> {
     type Output = ();
 
     const MULTIPLIES_BYTES: bool = true;
@@ -309,12 +213,14 @@ impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodesChunk<'_, '
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let &mut AccumulateCodes { planes, rows, starts, factors, ref mut out, width, lane, .. } = self.0;
+        let (&ValueBlock { codes: block, octets, tiles, tile, lane }, ByteChunk { rows, starts, factors }) =
+            (self.values, self.weights);
+        let (out, width) = (self.out, self.width);
         let starts: &[i32; N] = starts.try_into().expect("a start per query");
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
-        assert!(rows.len() == P * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
-        let high = high_planes(self.0.plane_bytes);
-        for i in 0..self.0.octets {
+        assert!(rows.len() == P * N && tile + tiles <= BLOCK_TILES);
+        let high = high_planes(block.plane_bytes);
+        for i in 0..octets {
             for column in (0..2).step_by(L::WIDE) {
                 let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
                 // Sums of all codes, for weights that are stored as one byte below their value.
@@ -324,13 +230,13 @@ impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodesChunk<'_, '
                         sums[P - 1] = lanes.splat_i(start);
                     }
                 }
-                for t in 0..self.0.tiles {
+                for t in 0..tiles {
                     if t % 2 == 0 {
-                        self.0.prefetcher.step();
+                        self.prefetcher.step();
                     }
-                    let planes = &planes[t * self.0.stride..][..self.0.plane_bytes];
-                    let octet = C::octet(planes, high, self.0.octet + i);
-                    let fours = 4 * (self.0.tile + t);
+                    let planes = &block.planes[t * block.stride..][..block.plane_bytes];
+                    let octet = C::octet(planes, high, block.index + i);
+                    let fours = 4 * (tile + t);
                     assert!(fours + 4 <= 32);
                     for q in 0..4 {
                         let groups = [4 * column + q, 4 * (column + L::WIDE - 1) + q];

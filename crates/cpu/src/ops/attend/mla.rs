@@ -15,7 +15,7 @@ use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
 use super::codes::{Codes, Coding, Expanded, with_codes};
-use super::kernels::{Floats, with_floats};
+use super::floats::{Floats, with_floats};
 use super::shape::{Lane, Scores, with_n};
 use crate::simd::vec16::{Lanes, Op};
 

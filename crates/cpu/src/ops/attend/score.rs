@@ -1,17 +1,18 @@
 //! Scores of some queries against a block of keys, and their softmax weights.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use kvant_codec::tile::{TILE, TileBlock, TileLayout};
 
 use super::centre::{AddPerQuery, CentreDot};
-use super::codes::{CodeMeaning, Coding, OCTET_DIMS};
-use super::kernels::{ScoreCodes, ScoreFloats};
+use super::codes::{CodeMeaning, Coding, OCTET_DIMS, Whole, with_codes};
+use super::kernels::{ByteChunk, KeyBlock, ScoreCodes, ScoreFloats};
 use super::matrix_unit::{AddScores, MatrixPath, Operands};
 use super::mla::ScoreRows;
 use super::planes::Planes;
 use super::prefetch::Prefetcher;
-use super::shape::{BLOCK_TILES, MAX_QUERIES, SLICE};
+use super::shape::{BLOCK_TILES, MAX_QUERIES, SLICE, with_n};
 use super::softmax::{SoftCap, Softmax};
 use super::thread_state::ThreadState;
 use super::view::{Block, Run};
@@ -94,31 +95,31 @@ impl ThreadState {
                 codes.expand_keys(lanes, (n_tiles, octets), &mut self.octets, values);
                 codes = Planes::expanded(&self.octets, octets);
             }
-            let slice = dims.start / SLICE;
+            let (at, is_first) = (dims.start % SLICE / 4, block == 0);
+            let keys = KeyBlock { codes, scales, scale_stride, octets, tiles: n_tiles, tile, is_first, at };
             for from in (0..n).step_by(MAX_QUERIES) {
                 let to = (from + MAX_QUERIES).min(n);
+                let query = dims.start / SLICE * all + first + from;
                 let chunk = block * all + first + from..block * all + first + to;
-                let query = slice * all + first + from;
-                ScoreCodes {
-                    coding: codes.coding,
-                    scales,
-                    scale_stride,
-                    planes: codes.planes,
-                    plane_bytes: codes.plane_bytes,
-                    stride: codes.stride,
-                    octets,
-                    tiles: n_tiles,
+                let queries = ByteChunk {
                     rows: &self.queries.rows[query * query_planes..][..(to - from) * query_planes],
-                    query_planes,
-                    at: dims.start % SLICE / 4,
                     starts: &self.queries.starts[chunk.clone()],
                     factors: &self.queries.factors[chunk],
-                    scores: &mut self.scores[from..to],
-                    tile,
-                    is_first: block == 0,
-                    prefetcher,
+                };
+                let (keys, scores) = (&keys, &mut self.scores[from..to]);
+                macro_rules! score {
+                    ($C:ty, $planes:literal) => {
+                        with_n!(to - from, N => {
+                            let coding = PhantomData::<$C>;
+                            lanes.run(ScoreCodes::<_, N, $planes> { keys, queries, scores, prefetcher, coding })
+                        })
+                    };
                 }
-                .run(lanes);
+                match (codes.coding, query_planes) {
+                    (Coding::Whole, 2) => score!(Whole, 2),
+                    (coding, 1) => with_codes!(coding, C => score!(C, 1)),
+                    (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
+                }
             }
         }
     }

@@ -128,7 +128,14 @@ pub(super) fn attend<L: Lanes, B: MatrixPath>(
                 if !cuts {
                     // SAFETY: these two splits belong to this thread.
                     let own = unsafe { shares.part(2 * thread..2 * thread + 2) };
-                    call.task(&jobs[item]).run(lanes, local, own, item, &out);
+                    let [all, more] = own else { unreachable!("two splits") };
+                    let task = call.task(&jobs[item]);
+                    task.attend_split(lanes, local, all, item, 0, true);
+                    for number in 1..task.n_splits() {
+                        task.attend_split(lanes, local, more, item, number, true);
+                        all.merge_split(lanes, more, local);
+                    }
+                    task.finish(lanes, all, local, &out);
                     continue;
                 }
                 let index = jobs.partition_point(|job| job.shares.end <= item);
@@ -297,24 +304,6 @@ impl<B: MatrixPath> Task<'_, B> {
 
     fn n_splits(&self) -> usize {
         self.main_splits().len() + usize::from(!self.window.is_empty())
-    }
-
-    /// Processes all splits in order and writes the outputs; `shares` are two states to work with.
-    fn run<L: Lanes>(
-        &self,
-        lanes: L,
-        local: &mut ThreadState,
-        shares: &mut [KvSplit],
-        index: usize,
-        out: &DisjointMut<f32>,
-    ) {
-        let [all, more] = shares else { unreachable!("two shares") };
-        self.attend_split(lanes, local, all, index, 0, true);
-        for share in 1..self.n_splits() {
-            self.attend_split(lanes, local, more, index, share, true);
-            all.merge_split(lanes, more, local);
-        }
-        self.finish(lanes, all, local, out);
     }
 
     /// Attends over one KV split. The task is that of job `index`; `goes_on` states whether this
