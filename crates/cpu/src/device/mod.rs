@@ -230,7 +230,7 @@ impl Backend for CpuDevice {
         check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
         let x = operand(&input, first.w.n_in());
-        let products = outputs.iter_mut().map(|output| Product {
+        let mut products = outputs.iter_mut().map(|output| Product {
             w: output.w,
             bias: output.bias.map(CpuBuffer::as_slice),
             y: DisjointMut::new(output.y.as_mut_slice()),
@@ -239,7 +239,7 @@ impl Backend for CpuDevice {
             gate: None,
         });
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::project(self.isa, &self.pool, &mut scratch, x, products);
+        matmul::project(self.isa, &self.pool, &mut scratch, x, &mut products);
         Ok(())
     }
 

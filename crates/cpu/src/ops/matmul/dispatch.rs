@@ -1,13 +1,14 @@
 //! Dispatch of a product: prepares the input, divides the op into work items for the threads, and
 //! scatters the results.
 
+use std::iter;
 use std::ops::Range;
 use std::ptr;
 
 use kvant_backend::Activation;
 
 use super::bf16::Bf16Rows;
-use super::forms::{InputForm, normalize, tile_rows};
+use super::forms::{Forms, InputForm, normalize, tile_rows};
 use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
 use super::kernel_set::{KernelSet, of_rows, with_set};
 use super::matrix::{CpuMatrix, WeightLayout, uses_panels};
@@ -38,46 +39,89 @@ type Products<'a> = [Option<Product<'a>>; MAX_FUSED];
 struct Region<'a> {
     pool: &'a Pool,
     products: &'a Products<'a>,
-    /// The input in f32, `[rows, n_in]`, for products that read it so.
-    x: &'a [f32],
     tiles: Tiles<'a>,
     rows: usize,
     tuning: Tuning,
 }
 
-/// Prepares the input for the products and computes them.
-fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, products: &Products<'_>) {
-    let rows = input.rows();
+/// Computes every product on one input, some of them at a time. Shapes have been checked.
+pub(crate) fn project<'a>(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut Scratch,
+    input: Operand<'_>,
+    products: &mut dyn Iterator<Item = Product<'a>>,
+) {
+    let (rows, tuning) = (input.rows(), scratch.tuning);
     if rows == 0 {
         return;
     }
     let isa = of_rows(isa, rows);
     let in_halves =
         scratch.prompt_math == PrefillPrecision::Bf16 && isa.multiplies_bf16() && rows > gemv::MAX_ROWS;
-    let wants = |form| {
-        products.iter().flatten().any(|product| InputForm::of_run(isa, product.w.dtype, in_halves) == form)
-    };
-    let mut x = input.x;
+    loop {
+        let products: &Products<'_> = &std::array::from_fn(|_| products.next());
+        if products[0].is_none() {
+            return;
+        }
+        let wants = |form| {
+            let of_product = |product: &Product<'_>| InputForm::of_run(isa, product.w.dtype, in_halves);
+            products.iter().flatten().any(|product| of_product(product) == form)
+        };
+        let x = prepare(isa, pool, &mut scratch.forms, &mut scratch.normed, input, wants);
+        let workspaces = for_threads(&mut scratch.workspaces, pool);
+        let mut tiles =
+            scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
+        if in_halves {
+            tiles.halves = Some(Rounded {
+                tiles: scratch.forms.halves.each_ref().map(Bf16Rows::tiles),
+                of_codes: isa.has_matrix_unit(),
+            });
+        }
+        let region = Region { pool, products, tiles, rows, tuning };
+        with_set!(isa,
+            set => if rows > gemv::MAX_ROWS {
+                region.run_blocked(set, workspaces);
+            } else {
+                let multiply = |outputs: Outputs<'_, '_>| {
+                    gemv::multiply(set.vectors(), outputs, tiles, tuning.prefetch);
+                };
+                region.for_each_item(region.panels_per_item(), multiply);
+            },
+            _ => region.for_each_item(1, |outputs| file_rows(outputs, x))
+        );
+    }
+}
+
+/// Fills the forms of the input that products want, and returns its rows in f32, normalized if
+/// products want them so.
+fn prepare<'a>(
+    isa: Isa,
+    pool: &Pool,
+    forms: &mut Forms,
+    normed: &'a mut Vec<f32>,
+    input: Operand<'a>,
+    wants: impl Fn(InputForm) -> bool,
+) -> &'a [f32] {
+    let (rows, mut x) = (input.rows(), input.x);
     if [InputForm::Rows, InputForm::Floats, InputForm::Halves, InputForm::RotatedHalves]
         .into_iter()
-        .any(wants)
+        .any(&wants)
     {
-        x = normalize(pool, &mut scratch.normed, input);
+        x = normalize(pool, normed, input);
     }
     if wants(InputForm::Floats) {
-        scratch.forms.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
+        forms.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
     }
     let source =
         |rotates| Source { x: input.x, row_indices: None, n_in: input.n_in, norm: input.norm, rotates };
     if wants(InputForm::Codes) {
-        scratch.forms.quantized.fill(isa, pool, source(false), tile_rows(isa, rows, false));
+        forms.quantized.fill(isa, pool, source(false), tile_rows(isa, rows, false));
     }
     if wants(InputForm::Rotated) {
-        scratch.forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
+        forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
     }
-    for (form, halves) in
-        [InputForm::Halves, InputForm::RotatedHalves].into_iter().zip(&mut scratch.forms.halves)
-    {
+    for (form, halves) in [InputForm::Halves, InputForm::RotatedHalves].into_iter().zip(&mut forms.halves) {
         if wants(form) {
             let rotates = form == InputForm::RotatedHalves;
             with_set!(
@@ -87,34 +131,14 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
             );
         }
     }
-    let workspaces = for_threads(&mut scratch.workspaces, pool);
-    let mut tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
-    if in_halves {
-        tiles.halves = Some(Rounded {
-            tiles: scratch.forms.halves.each_ref().map(Bf16Rows::tiles),
-            of_codes: isa.has_matrix_unit(),
-        });
-    }
-    let region = Region { pool, products, x, tiles, rows, tuning: scratch.tuning };
-    with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());
+    x
 }
 
 impl Region<'_> {
-    /// Computes every product from file rows.
-    fn run_rows(&self) {
-        self.for_each_item(1, |outputs| file_rows(outputs, self.x));
-    }
-
-    /// Computes every product from panels.
-    fn run_panels<S: KernelSet>(&self, set: S, workspaces: &mut [Workspace]) {
-        if self.rows > gemv::MAX_ROWS {
-            return self.run_blocked(set, workspaces);
-        }
+    /// Returns the panels of an item of a GEMV.
+    fn panels_per_item(&self) -> usize {
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
-        let per_item = (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1);
-        self.for_each_item(per_item, |outputs| {
-            gemv::multiply(set.vectors(), outputs, self.tiles, self.tuning.prefetch);
-        });
+        (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1)
     }
 
     /// Runs `job` on all outputs, at most `per_item` panels of one product at a time.
@@ -239,20 +263,6 @@ pub(super) fn blocked<S: KernelSet>(
     }
 }
 
-/// Computes every product on one input. Shapes have been checked.
-pub(crate) fn project<'a>(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
-    input: Operand<'_>,
-    products: impl Iterator<Item = Product<'a>>,
-) {
-    let mut products = products.peekable();
-    while products.peek().is_some() {
-        run(isa, pool, scratch, input, &std::array::from_fn(|_| products.next()));
-    }
-}
-
 /// Computes `y = a(gate x) * (up x)`, `y` `[rows, n_ff]`, `a` the activation. Shapes have been
 /// checked.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
@@ -266,8 +276,13 @@ pub(crate) fn gated_ffn(
     up: &CpuMatrix,
     y: &mut [f32],
 ) {
-    let product = |w, y, gate| {
-        Some(Product { w, bias: None, y: DisjointMut::new(y), to: Scatter::Rows(0), accumulate: false, gate })
+    let product = |w, y, gate| Product {
+        w,
+        bias: None,
+        y: DisjointMut::new(y),
+        to: Scatter::Rows(0),
+        accumulate: false,
+        gate,
     };
     let n_ff = up.n_out;
     let for_rows = |y: &mut [f32], gate: &(dyn Fn(usize, &mut [f32]) + Sync)| {
@@ -278,19 +293,20 @@ pub(crate) fn gated_ffn(
         });
     };
     if ptr::eq(gate, up) {
-        run(isa, pool, scratch, input, &[product(up, y, None), None, None, None]);
+        project(isa, pool, scratch, input, &mut iter::once(product(up, y, None)));
         return for_rows(y, &|_, u| gate::ungated(activation, u));
     }
     if uses_panels(isa) && gate.dtype == up.dtype {
         let gate = Some(Gating { w: gate, activation, biases: None });
-        return run(isa, pool, scratch, input, &[product(up, y, gate), None, None, None]);
+        return project(isa, pool, scratch, input, &mut iter::once(product(up, y, gate)));
     }
     let rows = input.rows();
     let mut gated = std::mem::take(&mut scratch.gate);
     if gated.len() < rows * n_ff {
         gated.resize(rows * n_ff, 0.0);
     }
-    run(isa, pool, scratch, input, &[product(gate, &mut gated, None), product(up, y, None), None, None]);
+    let products = [product(gate, &mut gated, None), product(up, y, None)];
+    project(isa, pool, scratch, input, &mut products.into_iter());
     for_rows(y, &|r, u| gate::gate(activation, &gated[r * n_ff..(r + 1) * n_ff], u));
     scratch.gate = gated;
 }

@@ -1,7 +1,6 @@
 //! GEMV for few rows: reads every panel once, strictly in order, and multiplies it with all rows.
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use kvant_codec::DType;
 
@@ -30,16 +29,27 @@ pub(super) fn multiply<S: Simd>(
     tiles: Tiles<'_>,
     prefetch_distance: usize,
 ) {
+    let is_float = is_float(outputs.product.w.dtype);
+    macro_rules! multiply {
+        ($T:expr) => {
+            if is_float {
+                multiply_floats::<S, { $T }>(simd, outputs, tiles, prefetch_distance);
+            } else {
+                multiply_codes::<S, { $T }>(simd, outputs, tiles, prefetch_distance);
+            }
+        };
+    }
     match outputs.rows.len() {
-        1 => multiply_tile::<S, 1>(simd, outputs, tiles, prefetch_distance),
-        2 => multiply_tile::<S, 2>(simd, outputs, tiles, prefetch_distance),
-        3..=4 => multiply_tile::<S, 4>(simd, outputs, tiles, prefetch_distance),
-        5..=6 => multiply_tile::<S, 6>(simd, outputs, tiles, prefetch_distance),
-        _ => multiply_tile::<S, MAX_ROWS>(simd, outputs, tiles, prefetch_distance),
+        1 => multiply!(1),
+        2 => multiply!(2),
+        3..=4 => multiply!(4),
+        5..=6 => multiply!(6),
+        _ => multiply!(MAX_ROWS),
     }
 }
 
-fn multiply_tile<S: Simd, const T: usize>(
+/// Computes outputs of float panels for a tile of `T` rows.
+fn multiply_floats<S: Simd, const T: usize>(
     simd: S,
     mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
@@ -48,21 +58,16 @@ fn multiply_tile<S: Simd, const T: usize>(
     let mut rest = outputs.panels.clone();
     while !rest.is_empty() {
         let (first, outputs) = (rest.start, &mut outputs);
-        rest.start += if is_float(outputs.product.w.dtype) {
-            match (SUMS / (T * S::PARTS)).min(rest.len()) {
-                4.. => multiply_floats::<S, 4, T>(simd, outputs, first, tiles, prefetch_distance),
-                2.. => multiply_floats::<S, 2, T>(simd, outputs, first, tiles, prefetch_distance),
-                _ => multiply_floats::<S, 1, T>(simd, outputs, first, tiles, prefetch_distance),
-            }
-        } else {
-            let panels = first..first + RUN.min(rest.len());
-            multiply_codes::<S, T>(simd, outputs, panels, tiles, prefetch_distance)
+        rest.start += match (SUMS / (T * S::PARTS)).min(rest.len()) {
+            4.. => multiply_beside::<S, 4, T>(simd, outputs, first, tiles, prefetch_distance),
+            2.. => multiply_beside::<S, 2, T>(simd, outputs, first, tiles, prefetch_distance),
+            _ => multiply_beside::<S, 1, T>(simd, outputs, first, tiles, prefetch_distance),
         };
     }
 }
 
 /// Computes the outputs of `P` panels of floats side by side, from panel `first`, and returns `P`.
-fn multiply_floats<S: Simd, const P: usize, const T: usize>(
+fn multiply_beside<S: Simd, const P: usize, const T: usize>(
     simd: S,
     outputs: &mut Outputs<'_, '_>,
     first: usize,
@@ -82,28 +87,29 @@ fn multiply_floats<S: Simd, const P: usize, const T: usize>(
     P
 }
 
-/// Computes the outputs of at most [`RUN`] panels of codes one after the other, and returns how
-/// many.
+/// Computes outputs of coded panels, one after the other, for a tile of `T` rows.
 fn multiply_codes<S: Simd, const T: usize>(
     simd: S,
-    outputs: &mut Outputs<'_, '_>,
-    panels: Range<usize>,
+    mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
     prefetch_distance: usize,
-) -> usize {
-    let product = |w: &CpuMatrix| {
-        let (mut sums, tile) = ([[Register::ZERO; T]; RUN], tiles.codes(w.dtype).tile(0));
-        for (panel, sums) in panels.clone().zip(&mut sums) {
-            let panel = w.panels(panel..panel + 1);
-            *sums = with_format!(w.dtype, F => simd.run(Gemv::<F, T> { panel, tile, prefetch_distance, format: PhantomData }));
-        }
-        sums
-    };
-    let mut sums = product(outputs.product.w);
-    let mut gates = outputs.product.gate.map(|gating| product(gating.w));
-    let n = panels.len();
-    finish(simd, outputs, panels.start, &mut sums[..n], gates.as_mut().map(|gates| &mut gates[..n]));
-    n
+) {
+    let all = outputs.panels.clone();
+    for first in all.clone().step_by(RUN) {
+        let panels = first..all.end.min(first + RUN);
+        let product = |w: &CpuMatrix| {
+            let (mut sums, tile) = ([[Register::ZERO; T]; RUN], tiles.codes(w.dtype).tile(0));
+            for (panel, sums) in panels.clone().zip(&mut sums) {
+                let panel = w.panel(panel);
+                *sums = with_format!(w.dtype, F => simd.run(Gemv::<F, T> { panel, tile, prefetch_distance, format: PhantomData }));
+            }
+            sums
+        };
+        let mut sums = product(outputs.product.w);
+        let mut gates = outputs.product.gate.map(|gating| product(gating.w));
+        let n = panels.len();
+        finish(simd, &mut outputs, first, &mut sums[..n], gates.as_mut().map(|gates| &mut gates[..n]));
+    }
 }
 
 /// Gates the sums of panels from `first` on, if they have gates, and writes them to the outputs.
