@@ -1,5 +1,5 @@
-//! Tunes the machine-dependent numbers of matmul: [`autotune`](kvant_backend::autotune) decides when
-//! a candidate replaces one.
+//! Tunes the machine-dependent numbers of matmul: [`autotune`](kvant_backend::autotune) decides
+//! when a candidate replaces one.
 
 use std::time::Instant;
 

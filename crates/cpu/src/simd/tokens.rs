@@ -1,6 +1,6 @@
 //! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`],
-//! [`Avx512Vbmi`], [`Amx`](super::amx::Amx), [`Neon`], [`I8mm`], [`Bf16`] or [`Simd128`] proves that
-//! the CPU has the instructions.
+//! [`Avx512Vbmi`], [`Amx`](super::amx::Amx), [`Neon`], [`I8mm`], [`Bf16`] or [`Simd128`] proves
+//! that the CPU has the instructions.
 //!
 //! A set is one list of features. It generates both `detect` of the token and a macro, named like
 //! the set, that compiles functions with those features: no kernel uses an undetected feature.

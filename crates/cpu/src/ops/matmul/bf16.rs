@@ -1,4 +1,5 @@
-//! Activations in bf16 for GEMMs, see [`PrefillPrecision::Bf16`](crate::ops::matmul::prefill_precision::PrefillPrecision::Bf16).
+//! Activations in bf16 for GEMMs, see
+//! [`PrefillPrecision::Bf16`](super::prefill_precision::PrefillPrecision::Bf16).
 
 use super::panel::Line;
 use super::partition::MIN_PARALLEL_VALUES;

@@ -13,8 +13,8 @@
 //! Experts ([`experts`]) take the same paths, each with the rows routed to it.
 //!
 //! With [`PrefillPrecision::Bf16`](prefill_precision::PrefillPrecision::Bf16), a matrix unit
-//! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions do
-//! so for f16 and bf16 weights.
+//! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions
+//! do so for f16 and bf16 weights.
 //!
 //! Floors, each of which imports from those before it: operands ([`matrix`], [`panel`],
 //! [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them, [`kernel_set`], the

@@ -1,8 +1,8 @@
 //! Registers of 128 bits, four lanes each: four of them make sixteen lanes on machines without
 //! wider ones. One file for each architecture.
 //!
-//! Kernels use [`Lanes`](crate::simd::vec16::Lanes) and the vectors of matrix products, both written once
-//! over [`Quads`].
+//! Kernels use [`Lanes`](crate::simd::vec16::Lanes) and the vectors of matrix products, both
+//! written once over [`Quads`].
 
 #[cfg(target_arch = "aarch64")]
 mod neon;

@@ -13,9 +13,9 @@
 //! in slot order. Expert outputs are added to a row in ascending order of experts, so that its bits
 //! do not depend on the other rows of the batch.
 //!
-//! A thread's items are panels of its slice of every expert ([`partition`](super::partition)): of one expert in
-//! the first product, whose results are disjoint, and of all experts, one after the other, in the
-//! second, whose results are summed.
+//! A thread's items are panels of its slice of every expert ([`partition`](super::partition)): of
+//! one expert in the first product, whose results are disjoint, and of all experts, one after the
+//! other, in the second, whose results are summed.
 
 mod per_slice;
 mod route;

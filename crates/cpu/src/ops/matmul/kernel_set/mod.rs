@@ -1,7 +1,7 @@
 //! Kernel sets as matmul dispatch sees them: vectors, and perhaps a matrix unit for GEMMs of codes.
 //!
-//! A set says how it multiplies one chunk; the loops over chunks ([`gemm`](super::gemm)) are written
-//! once, as a [`CodesLoop`] and a [`Bf16Loop`], and each set runs them with its own tiles.
+//! A set multiplies one chunk. The loops over chunks ([`gemm`](super::gemm)) are written once, as a
+//! [`CodesLoop`] and a [`Bf16Loop`], and each set runs them with tiles of its own size.
 
 pub(super) mod amx;
 #[cfg(target_arch = "aarch64")]

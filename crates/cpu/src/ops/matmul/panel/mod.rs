@@ -47,8 +47,9 @@
 //! s + 4. (3) Bits 0: sc s, 2: sc s + 4, 4: sm s, 6: sm s + 4.
 //!
 //! Codes of iq1, iq2 and from iq4_nl on are indices; kernels look them up in registers
-//! ([`WeightFormat::TABLE`](crate::simd::matmul::format::WeightFormat::TABLE)) and multiply the resulting bytes. Weights of tq3_1s and tq4_1s are rotated,
-//! so they are multiplied with activations rotated in the same way.
+//! ([`TABLE`](crate::simd::matmul::format::WeightFormat::TABLE)) and multiply the resulting bytes.
+//! Weights of tq3_1s and tq4_1s are rotated, so they are multiplied with activations rotated in the
+//! same way.
 //!
 //! Scales stay as stored (q3_K and iq4_xs + 32, q6_K + 128), so nothing is rounded: a panel holds
 //! the bits of the file in another order, and takes no more space than the file (iq4_xs 2.9 %, q3_K
