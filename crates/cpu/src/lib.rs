@@ -4,47 +4,30 @@
 //! Every vectorized kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`],
 //! [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`], [`Simd128`]) that exists only on a CPU with the
 //! instructions. The selection is made once, when the device is opened; `KVANT_ISA` forces it.
+//!
+//! Four floors, each of which imports only from those before it: `simd` (instruction sets and
+//! vectors), `host` (threads and memory), `ops` (one module for each op), `device` (the
+//! [`Backend`](kvant_backend::Backend)). Modules import from the module that defines a name;
+//! the names below are for other crates.
 
 #![cfg_attr(
     not(target_arch = "x86_64"),
     allow(dead_code, unused_variables, reason = "there is no matrix unit, and perhaps no vector set")
 )]
 
-mod amx;
-mod append;
-mod attend;
-mod attend_bidirectional;
-mod buffer;
-mod channel_scales;
-mod columns;
 mod device;
-mod disjoint;
-mod embed;
-mod exp;
-mod gate_rows;
-mod isa;
-mod linear_attention;
-mod matmul;
-mod matrix_unit;
-mod norm;
-mod page;
-mod pool;
-mod prefill_precision;
-mod roofline;
-mod rope;
-mod short_conv;
-mod soft_cap;
-mod tuning;
-#[cfg(not(target_arch = "x86_64"))]
-mod vec128;
-mod vec16;
+mod host;
+mod ops;
+mod simd;
 
-pub use amx::MatrixUnit;
-pub use buffer::CpuBuffer;
 pub use device::CpuDevice;
-pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, Bf16, I8mm, Isa, Neon, Simd128};
-pub use matmul::{CpuExperts, CpuMatrix};
-pub use page::CpuPage;
-pub use pool::Pool;
-pub use prefill_precision::PrefillPrecision;
-pub use tuning::{Trial, Tuning};
+pub use device::tuning::Trial;
+pub use host::buffer::CpuBuffer;
+pub use host::page::CpuPage;
+pub use host::pool::Pool;
+pub use ops::matmul::prefill_precision::PrefillPrecision;
+pub use ops::matmul::tuning::Tuning;
+pub use ops::matmul::{CpuExperts, CpuMatrix};
+pub use simd::amx::{Amx, MatrixUnit};
+pub use simd::isa::Isa;
+pub use simd::tokens::{Avx2, Avx512, Avx512Vbmi, AvxVnni, Bf16, I8mm, Neon, Simd128};

@@ -53,6 +53,10 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-fuzz-targets", &["kvant", "kvant-cli", "kvant-codec", "kvant-eval", "kvant-server"]),
 ];
 
+/// Floors of rooms, lowest first: folders whose modules import only from their own floor and from
+/// those below it, and from the module that defines a name, not through the crate root.
+const FLOORS: &[(&str, &[&str])] = &[("cpu", &["simd", "host", "ops", "device"])];
+
 /// Rooms outside `crates`.
 const OUTSIDE: [&str; 2] = ["conformance", "fuzz/targets"];
 
@@ -171,6 +175,29 @@ fn imports_run_one_way() {
         seen += 1;
     }
     assert_eq!(seen, EDGES.len(), "EDGES lists a room that does not exist");
+}
+
+#[test]
+fn floors_import_only_from_those_below() {
+    for (room, floors) in FLOORS {
+        for (floor, name) in floors.iter().enumerate() {
+            let mut written = Vec::new();
+            files(&root().join("crates").join(room).join("src").join(name), &["rs"], &mut written);
+            assert!(!written.is_empty(), "{room} has no floor {name}");
+            for file in written {
+                let text = fs::read_to_string(&file).unwrap();
+                let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+                for imported in code.flat_map(|line| line.split("crate::").skip(1)) {
+                    let imported = imported.split("::").next().unwrap_or_default();
+                    assert!(
+                        floors[..=floor].contains(&imported),
+                        "{}: `crate::{imported}` is no floor below {name}",
+                        file.display()
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,532 @@
+//! The CPU as a [`Backend`]: checks shapes, then passes slices to the ops.
+
+mod roofline;
+pub(crate) mod tuning;
+
+use std::sync::{Mutex, PoisonError};
+
+use kvant_backend::{
+    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts,
+    Gate, Heads, Input, KernelChoice, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, check_add_normed, check_attend_all,
+    check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
+    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
+    check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write, limits,
+};
+use kvant_codec::DType;
+
+use crate::host::buffer::CpuBuffer;
+use crate::host::disjoint::DisjointMut;
+use crate::host::page::CpuPage;
+use crate::host::pool::Pool;
+use crate::ops::attend::{self, Stage};
+use crate::ops::columns::copy_columns;
+use crate::ops::matmul::prefill_precision::PrefillPrecision;
+use crate::ops::matmul::tuning::Tuning;
+use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
+use crate::ops::{
+    append, attend_bidirectional, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap,
+};
+use crate::simd::isa::Isa;
+
+/// The CPU device.
+pub struct CpuDevice {
+    isa: Isa,
+    pool: Pool,
+    is_tuned: bool,
+    prompt_math: PrefillPrecision,
+    matmul: Mutex<matmul::Scratch>,
+    append: Mutex<append::Scratch>,
+    attend: Mutex<attend::Scratch>,
+    recur: Mutex<linear_attention::Scratch>,
+    attend_all: Mutex<attend_bidirectional::Scratch>,
+}
+
+impl CpuDevice {
+    /// Opens a device that runs the kernels of `isa` on `n_threads` threads (at least one).
+    ///
+    /// # Errors
+    /// [`BackendError::Threads`] when the system does not start as many.
+    pub fn new(isa: Isa, n_threads: usize) -> Result<Self> {
+        Ok(Self {
+            isa,
+            pool: Pool::new(n_threads)?,
+            is_tuned: false,
+            prompt_math: PrefillPrecision::Exact,
+            matmul: Mutex::default(),
+            append: Mutex::default(),
+            attend: Mutex::default(),
+            recur: Mutex::default(),
+            attend_all: Mutex::default(),
+        })
+    }
+
+    /// Opens a device with the fastest kernels of this CPU, or those that `KVANT_ISA` names, on
+    /// `threads` threads, or on as many as the system runs at once for this process.
+    ///
+    /// # Errors
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no
+    /// threads or more than [`limits::max_threads`], [`BackendError::Threads`]
+    /// when the system does not start as many.
+    pub fn from_env(threads: Option<usize>) -> Result<Self> {
+        let n_threads = threads.unwrap_or_else(limits::n_cores);
+        limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
+        Self::new(Isa::from_env()?, n_threads)
+    }
+
+    /// Sets machine-dependent numbers other than the defaults.
+    pub fn with_tuning(mut self, tuning: Tuning) -> Self {
+        self.set_tuning(tuning);
+        self
+    }
+
+    /// Sets the precision of prefill.
+    ///
+    /// # Errors
+    /// [`BackendError::Setting`] for a precision that the kernel set lacks.
+    pub fn with_prefill_precision(mut self, math: PrefillPrecision) -> Result<Self> {
+        math.check(self.isa)?;
+        self.prompt_math = math;
+        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prompt_math = math;
+        Ok(self)
+    }
+
+    pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
+        self.is_tuned = tuning != Tuning::default();
+        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).tuning = tuning;
+    }
+
+    /// Returns the thread pool.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Returns the kernel set.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+/// Returns the rows of `input`, which have `n_in` columns.
+fn operand<'a>(input: &Input<'a, CpuDevice>, n_in: usize) -> Operand<'a> {
+    let x = &input.x.as_slice()[input.first_row * n_in..][..input.rows * n_in];
+    Operand { x, n_in, norm: input.norm.map(norm_parts) }
+}
+
+/// Returns the weight and eps of a norm.
+fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
+    (norm.weight.as_slice(), norm.eps)
+}
+
+/// Returns the values of a state.
+fn state_of<'a>(part: &'a mut StateBatchEntry<'_, CpuPage>) -> &'a mut [f32] {
+    let bytes = part.n_values * size_of::<f32>();
+    bytemuck::cast_slice_mut(&mut part.page.as_mut_bytes()[part.offset..][..bytes])
+}
+
+impl Backend for CpuDevice {
+    type Buffer = CpuBuffer;
+    type Matrix = CpuMatrix;
+    type Experts = CpuExperts;
+    type Page = CpuPage;
+
+    fn info(&self) -> DeviceInfo {
+        let math = if self.prompt_math == PrefillPrecision::Bf16 { ", prefill in bf16" } else { "" };
+        let tuned = if self.is_tuned { ", tuned" } else { "" };
+        DeviceInfo {
+            name: "cpu".to_owned(),
+            kernels: format!("{}{math}{tuned}", self.isa.name()),
+            n_threads: self.pool.n_threads(),
+            thread_unit: "threads",
+            is_batch_invariant: self.prompt_math == PrefillPrecision::Exact,
+            checks_finite_rows: true,
+        }
+    }
+
+    fn kernel_choices(&self) -> Vec<KernelChoice> {
+        let weights = DType::weights().map(|dtype| KernelChoice {
+            op: "matmul",
+            dtype,
+            kernel: matmul::kernel_name(self.isa, dtype),
+        });
+        let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
+            op: "attend",
+            dtype,
+            kernel: attend::kernel_name(self.isa, dtype),
+        });
+        weights.chain(caches).collect()
+    }
+
+    fn buffer(&self, len: usize) -> Result<CpuBuffer> {
+        CpuBuffer::zeroed(len)
+    }
+
+    fn write(&self, dst: &mut CpuBuffer, src: &[f32]) -> Result<()> {
+        check_write(dst, src)?;
+        dst.as_mut_slice()[..src.len()].copy_from_slice(src);
+        Ok(())
+    }
+
+    fn copy(&self, src: &CpuBuffer, from: usize, dst: &mut CpuBuffer, to: usize, len: usize) -> Result<()> {
+        check_copy(src, from, dst, to, len)?;
+        dst.as_mut_slice()[to..][..len].copy_from_slice(&src.as_slice()[from..][..len]);
+        Ok(())
+    }
+
+    fn read(&self, src: &CpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
+        check_read(src, offset, dst)?;
+        dst.copy_from_slice(&src.as_slice()[offset..][..dst.len()]);
+        Ok(())
+    }
+
+    fn top_k(
+        &self,
+        logits: &CpuBuffer,
+        offset: usize,
+        n_vocab: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<()> {
+        check_top_k(logits, offset, n_vocab)?;
+        kvant_backend::top_k(&logits.as_slice()[offset..][..n_vocab], k, out);
+        Ok(())
+    }
+
+    fn upload_matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
+        CpuMatrix::new(self.isa, &self.pool, source)
+    }
+
+    fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
+        CpuExperts::new(self.isa, &self.pool, source, n_experts)
+    }
+
+    fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
+        CpuExperts::mapped(source, n_experts)
+    }
+
+    fn page(&self, n_bytes: usize) -> Result<CpuPage> {
+        CpuPage::zeroed(n_bytes)
+    }
+
+    fn read_page(&self, page: &CpuPage, dst: &mut [u8]) -> Result<()> {
+        BackendError::check_equal("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
+        dst.copy_from_slice(page.as_bytes());
+        Ok(())
+    }
+
+    fn write_page(&self, page: &mut CpuPage, src: &[u8]) -> Result<()> {
+        BackendError::check_equal("write_page", "bytes of the source", page.n_bytes(), src.len())?;
+        page.as_mut_bytes().copy_from_slice(src);
+        Ok(())
+    }
+
+    fn embed(&self, table: &CpuMatrix, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
+        check_embed(table, tokens, out)?;
+        embed::embed(&self.pool, table, tokens, scale, out.as_mut_slice());
+        Ok(())
+    }
+
+    fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
+        check_project(&input, outputs)?;
+        let Some(first) = outputs.first() else { return Ok(()) };
+        let x = operand(&input, first.w.n_in());
+        let mut products = outputs.iter_mut().map(|output| Product {
+            w: output.w,
+            bias: output.bias.map(CpuBuffer::as_slice),
+            y: DisjointMut::new(output.y.as_mut_slice()),
+            to: Scatter::Rows(0),
+            accumulate: output.accumulate,
+            gate: None,
+        });
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::project(self.isa, &self.pool, &mut scratch, x, &mut products);
+        Ok(())
+    }
+
+    fn gated_ffn(
+        &self,
+        input: Input<'_, Self>,
+        activation: Activation,
+        gate: &CpuMatrix,
+        up: &CpuMatrix,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_gated_ffn(&input, gate, up, y)?;
+        let x = operand(&input, gate.n_in());
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
+        Ok(())
+    }
+
+    fn moe_ffn(
+        &self,
+        x: &mut CpuBuffer,
+        rows: usize,
+        norm: Option<Norm<'_, CpuBuffer>>,
+        choice: Router<'_, Self>,
+        weights: ExpertWeights<'_, Self>,
+        to: Option<&mut CpuBuffer>,
+    ) -> Result<()> {
+        check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
+        let ExpertWeights { activation, gate, up, down, biases } = weights;
+        let Router { routing, logits, selection_bias, scales } = choice;
+        let n = gate.n_in();
+        let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
+        let biased = |w, i: usize| Biased::new(w, biases.map(|biases| biases[i].as_slice()));
+        let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
+        let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(CpuBuffer::as_slice));
+        let choice = matmul::Choice { routing, logits, selection_bias, scales };
+        let layer = ExpertFfn { norm, choice, activation, gate, up, down };
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        let x = &mut x.as_mut_slice()[..rows * n];
+        let to = to.map(|to| &mut to.as_mut_slice()[..rows * n]);
+        matmul::moe_ffn(self.isa, &self.pool, &mut scratch, layer, x, to)
+    }
+
+    fn project_per_expert(
+        &self,
+        x: &CpuBuffer,
+        rows: usize,
+        w: &CpuExperts,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_project_each(x, rows, w, y)?;
+        let n = rows * w.n_experts();
+        let (x, y) = (&x.as_slice()[..n * w.n_in()], &mut y.as_mut_slice()[..n * w.n_out()]);
+        let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
+        matmul::project_each(self.isa, &self.pool, &mut scratch, w, x, y)
+    }
+
+    fn copy_columns(
+        &self,
+        src: &CpuBuffer,
+        [rows, n]: [usize; 2],
+        dst: &mut CpuBuffer,
+        to: Columns,
+    ) -> Result<()> {
+        check_copy_columns(src, [rows, n], dst, to)?;
+        if n > 0 {
+            copy_columns(&src.as_slice()[..rows * n], n, dst.as_mut_slice(), to);
+        }
+        Ok(())
+    }
+
+    fn gate_rows(&self, y: &mut CpuBuffer, rows: usize, cols: usize, gates: &CpuBuffer) -> Result<()> {
+        check_gate_rows(y, rows, cols, gates)?;
+        gate_rows::gate_rows(&self.pool, &mut y.as_mut_slice()[..rows * cols], gates.as_slice(), cols);
+        Ok(())
+    }
+
+    fn add_normed(
+        &self,
+        x: &mut CpuBuffer,
+        y: &CpuBuffer,
+        rows: usize,
+        norm: Norm<'_, CpuBuffer>,
+    ) -> Result<()> {
+        check_add_normed(x, y, rows, &norm)?;
+        norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CpuBuffer,
+        rows: usize,
+        norm: Norm<'_, CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_layer_norm(x, rows, &norm, y)?;
+        norm::layer_norm(&self.pool, x.as_slice(), rows, norm.weight.as_slice(), norm.eps, y.as_mut_slice());
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut CpuBuffer, len: usize, by: f32) -> Result<()> {
+        check_scale(x, len)?;
+        gate_rows::scale(&self.pool, &mut x.as_mut_slice()[..len], by);
+        Ok(())
+    }
+
+    fn attend_bidirectional(
+        &self,
+        windows: &[usize],
+        heads: Heads,
+        scale: f32,
+        qkv: [&CpuBuffer; 3],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let [q, k, v] = qkv;
+        check_attend_all(windows.iter().sum(), heads, [q, k, v, out])?;
+        let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
+        let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
+        let mut first = 0;
+        for &rows in windows {
+            let own = first..first + rows * heads.n * heads.dim;
+            let shape = (rows, heads, scale);
+            let own_qkv = qkv.map(|x| &x[own.clone()]);
+            attend_bidirectional::attend_bidirectional(
+                self.isa,
+                &self.pool,
+                scratch,
+                shape,
+                own_qkv,
+                &mut out[own.clone()],
+            );
+            first = own.end;
+        }
+        Ok(())
+    }
+
+    fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
+        check_soft_cap(x, len)?;
+        soft_cap::soft_cap(self.isa, &self.pool, &mut x.as_mut_slice()[..len], cap);
+        Ok(())
+    }
+
+    fn rope(
+        &self,
+        x: &mut CpuBuffer,
+        rows: usize,
+        heads: Heads,
+        norm: Option<Norm<'_, CpuBuffer>>,
+        params: RopeParams,
+        angles: &CpuBuffer,
+    ) -> Result<()> {
+        check_rope(x, rows, heads, norm, params, angles)?;
+        let norm = norm.map(norm_parts);
+        rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
+        Ok(())
+    }
+
+    fn find_non_finite_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+        let end = rows.saturating_mul(cols);
+        BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
+        // No early exit within a row, so that the loop vectorizes.
+        let is_broken = |row: &[f32]| row.iter().fold(false, |any, v| any | !v.is_finite());
+        Ok(x.as_slice()[..end].chunks_exact(cols.max(1)).position(is_broken))
+    }
+
+    fn kv_append(
+        &self,
+        parts: &mut [KvBatchEntry<'_, CpuPage>],
+        k: &CpuBuffer,
+        v: &CpuBuffer,
+        step_tiles: Option<&mut CpuPage>,
+    ) -> Result<()> {
+        let scratch = &mut self.append.lock().unwrap_or_else(PoisonError::into_inner);
+        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], step_tiles)
+    }
+
+    fn attend(
+        &self,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        sinks: Option<&CpuBuffer>,
+        step_tiles: Option<&CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
+        attend::attend(self.isa, &self.pool, scratch, Stage::All, params, parts, q, sinks, step_tiles, out)
+    }
+
+    fn short_conv(
+        &self,
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
+        conv: ShortConv,
+        x: &CpuBuffer,
+        kernel: &CpuBuffer,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_short_conv(parts, conv, [x, kernel, y])?;
+        for part in parts {
+            let rows = part.rows.range();
+            let (inputs, y) = ([x.as_slice(), kernel.as_slice()], y.as_mut_slice());
+            short_conv::short_conv(&self.pool, conv, rows, state_of(part), inputs, y);
+        }
+        Ok(())
+    }
+
+    fn linear_attention(
+        &self,
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
+        heads: StateHeads,
+        inputs: StateInputs<&CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        check_recur(parts, &heads, inputs, y)?;
+        let inputs = inputs.map(CpuBuffer::as_slice);
+        let scratch = &mut self.recur.lock().unwrap_or_else(PoisonError::into_inner);
+        for part in parts {
+            let (rows, y) = (part.rows, y.as_mut_slice());
+            linear_attention::linear_attention(
+                self.isa,
+                &self.pool,
+                scratch,
+                &heads,
+                rows,
+                state_of(part),
+                inputs,
+                y,
+            );
+        }
+        Ok(())
+    }
+
+    fn gate(&self, y: &mut CpuBuffer, len: usize, gates: &CpuBuffer, gate: Gate) -> Result<()> {
+        check_gate(y, len, gates)?;
+        gate_rows::gate(self.isa, &self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
+        Ok(())
+    }
+
+    fn attend_stages(&self) -> &'static [&'static str] {
+        // The scalar kernels leave no stage out.
+        if self.isa == Isa::Scalar { &Stage::NAMES[Stage::NAMES.len() - 1..] } else { &Stage::NAMES }
+    }
+
+    fn attend_staged(
+        &self,
+        stage: usize,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        step_tiles: Option<&CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let stage = Stage::ALL[stage + Stage::ALL.len() - self.attend_stages().len()];
+        let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+        let (q, out) = (q.as_slice(), out.as_mut_slice());
+        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, step_tiles, out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_non_finite_row_is_found() {
+        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
+        let mut x = device.buffer(5 * 40).unwrap();
+        assert_eq!(device.find_non_finite_row(&x, 5, 40), Ok(None));
+        for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
+            x.as_mut_slice()[at] = broken;
+            assert_eq!(device.find_non_finite_row(&x, 5, 40), Ok(Some(at / 40)));
+            assert_eq!(device.find_non_finite_row(&x, at / 40, 40), Ok(None), "rows beyond are not read");
+        }
+        assert!(device.find_non_finite_row(&x, 6, 40).is_err());
+        assert_eq!(device.find_non_finite_row(&x, 0, 0), Ok(None));
+    }
+
+    #[test]
+    fn absurd_thread_counts_are_rejected_before_any_thread_starts() {
+        for threads in [0, limits::max_threads() + 1, usize::MAX] {
+            let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
+            assert!(
+                matches!(error, BackendError::OutOfRange { name: "threads", got, .. } if got == threads),
+                "{error}"
+            );
+        }
+    }
+}

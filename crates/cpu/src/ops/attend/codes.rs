@@ -1,0 +1,473 @@
+//! Memory layout of the codes of a KV type, and the values they decode to.
+//!
+//! All coded types are read in *octets*: the eight groups that hold 32 dims of 16 tokens. For keys
+//! a group is four dims of 16 tokens; for values the first four groups are four tokens each of 16
+//! dims, the other four of the next 16 dims. A block (the dims that share scales) is one octet for
+//! q8_0 and q4_0; four, two or one for the turbo types.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_codec::tile::high_planes;
+use kvant_codec::{ByteBook, Codebook, DType, Levels, Side, Trellis};
+
+use crate::simd::vec16::{Lanes, Op};
+
+/// Dims of an octet.
+pub(super) const OCTET_DIMS: usize = 32;
+
+/// An octet whose codes are whole bytes.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub(super) struct Expanded(pub(super) [[u8; 64]; 8]);
+
+impl Expanded {
+    pub(super) const ZERO: Self = Self([[0; 64]; 8]);
+
+    /// Returns its first four groups and its last four.
+    pub(super) fn halves(&mut self) -> [&mut [[u8; 64]; 4]; 2] {
+        let [first, last] = self.0.as_chunks_mut().0 else { unreachable!("eight groups") };
+        [first, last]
+    }
+}
+
+/// A coding that kernels are compiled for.
+pub(super) trait Codes {
+    /// The planes of eight groups.
+    type Octet<'a>: Copy;
+
+    /// Quantization loss of the codes on values of variance 1; 0 where scales may be negative.
+    const LOSS: f32;
+    /// [`Op::LOOKS_UP_64`]
+    const LOOKS_UP_64: bool = false;
+
+    /// Returns octet `index` of `planes`, the planes of a block; the high planes, if any, begin at
+    /// byte `high`.
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_>;
+
+    /// Returns group `g` of an octet of this side as 64 codes.
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints;
+}
+
+/// Returns eight chunks of `B` bytes, from byte `at` on.
+#[inline(always)]
+fn eight<const B: usize>(planes: &[u8], at: usize) -> &[[u8; B]; 8] {
+    let pieces = planes[at..at + 8 * B].as_chunks().0;
+    pieces.try_into().expect("eight pieces")
+}
+
+/// q8_0, and any other coding once expanded: code = signed value + 128.
+pub(super) struct Whole;
+
+impl Codes for Whole {
+    type Octet<'a> = &'a [[u8; 64]; 8];
+
+    const LOSS: f32 = 0.0;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
+        eight(planes, 512 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
+        lanes.codes_8(&octet[g])
+    }
+}
+
+/// q4_0: code = signed value + 8.
+pub(super) struct Nibbles;
+
+impl Codes for Nibbles {
+    type Octet<'a> = &'a [[u8; 32]; 8];
+
+    const LOSS: f32 = 0.0;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
+        eight(planes, 256 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
+        lanes.codes_4(&octet[g])
+    }
+}
+
+/// turbo4, looked up in its byte codebook.
+pub(super) struct Turbo4;
+
+impl Codes for Turbo4 {
+    type Octet<'a> = &'a [[u8; 32]; 8];
+
+    const LOSS: f32 = DType::Turbo4.squared_error() as f32;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
+        eight(planes, 256 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
+        lanes.look_up(lanes.codes_4(&octet[g]), &TURBO4.bytes)
+    }
+}
+
+/// turbo3.
+pub(super) struct Turbo3;
+
+impl Codes for Turbo3 {
+    type Octet<'a> = (&'a [[u8; 16]; 8], &'a [[u8; 8]; 8]);
+
+    const LOSS: f32 = DType::Turbo3.squared_error() as f32;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
+        // The low planes of all groups of the block come first.
+        (eight(planes, 128 * index), eight(planes, high + 64 * index))
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, (low, high): Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
+        lanes.look_up_3(&low[g], &high[g], &TURBO3.bytes)
+    }
+}
+
+/// turbo2.
+pub(super) struct Turbo2;
+
+impl Codes for Turbo2 {
+    type Octet<'a> = &'a [[u8; 16]; 8];
+
+    const LOSS: f32 = DType::Turbo2.squared_error() as f32;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
+        eight(planes, 128 * index)
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
+        lanes.look_up(lanes.codes_2(&octet[g]), &TURBO2.bytes)
+    }
+}
+
+/// An octet of a trellis-coded type, and its predecessor in the ring.
+///
+/// The predecessor of a code is the code at the same position four groups earlier
+/// ([`kvant_codec::trellis`]), in this octet or in the one before. Only where the ring closes, at
+/// the first octet of a block, it is one dim further on, in the next byte of keys or lane of
+/// values.
+#[derive(Clone, Copy)]
+pub(super) struct Chained<O> {
+    own: O,
+    before: O,
+    is_first: bool,
+}
+
+impl<O> Chained<O> {
+    /// Returns octet `index` of the `octets` of a block, each of which `octet` returns.
+    #[inline(always)]
+    fn new(octets: usize, index: usize, octet: impl Fn(usize) -> O) -> Self {
+        let before = if index == 0 { octets - 1 } else { index - 1 };
+        Self { own: octet(index), before: octet(before), is_first: index == 0 }
+    }
+
+    /// Returns group `g` of the previous octet, aligned with the groups of this one; `group`
+    /// returns the groups of that octet.
+    #[inline(always)]
+    fn earlier<L: Lanes>(
+        &self,
+        lanes: L,
+        g: usize,
+        side: Side,
+        group: impl Fn(&O, usize) -> L::Ints,
+    ) -> L::Ints {
+        let same_place = group(&self.before, g);
+        match side {
+            _ if !self.is_first => same_place,
+            Side::K => lanes.next_code(same_place, group(&self.before, g & 4 | (g + 3) & 3)),
+            Side::V => lanes.next_lane(same_place),
+        }
+    }
+}
+
+/// turbo3t: turbo3, trellis-coded.
+pub(super) struct Turbo3T;
+
+impl Codes for Turbo3T {
+    type Octet<'a> = Chained<<Turbo3 as Codes>::Octet<'a>>;
+
+    const LOSS: f32 = DType::Turbo3T.squared_error() as f32;
+    const LOOKS_UP_64: bool = true;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
+        Chained::new(high / 128, index, |index| Turbo3::octet(planes, high, index))
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
+        // The first four groups of an octet have their bits below those of their predecessors, the
+        // other four above: the index of one group is already in position for the next one, and no
+        // shift is needed.
+        if g < 4 {
+            let one = octet.earlier(lanes, g + 4, side, |octet, g| bits::<L, true>(lanes, *octet, g));
+            let own = bits::<L, false>(lanes, octet.own, g);
+            return lanes.look_up_64(lanes.joined_3::<false>(own, one), &TURBO3T);
+        }
+        let one = bits::<L, false>(lanes, octet.own, g - 4);
+        lanes.look_up_64(lanes.joined_3::<true>(bits::<L, true>(lanes, octet.own, g), one), &LATE_TURBO3T)
+    }
+}
+
+/// Returns group `g` of an octet of turbo3t, in the bit position of its lookup.
+#[inline(always)]
+fn bits<L: Lanes, const LATE: bool>(
+    lanes: L,
+    (low, high): <Turbo3 as Codes>::Octet<'_>,
+    g: usize,
+) -> L::Ints {
+    lanes.bits_3::<LATE>(&low[g], &high[g])
+}
+
+/// turbo2t: turbo2, trellis-coded.
+pub(super) struct Turbo2T;
+
+impl Codes for Turbo2T {
+    type Octet<'a> = Chained<<Turbo2 as Codes>::Octet<'a>>;
+
+    const LOSS: f32 = DType::Turbo2T.squared_error() as f32;
+    const LOOKS_UP_64: bool = true;
+
+    #[inline(always)]
+    fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
+        Chained::new(planes.len() / 128, index, |index| Turbo2::octet(planes, high, index))
+    }
+
+    #[inline(always)]
+    fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
+        let earlier = |g| octet.earlier(lanes, g, side, |octet, g| lanes.codes_2(&octet[g]));
+        let one = if g < 4 { earlier(g + 4) } else { lanes.codes_2(&octet.own[g - 4]) };
+        let before = lanes.with_above::<2>(one, earlier(g));
+        lanes.look_up_64(lanes.with_above::<2>(lanes.codes_2(&octet.own[g]), before), &TURBO2T)
+    }
+}
+
+/// The coding of a KV tensor, for dispatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coding {
+    Whole,
+    Nibbles,
+    Turbo2,
+    Turbo3,
+    Turbo4,
+    Turbo2T,
+    Turbo3T,
+}
+
+impl Coding {
+    /// Returns the coding of a KV type; `None` for float types.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        let code = dtype.code()?;
+        Some(match (&code.levels, code.bits) {
+            (Levels::Steps { .. }, 8) => Self::Whole,
+            (Levels::Steps { .. }, 4) => Self::Nibbles,
+            (Levels::Book(_), 2) => Self::Turbo2,
+            (Levels::Book(_), 3) => Self::Turbo3,
+            (Levels::Book(_), 4) => Self::Turbo4,
+            (Levels::Trellis(_), 2) => Self::Turbo2T,
+            (Levels::Trellis(_), 3) => Self::Turbo3T,
+            (levels, bits) => unreachable!("codes of {bits} bits for {levels:?}"),
+        })
+    }
+}
+
+/// What the codes of a type decode to: value = (code - bias) · step · scale, within half a step for
+/// scalar codebooks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CodeMeaning {
+    pub(super) bias: i32,
+    pub(super) step: f32,
+    /// Byte planes of a query that is multiplied with such keys.
+    pub(super) query_planes: usize,
+    /// [`Codes::LOSS`]
+    pub(super) loss: f32,
+}
+
+impl CodeMeaning {
+    /// Returns the meaning of a coded type's codes; `None` for float types.
+    pub(super) fn of(dtype: DType) -> Option<Self> {
+        let code = dtype.code()?;
+        let (bias, step, loss) = match (&code.levels, code.bits) {
+            (Levels::Steps { zero }, _) => (i32::from(*zero), 1.0, Whole::LOSS),
+            (Levels::Book(_), 2) => (128, TURBO2.step, Turbo2::LOSS),
+            (Levels::Book(_), 3) => (128, TURBO3.step, Turbo3::LOSS),
+            (Levels::Book(_), _) => (128, TURBO4.step, Turbo4::LOSS),
+            (Levels::Trellis(_), 2) => (128, Trellis::CENTROID_STEP, Turbo2T::LOSS),
+            (Levels::Trellis(_), _) => (128, Trellis::CENTROID_STEP, Turbo3T::LOSS),
+        };
+        // q8_0 loses so little itself that its queries take two bytes.
+        let query_planes = if code.bits == 8 { 2 } else { 1 };
+        Some(Self { bias, step, query_planes, loss })
+    }
+}
+
+const TURBO2: ByteBook = ByteBook::of(&Codebook::GAUSS2);
+const TURBO3: ByteBook = ByteBook::of(&Codebook::GAUSS3);
+const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
+static TURBO2T: [u8; 64] = above_128(&Trellis::TURBO2T);
+static TURBO3T: [u8; 64] = above_128(&Trellis::TURBO3T);
+/// Indexed by the same six bits in the other order: the last three of the sequence above the three
+/// before them.
+static LATE_TURBO3T: [u8; 64] = {
+    let (mut late, mut i) = ([0; 64], 0);
+    while i < late.len() {
+        late[i % 8 * 8 + i / 8] = TURBO3T[i];
+        i += 1;
+    }
+    late
+};
+
+/// Returns levels as unsigned bytes; 128 represents 0.
+const fn above_128(trellis: &Trellis) -> [u8; 64] {
+    let (levels, mut bytes, mut i) = (trellis.levels(), [0; 64], 0);
+    while i < bytes.len() {
+        bytes[i] = levels[i] as u8 ^ 128;
+        i += 1;
+    }
+    bytes
+}
+
+/// Calls a generic function with the [`Codes`] of a coding.
+macro_rules! with_codes {
+    ($coding:expr, $C:ident => $body:expr) => {
+        match $coding {
+            Coding::Whole => {
+                type $C = $crate::ops::attend::codes::Whole;
+                $body
+            }
+            Coding::Nibbles => {
+                type $C = $crate::ops::attend::codes::Nibbles;
+                $body
+            }
+            Coding::Turbo2 => {
+                type $C = $crate::ops::attend::codes::Turbo2;
+                $body
+            }
+            Coding::Turbo3 => {
+                type $C = $crate::ops::attend::codes::Turbo3;
+                $body
+            }
+            Coding::Turbo4 => {
+                type $C = $crate::ops::attend::codes::Turbo4;
+                $body
+            }
+            Coding::Turbo2T => {
+                type $C = $crate::ops::attend::codes::Turbo2T;
+                $body
+            }
+            Coding::Turbo3T => {
+                type $C = $crate::ops::attend::codes::Turbo3T;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_codes;
+
+/// Expands one octet to whole bytes, for kernels that read it more than once.
+pub(super) struct Expand<'a> {
+    pub(super) coding: Coding,
+    /// Planes of the block, and nothing else.
+    pub(super) planes: &'a [u8],
+    /// Index of the octet within the block.
+    pub(super) octet: usize,
+    pub(super) side: Side,
+    /// Its first four groups and its last four.
+    pub(super) out: [&'a mut [[u8; 64]; 4]; 2],
+}
+
+impl Op for Expand<'_> {
+    type Output = ();
+
+    const LOOKS_UP_64: bool = true;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        with_codes!(self.coding, C => self.expand::<L, C>(lanes))
+    }
+}
+
+impl Expand<'_> {
+    #[inline(always)]
+    fn expand<L: Lanes, C: Codes>(self, lanes: L) {
+        let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
+        for (half, groups) in self.out.into_iter().enumerate() {
+            for (g, out) in groups.iter_mut().enumerate() {
+                lanes.store_codes(C::group(lanes, octet, 4 * half + g, self.side), out);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::isa::Isa;
+    use crate::simd::vec16::run_on;
+    use kvant_codec::random::Random;
+    use kvant_codec::tile::{SCALE_BYTES, TILE, TileLayout};
+
+    /// Random bytes are a valid tile: every coding must read them as the reference does.
+    #[test]
+    fn expanded_codes_are_those_of_the_tile() {
+        let mut random = Random::new(1);
+        for dtype in DType::KV {
+            let (Some(coding), Some(meaning)) = (Coding::of(dtype), CodeMeaning::of(dtype)) else { continue };
+            for side in [Side::K, Side::V] {
+                let layout = TileLayout::new(dtype, side, 224).unwrap();
+                let mut tile: Vec<u8> = (0..layout.bytes()).map(|_| random.bits() as u8).collect();
+                for block in layout.blocks() {
+                    tile[block.bytes][..SCALE_BYTES].as_chunks_mut().0.fill(half::f16::ONE.to_le_bytes());
+                }
+                for isa in Isa::available() {
+                    let codes = expand_all(isa, coding, layout, &tile);
+                    let Some(codes) = codes else { continue };
+                    for slot in 0..TILE {
+                        let mut row = vec![f32::NAN; layout.dim()];
+                        layout.get(&tile, slot, &mut row);
+                        for block in layout.blocks() {
+                            for dim in block.dims.clone() {
+                                let (g, j) = layout.place(slot, dim - block.dims.start);
+                                let code = codes[64 * (block.dims.start / 4 + g) + j];
+                                let got = (i32::from(code) - meaning.bias) as f32 * meaning.step;
+                                let is_book = matches!(dtype.code().unwrap().levels, Levels::Book(_));
+                                let want = row[dim];
+                                // Two roundings of a product.
+                                let bound = if is_book { 0.5001 * meaning.step } else { 2e-7 * want.abs() };
+                                assert!(
+                                    (got - want).abs() <= bound,
+                                    "{isa:?} {dtype} {slot} {dim}: {got} {want}"
+                                );
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn expand_all(isa: Isa, coding: Coding, layout: TileLayout, tile: &[u8]) -> Option<Vec<u8>> {
+        let mut codes = Vec::new();
+        for block in layout.blocks() {
+            for octet in 0..block.dims.len() / OCTET_DIMS {
+                let mut out = Expanded::ZERO;
+                let planes = &tile[block.bytes.clone()][SCALE_BYTES..];
+                let side = layout.side();
+                let expand = Expand { coding, planes, octet, side, out: out.halves() };
+                run_on(isa, expand)?;
+                codes.extend_from_slice(out.0.as_flattened());
+            }
+        }
+        Some(codes)
+    }
+}

@@ -1,0 +1,289 @@
+//! Bidirectional attention, in which each row sees all others: see
+//! [`kvant_backend::Backend::attend_all`].
+//!
+//! The keys of a head are laid out so that a vector holds one dim of sixteen rows, the values so
+//! that one holds sixteen dims of one row. A thread processes a few rows at a time: all their
+//! scores, which stay in its caches, the softmax, and then the values.
+
+use kvant_backend::Heads;
+
+use crate::host::disjoint::DisjointMut;
+use crate::host::pool::Pool;
+use crate::simd::isa::Isa;
+use crate::simd::vec16::{Lanes, Op, exp2, with_lanes};
+
+/// Rows that share the loads of keys and values: as many as leave registers for these.
+const ROWS: usize = 6;
+/// Rows of a work item.
+const PER_ITEM: usize = 4 * ROWS;
+const LANES: usize = 16;
+/// Padding of keys, and of the values of a row: as many as the widest kernel processes at once.
+const WIDEST: usize = 2 * LANES;
+
+/// Scratch memory, reused between calls.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// `[n_heads, blocks of 16 rows, dim, 16]`
+    keys: Vec<f32>,
+    /// `[n_heads, rows, dim]`, dim of whole vectors.
+    values: Vec<f32>,
+}
+
+/// Attends over `rows` rows of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have been
+/// checked.
+pub(crate) fn attend_bidirectional(
+    isa: Isa,
+    pool: &Pool,
+    scratch: &mut Scratch,
+    (rows, heads, scale): (usize, Heads, f32),
+    [q, k, v]: [&[f32]; 3],
+    out: &mut [f32],
+) {
+    let (dim, width) = (heads.dim, heads.n * heads.dim);
+    let (padded, wide) = (rows.next_multiple_of(WIDEST), dim.next_multiple_of(WIDEST));
+    arrange(pool, scratch, (rows, heads), [k, v]);
+    let Scratch { keys, values } = &*scratch;
+    let out = DisjointMut::new(out);
+    let items = rows.div_ceil(PER_ITEM);
+    pool.for_each(heads.n * items, &|item| {
+        let (head, first) = (item / items, item % items * PER_ITEM);
+        let mut scores = vec![0.0; ROWS * padded];
+        let mut of_rows = vec![0.0; ROWS * wide];
+        for first in (first..rows.min(first + PER_ITEM)).step_by(ROWS) {
+            let n = ROWS.min(rows - first);
+            let mut queries = vec![0.0; ROWS * dim];
+            for (row, query) in queries.chunks_exact_mut(dim).enumerate().take(n) {
+                let at = (first + row) * width + head * dim;
+                // The vector kernels have exp2, not exp.
+                let scale = scale * std::f32::consts::LOG2_E;
+                query.iter_mut().zip(&q[at..at + dim]).for_each(|(to, x)| *to = x * scale);
+            }
+            let few = RowGroup {
+                rows,
+                dim,
+                queries: &queries,
+                keys: &keys[head * padded * dim..][..padded * dim],
+                values: &values[head * rows * wide..][..rows * wide],
+                scores: &mut scores,
+                out: &mut of_rows,
+            };
+            with_lanes!(isa, lanes => lanes.run(few), _ => few.run_scalar());
+            for (row, result) in of_rows.chunks_exact(wide).enumerate().take(n) {
+                let at = (first + row) * width + head * dim;
+                // SAFETY: these values of these rows belong to one item of this job.
+                unsafe { out.part(at..at + dim) }.copy_from_slice(&result[..dim]);
+            }
+        }
+    });
+}
+
+/// Arranges keys and values for the kernels.
+fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k, v]: [&[f32]; 2]) {
+    let (dim, width) = (heads.dim, heads.n * heads.dim);
+    let (padded, wide) = (rows.next_multiple_of(WIDEST), dim.next_multiple_of(WIDEST));
+    for (memory, len) in [(&mut scratch.keys, padded * dim), (&mut scratch.values, rows * wide)] {
+        memory.clear();
+        memory.resize(heads.n * len, 0.0);
+    }
+    let (keys, values) = (DisjointMut::new(&mut scratch.keys), DisjointMut::new(&mut scratch.values));
+    pool.for_each(heads.n, &|head| {
+        // SAFETY: one call of this job writes the buffers of a head.
+        let (keys, values) = unsafe {
+            (
+                keys.part(head * padded * dim..(head + 1) * padded * dim),
+                values.part(head * rows * wide..(head + 1) * rows * wide),
+            )
+        };
+        for row in 0..rows {
+            let at = row * width + head * dim;
+            let block = &mut keys[row / LANES * LANES * dim..][..LANES * dim];
+            k[at..at + dim].iter().enumerate().for_each(|(i, x)| block[i * LANES + row % LANES] = *x);
+            values[row * wide..][..dim].copy_from_slice(&v[at..at + dim]);
+        }
+    });
+}
+
+/// A few rows of one head.
+struct RowGroup<'a> {
+    rows: usize,
+    dim: usize,
+    /// `[ROWS, dim]`, times the factor of the scores.
+    queries: &'a [f32],
+    /// In the layout of [`Scratch`].
+    keys: &'a [f32],
+    values: &'a [f32],
+    /// `[ROWS, rows]`, rows of whole vectors.
+    scores: &'a mut [f32],
+    /// `[ROWS, dim]`, dim of whole vectors.
+    out: &'a mut [f32],
+}
+
+impl Op for RowGroup<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        match L::WIDE {
+            2 => self.run_wide::<L, 2>(lanes),
+            _ => self.run_wide::<L, 1>(lanes),
+        }
+    }
+}
+
+/// Returns the sixteen values from value `at` on.
+#[inline(always)]
+fn sixteen(x: &[f32], at: usize) -> &[f32; LANES] {
+    x[at..].first_chunk().expect("sixteen of them")
+}
+
+#[inline(always)]
+fn sixteen_mut(x: &mut [f32], at: usize) -> &mut [f32; LANES] {
+    x[at..].first_chunk_mut().expect("sixteen of them")
+}
+
+impl RowGroup<'_> {
+    /// Runs with `W` vectors side by side.
+    #[inline(always)]
+    fn run_wide<L: Lanes, const W: usize>(&mut self, lanes: L) {
+        let (dim, padded) = (self.dim, self.scores.len() / ROWS);
+        for block in (0..padded / LANES).step_by(W) {
+            let keys = &self.keys[block * LANES * dim..][..W * LANES * dim];
+            let mut sums = [[lanes.splat(0.0); W]; ROWS];
+            for i in 0..dim {
+                let keys: [L::Floats; W] =
+                    std::array::from_fn(|w| lanes.load(sixteen(keys, (w * dim + i) * LANES)));
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let query = lanes.splat(self.queries[row * dim + i]);
+                    sums.iter_mut().zip(keys).for_each(|(sum, key)| *sum = lanes.mul_add(query, key, *sum));
+                }
+            }
+            for (row, sums) in sums.into_iter().enumerate() {
+                for (w, sum) in sums.into_iter().enumerate() {
+                    lanes.store(sum, sixteen_mut(self.scores, row * padded + (block + w) * LANES));
+                }
+            }
+        }
+        let mut parts = [0.0; ROWS];
+        for (scores, part) in self.scores.chunks_exact_mut(padded).zip(&mut parts) {
+            scores[self.rows..].fill(f32::NEG_INFINITY);
+            *part = 1.0 / weigh(lanes, scores);
+        }
+        let wide = self.out.len() / ROWS;
+        for group in (0..wide).step_by(W * LANES) {
+            let mut sums = [[lanes.splat(0.0); W]; ROWS];
+            for key in 0..self.rows {
+                let values: [L::Floats; W] =
+                    std::array::from_fn(|w| lanes.load(sixteen(self.values, key * wide + group + w * LANES)));
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let weight = lanes.splat(self.scores[row * padded + key]);
+                    sums.iter_mut().zip(values).for_each(|(sum, x)| *sum = lanes.mul_add(weight, x, *sum));
+                }
+            }
+            for (row, sums) in sums.into_iter().enumerate() {
+                for (w, sum) in sums.into_iter().enumerate() {
+                    let result = lanes.mul(sum, lanes.splat(parts[row]));
+                    lanes.store(result, sixteen_mut(self.out, row * wide + group + w * LANES));
+                }
+            }
+        }
+    }
+
+    /// Evaluates the equation.
+    fn run_scalar(self) {
+        let (dim, padded, wide) = (self.dim, self.scores.len() / ROWS, self.out.len() / ROWS);
+        for (row, scores) in self.scores.chunks_exact_mut(padded).enumerate() {
+            let query = &self.queries[row * dim..][..dim];
+            for (key, score) in scores.iter_mut().enumerate().take(self.rows) {
+                let block = &self.keys[key / LANES * LANES * dim..][..LANES * dim];
+                *score = query.iter().enumerate().map(|(i, q)| q * block[i * LANES + key % LANES]).sum();
+            }
+            let scores = &mut scores[..self.rows];
+            let max = scores.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
+            scores.iter_mut().for_each(|x| *x = (*x - max).exp2());
+            let sum: f32 = scores.iter().sum();
+            let out = &mut self.out[row * wide..][..dim];
+            out.fill(0.0);
+            for (weight, values) in scores.iter().zip(self.values.chunks_exact(wide)) {
+                out.iter_mut().zip(values).for_each(|(out, x)| *out += weight / sum * x);
+            }
+        }
+    }
+}
+
+/// Replaces all by `2^(x - max)`, and returns their sum.
+#[inline(always)]
+fn weigh<L: Lanes>(lanes: L, scores: &mut [f32]) -> f32 {
+    let mut max = lanes.splat(f32::NEG_INFINITY);
+    for at in (0..scores.len()).step_by(LANES) {
+        max = lanes.max(max, lanes.load(sixteen(scores, at)));
+    }
+    let max = lanes.splat(lanes.largest(max));
+    let mut sum = lanes.splat(0.0);
+    for at in (0..scores.len()).step_by(LANES) {
+        let scores = sixteen_mut(scores, at);
+        let weights = exp2(lanes, lanes.sub(lanes.load(scores), max));
+        sum = lanes.add(sum, weights);
+        lanes.store(weights, scores);
+    }
+    lanes.sum(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::random::Random;
+
+    use super::*;
+
+    /// Evaluates the equation in f64, value by value.
+    fn reference((rows, heads, scale): (usize, Heads, f32), [q, k, v]: [&[f32]; 3]) -> Vec<f64> {
+        let width = heads.n * heads.dim;
+        let mut out = vec![0.0; rows * width];
+        for (row, head) in (0..rows).flat_map(|row| (0..heads.n).map(move |head| (row, head))) {
+            let at = |row: usize| row * width + head * heads.dim;
+            let dot = |key: usize| -> f64 {
+                let pairs = q[at(row)..][..heads.dim].iter().zip(&k[at(key)..][..heads.dim]);
+                pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * f64::from(scale)
+            };
+            let scores: Vec<f64> = (0..rows).map(dot).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = weights.iter().sum();
+            for i in 0..heads.dim {
+                let values = weights.iter().enumerate().map(|(key, w)| w / sum * f64::from(v[at(key) + i]));
+                out[at(row) + i] = values.sum();
+            }
+        }
+        out
+    }
+
+    /// Sums of up to 100 products of numbers of order 1 in f32, and their exponentials: a few units
+    /// of 1e-6.
+    #[test]
+    fn every_set_agrees_with_the_equation() {
+        let mut random = Random::new(3);
+        for (rows, n, dim) in [(1, 1, 1), (5, 2, 16), (17, 3, 20), (33, 1, 64), (64, 2, 72), (100, 1, 33)] {
+            let shape = (rows, Heads { n, dim }, 1.0 / (dim as f32).sqrt());
+            let mut values = || {
+                let mut values = vec![0.0; rows * n * dim];
+                random.fill_gaussian(&mut values, 2.0);
+                values
+            };
+            let (q, k, v) = (values(), values(), values());
+            let want = reference(shape, [&q, &k, &v]);
+            for isa in Isa::available() {
+                let run = |n_threads| {
+                    let mut out = vec![f32::NAN; q.len()];
+                    let pool = Pool::new(n_threads).unwrap();
+                    attend_bidirectional(isa, &pool, &mut Scratch::default(), shape, [&q, &k, &v], &mut out);
+                    out
+                };
+                let got = run(1);
+                assert_eq!(got, run(3), "{isa:?}");
+                for (got, want) in got.iter().zip(&want) {
+                    let off = (f64::from(*got) - want).abs();
+                    assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {want}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; scaling of all values.
+
+use kvant_backend::{Activation, Gate};
+
+use crate::host::disjoint::DisjointMut;
+use crate::host::pool::Pool;
+use crate::ops::exp::exp;
+use crate::ops::matmul::gate as activate;
+use crate::simd::isa::Isa;
+use crate::simd::vec16::{Lanes, Op, with_lanes};
+
+/// Multiplies each row of `y` `[rows, cols]` by the sigmoid of its value of `gates` `[rows]`, or
+/// more.
+pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) {
+    let rows = y.len().checked_div(cols).unwrap_or(0);
+    let y = DisjointMut::new(y);
+    pool.for_each(rows, &|row| {
+        let divisor = 1.0 + exp(-gates[row]);
+        // SAFETY: one call of this job writes each row.
+        let y = unsafe { y.part(row * cols..(row + 1) * cols) };
+        y.iter_mut().for_each(|y| *y /= divisor);
+    });
+}
+
+/// Values of a work item.
+const PIECE: usize = 1024;
+
+/// Multiplies each value of `y` by `gate` of the corresponding value of `gates`.
+pub(crate) fn gate(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
+    let len = y.len();
+    let y = DisjointMut::new(y);
+    pool.for_each(len.div_ceil(PIECE), &|piece| {
+        let piece = piece * PIECE..len.min((piece + 1) * PIECE);
+        // SAFETY: one call of this job writes each chunk.
+        let (y, gates) = (unsafe { y.part(piece.clone()) }, &gates[piece]);
+        let op = Multiply { gate, y, gates };
+        with_lanes!(isa, lanes => lanes.run(op), _ => op.multiply());
+    });
+}
+
+struct Multiply<'a> {
+    gate: Gate,
+    y: &'a mut [f32],
+    gates: &'a [f32],
+}
+
+impl Multiply<'_> {
+    #[inline(always)]
+    fn multiply(self) {
+        let Self { gate, y, gates } = self;
+        let activation = match gate {
+            Gate::Sigmoid => return y.iter_mut().zip(gates).for_each(|(y, g)| *y /= 1.0 + exp(-g)),
+            Gate::Plain => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= g),
+            Gate::Silu => Activation::Silu,
+            Gate::Gelu => Activation::Gelu,
+            Gate::Relu => Activation::Relu,
+        };
+        activate(activation, gates, y);
+    }
+}
+
+impl Op for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        // Plain loops, compiled for the kernel set.
+        self.multiply();
+    }
+}
+
+/// Multiplies each value of `x` by `by`.
+pub(crate) fn scale(pool: &Pool, x: &mut [f32], by: f32) {
+    let len = x.len();
+    let x = DisjointMut::new(x);
+    pool.for_each(len.div_ceil(PIECE), &|piece| {
+        let piece = piece * PIECE..len.min((piece + 1) * PIECE);
+        // SAFETY: one call of this job writes each chunk.
+        unsafe { x.part(piece) }.iter_mut().for_each(|x| *x *= by);
+    });
+}

@@ -1,0 +1,82 @@
+//! Products of activations with weight matrices: `y = W norm(x) + bias`, several matrices on one
+//! input.
+//!
+//! | rows | weights | path |
+//! |---|---|---|
+//! | any | as in the file | [`rows`]: the reference, which the scalar kernel set runs |
+//! | 1 to 8 | panels | [`gemv`]: GEMV, every panel is read once and multiplied with all rows |
+//! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
+//!
+//! For coded weights, a matrix unit ([`crate::simd::matrix_unit`]) or 2x2 matrix instructions
+//! ([`crate::simd::vec128`]) may compute GEMMs, with the same bits.
+//!
+//! Experts ([`experts`]) take the same paths, each with the rows routed to it.
+//!
+//! With [`PrefillPrecision::Bf16`](prefill_precision::PrefillPrecision::Bf16), a matrix unit
+//! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions
+//! do so for f16 and bf16 weights.
+//!
+//! Floors, each of which imports from those before it: operands ([`matrix`], [`panel`],
+//! [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them, [`kernel_set`], the
+//! loops [`gemm`] and [`gemv`], and [`dispatch`] with [`experts`].
+//!
+//! Coded panels are multiplied with activations in 8 bits ([`quantize`]), rotated if the weights
+//! are; float panels and file rows with activations in f32.
+
+mod bf16;
+mod dispatch;
+mod experts;
+mod floats;
+mod forms;
+mod gate;
+mod gemm;
+mod gemv;
+mod kernel_set;
+mod kernels;
+mod matrix;
+mod outputs;
+mod panel;
+mod partition;
+pub(crate) mod prefill_precision;
+mod product;
+mod quantize;
+mod rows;
+mod scratch;
+pub(crate) mod tuning;
+
+use kvant_codec::DType;
+
+use crate::simd::isa::Isa;
+use crate::simd::matmul::format::is_float;
+use matrix::uses_panels;
+
+pub(crate) use dispatch::{gated_ffn, project};
+pub use experts::CpuExperts;
+pub(crate) use experts::{Biased, Choice, ExpertFfn, moe_ffn, project_each};
+pub(crate) use gate::gate;
+pub use matrix::CpuMatrix;
+pub(crate) use product::{Operand, Product, Scatter};
+pub(crate) use scratch::Scratch;
+
+/// Returns the names of the kernels that multiply weights of `dtype`: for one to eight rows, and
+/// for more.
+pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
+    if uses_panels(isa) {
+        let set = match isa.of_products() {
+            Isa::Amx(_) if !is_float(dtype) => {
+                return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx");
+            }
+            Isa::I8mm(_) if !is_float(dtype) => {
+                return format!("gemv-{dtype}-neon, gemm-{dtype}-i8mm");
+            }
+            Isa::Amx(_) => "avx512",
+            Isa::I8mm(_) => "neon",
+            Isa::Avx512(_) if !is_float(dtype) => "avx512vnni",
+            Isa::AvxVnni(_) if is_float(dtype) => "avx2",
+            isa => isa.name(),
+        };
+        format!("gemv-{dtype}-{set}, gemm-{dtype}-{set}")
+    } else {
+        format!("rows-{dtype}-scalar")
+    }
+}

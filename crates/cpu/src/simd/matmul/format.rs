@@ -1,0 +1,284 @@
+//! Weight formats as types, so that kernels are compiled for each: their fields, the factors that a
+//! kernel multiplies, and the layout of their panels.
+
+use kvant_codec::codebook::SIGMA_128;
+use kvant_codec::fields::FieldSpec;
+use kvant_codec::fp4::ByteFloat;
+use kvant_codec::{ByteBook, DType, LevelTable};
+
+/// Weight rows of a panel.
+pub(crate) const PANEL: usize = 16;
+/// Columns whose codes are stored together.
+pub(crate) const BLOCK: usize = 32;
+/// Groups of four columns in a block.
+pub(crate) const GROUPS: usize = 8;
+/// Columns that are whole lines of every float type.
+pub(crate) const QUAD: usize = 4;
+
+/// A coded weight format, as a type, so that kernels are compiled for each.
+pub(crate) trait WeightFormat {
+    const DTYPE: DType;
+    const SPEC: FieldSpec = FieldSpec::of(Self::DTYPE).expect("a coded weight format");
+    const LAYOUT: Layout = Layout::of(Self::SPEC);
+    /// Lookup table of the factors, for codes that are indices.
+    const TABLE: Option<Factors> = Factors::of(Self::SPEC);
+    /// Bits of a factor, and the factor that represents zero.
+    const FACTOR_BITS: usize = match Self::TABLE {
+        Some(table) => table.bits,
+        None => Self::SPEC.bits,
+    };
+    const FACTOR_ZERO: u8 = match Self::TABLE {
+        Some(table) => 1 << (table.bits - 1),
+        None => Self::SPEC.zero,
+    };
+    /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a
+    /// power of two times a scale is exact.
+    const HAS_SHORT_SCALES: bool =
+        Self::SPEC.book.is_none() && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
+    /// Factor on stored scales.
+    const SCALE_FACTOR: f32 = match Self::TABLE {
+        Some(table) => table.unit,
+        None => 1.0,
+    };
+}
+
+/// Value of the bits of an E4M3 read as an f16, whose exponent is biased by 15 and not by 7: so
+/// small ones are read without arithmetic on subnormal f32, which takes a hundred cycles each.
+pub(crate) const E4M3_UNIT: f32 = 1.0 / 256.0;
+
+/// Factors that replace codes that are indices.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Factors {
+    /// Unsigned; half of the range of their bits represents 0.
+    pub bytes: [u8; 16],
+    /// Bits of a byte.
+    bits: usize,
+    /// Value of 1, in units of the stored scale.
+    unit: f32,
+}
+
+impl Factors {
+    const fn of(spec: FieldSpec) -> Option<Self> {
+        match (spec.book, spec.table) {
+            (Some(book), _) => {
+                let book = ByteBook::of(&book);
+                // A byte of a codebook counts its steps, in units of the levels.
+                Some(Self { bytes: book.bytes, bits: 8, unit: book.step / SIGMA_128 as f32 })
+            }
+            (None, Some(table)) => {
+                let stored = match spec.float {
+                    Some(ByteFloat::E4M3) => E4M3_UNIT,
+                    None | Some(ByteFloat::E8M0) => 1.0,
+                };
+                Some(Self::of_table(table, table.unit() / stored))
+            }
+            (None, None) => None,
+        }
+    }
+
+    /// Uses as few bits as hold the levels: products of fewer bits are cheaper.
+    const fn of_table(table: LevelTable, unit: f32) -> Self {
+        let bits = (u8::BITS - table.largest().leading_zeros() + 1) as usize;
+        let (mut bytes, mut i) = ([0; 16], 0);
+        while i < 16 {
+            bytes[i] = ((1 << (bits - 1)) as u8).wrapping_add_signed(table.levels()[i]);
+            i += 1;
+        }
+        Self { bytes, bits, unit }
+    }
+}
+
+macro_rules! formats {
+    ($($name:ident),*) => {$(
+        pub(crate) struct $name;
+        impl WeightFormat for $name {
+            const DTYPE: DType = DType::$name;
+        }
+    )*};
+}
+formats!(
+    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, IQ1, IQ2, IQ3, IQ3X,
+    TQ3_1S, TQ4_1S
+);
+
+/// A float weight format, as a type.
+pub(crate) trait Values {
+    const DTYPE: DType;
+    /// Columns in a line.
+    const PER_LINE: usize = 64 / (PANEL * Self::DTYPE.block_bytes());
+}
+
+macro_rules! values {
+    ($($name:ident),*) => {$(
+        pub(crate) struct $name;
+        impl Values for $name {
+            const DTYPE: DType = DType::$name;
+        }
+    )*};
+}
+values!(F32, F16, BF16);
+
+/// Calls a generic function with the [`Values`] of a dtype.
+macro_rules! with_values {
+    ($dtype:expr, $V:ident => $body:expr) => {{
+        use $crate::simd::matmul::format as formats;
+        match $dtype {
+            DType::F32 => {
+                type $V = formats::F32;
+                $body
+            }
+            DType::F16 => {
+                type $V = formats::F16;
+                $body
+            }
+            DType::BF16 => {
+                type $V = formats::BF16;
+                $body
+            }
+            dtype => unreachable!("{dtype} has no float panels"),
+        }
+    }};
+}
+pub(crate) use with_values;
+
+/// Calls a generic function with the [`WeightFormat`] of a dtype.
+macro_rules! with_format {
+    ($dtype:expr, $F:ident => $body:expr) => {{
+        use $crate::simd::matmul::format as formats;
+        match $dtype {
+            DType::Q8_0 => {
+                type $F = formats::Q8_0;
+                $body
+            }
+            DType::Q4_0 => {
+                type $F = formats::Q4_0;
+                $body
+            }
+            DType::Q4_1 => {
+                type $F = formats::Q4_1;
+                $body
+            }
+            DType::Q5_0 => {
+                type $F = formats::Q5_0;
+                $body
+            }
+            DType::Q5_1 => {
+                type $F = formats::Q5_1;
+                $body
+            }
+            DType::Q2K => {
+                type $F = formats::Q2K;
+                $body
+            }
+            DType::Q3K => {
+                type $F = formats::Q3K;
+                $body
+            }
+            DType::Q4K => {
+                type $F = formats::Q4K;
+                $body
+            }
+            DType::Q5K => {
+                type $F = formats::Q5K;
+                $body
+            }
+            DType::Q6K => {
+                type $F = formats::Q6K;
+                $body
+            }
+            DType::IQ4NL => {
+                type $F = formats::IQ4NL;
+                $body
+            }
+            DType::IQ4XS => {
+                type $F = formats::IQ4XS;
+                $body
+            }
+            DType::MXFP4 => {
+                type $F = formats::MXFP4;
+                $body
+            }
+            DType::NVFP4 => {
+                type $F = formats::NVFP4;
+                $body
+            }
+            DType::IQ1 => {
+                type $F = formats::IQ1;
+                $body
+            }
+            DType::IQ2 => {
+                type $F = formats::IQ2;
+                $body
+            }
+            DType::IQ3 => {
+                type $F = formats::IQ3;
+                $body
+            }
+            DType::IQ3X => {
+                type $F = formats::IQ3X;
+                $body
+            }
+            DType::TQ3_1S => {
+                type $F = formats::TQ3_1S;
+                $body
+            }
+            DType::TQ4_1S => {
+                type $F = formats::TQ4_1S;
+                $body
+            }
+            dtype => unreachable!("{dtype} has no coded panels"),
+        }
+    }};
+}
+pub(crate) use with_format;
+
+/// Sizes of a coded layout, in lines and columns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Columns of a unit.
+    pub unit: usize,
+    /// Lines of a unit's header.
+    pub header: usize,
+    /// Lines of 32 columns of codes.
+    pub block: usize,
+}
+
+impl Layout {
+    pub const fn of(spec: FieldSpec) -> Self {
+        let (unit, header) = match (spec.len, spec.bits) {
+            // Byte scales fill a line.
+            _ if spec.float.is_some() => (4 * spec.sub_len, 1),
+            (256, 4) if !spec.has_min => (256, 3),
+            (32, _) => (64, if spec.has_min || spec.book.is_some() { 2 } else { 1 }),
+            (_, 2 | 6) => (256, 5),
+            _ => (256, 4),
+        };
+        Self { unit, header, block: spec.bits }
+    }
+
+    /// Returns the lines of a unit of `n` columns (the last unit of a row may be half a unit).
+    pub const fn unit_lines(&self, n: usize) -> usize {
+        self.header + n / BLOCK * self.block
+    }
+
+    /// Returns the lines of a panel of rows of `n_in` weights.
+    pub fn panel_lines(&self, n_in: usize) -> usize {
+        let rest = n_in % self.unit;
+        n_in / self.unit * self.unit_lines(self.unit) + if rest > 0 { self.unit_lines(rest) } else { 0 }
+    }
+}
+
+/// Returns whether weights of this type are rotated, and require rotated activations.
+pub(crate) fn is_rotated(dtype: DType) -> bool {
+    FieldSpec::book_of(dtype).is_some()
+}
+
+/// Returns whether weights of this type may be multiplied in bf16, coded ones if `of_codes`. f32
+/// weights are excluded: they are few, and their precision is deliberate.
+pub(crate) fn has_halves(dtype: DType, of_codes: bool) -> bool {
+    dtype != DType::F32 && (of_codes || is_float(dtype))
+}
+
+pub(crate) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
