@@ -144,11 +144,9 @@ mod model;
 mod plan_file;
 mod profile;
 mod prompt;
-pub mod quantize;
 mod rerank;
 mod runtime;
 mod session;
-pub mod synthetic;
 pub mod tuning;
 mod vision;
 
