@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{KvBatchEntry, Result, check_append};
+use kvant_backend::KvBatchEntry;
 
 use crate::channel_scales::{Affine, HeadScales};
 use crate::vec16::with_lanes;
@@ -51,10 +51,6 @@ pub(crate) struct Scratch {
 }
 
 /// See [`kvant_backend::Backend::kv_append`].
-///
-/// # Errors
-/// [`kvant_backend::BackendError::Shape`] when a buffer or the step tiles are too short, or K and V
-/// differ in their number of heads.
 pub(crate) fn kv_append(
     isa: Isa,
     pool: &Pool,
@@ -62,12 +58,7 @@ pub(crate) fn kv_append(
     parts: &mut [KvBatchEntry<'_, CpuPage>],
     [k, v]: [&[f32]; 2],
     step_tiles: Option<&mut CpuPage>,
-) -> Result<()> {
-    check_append(
-        parts,
-        [k.len(), v.len()],
-        step_tiles.as_ref().map_or(0, |step_tiles| step_tiles.as_bytes().len()),
-    )?;
+) {
     scratch.targets.fill(parts, step_tiles);
     let (targets, parts) = (&scratch.targets, &*parts);
     // All sequences have the heads of the model; they differ in tests alone.
@@ -90,5 +81,4 @@ pub(crate) fn kv_append(
             _ => scalar::append(stream, rows, target, source)
         );
     });
-    Ok(())
 }
