@@ -6,30 +6,31 @@
 //! documented otherwise.
 
 use crate::device::{
-    Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
+    Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
 };
-use crate::{BackendError, Columns, ExpertGroups, Heads, KvBatchEntry, Norm, Rope, RopeParams};
+use crate::kv::{batch_rows, check_append};
+use crate::{Backend, BackendError, Columns, ExpertGroups, Heads, KvBatchEntry, Norm, Rope, RopeParams};
 
 /// Checks [`Backend::write`].
-pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
+pub(crate) fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
     BackendError::check_at_least("write", "length of the buffer", src.len(), dst.n_values())
 }
 
 /// Checks [`Backend::copy`].
-pub fn check_copy<B: Buffer>(src: &B, from: usize, dst: &B, to: usize, len: usize) -> Result<()> {
+pub(crate) fn check_copy<B: Buffer>(src: &B, from: usize, dst: &B, to: usize, len: usize) -> Result<()> {
     const OP: &str = "copy";
     BackendError::check_at_least(OP, "length of the source", from.saturating_add(len), src.n_values())?;
     BackendError::check_at_least(OP, "length of the destination", to.saturating_add(len), dst.n_values())
 }
 
 /// Checks [`Backend::read`].
-pub fn check_read(src: &impl Buffer, offset: usize, dst: &[f32]) -> Result<()> {
+pub(crate) fn check_read(src: &impl Buffer, offset: usize, dst: &[f32]) -> Result<()> {
     let end = offset.saturating_add(dst.len());
     BackendError::check_at_least("read", "length of the buffer", end, src.n_values())
 }
 
 /// Checks [`Backend::top_k`].
-pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Result<()> {
+pub(crate) fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Result<()> {
     let end = offset.saturating_add(n_vocab);
     BackendError::check_at_least("top_k", "length of the buffer", end, logits.n_values())
 }
@@ -39,7 +40,7 @@ pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Resul
 /// # Errors
 /// [`BackendError::Unsupported`] for a type that only caches support and for rows that are not
 /// whole blocks.
-pub fn check_matrix(source: &WeightSource) -> Result<()> {
+pub(crate) fn check_matrix(source: &WeightSource) -> Result<()> {
     const OP: &str = "matrix";
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
     let unsupported = |wanted, has| BackendError::Unsupported { op: OP, requested: wanted, has };
@@ -54,18 +55,16 @@ pub fn check_matrix(source: &WeightSource) -> Result<()> {
     BackendError::check_equal(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
 }
 
-/// Checks [`Backend::upload_experts`], including [`check_matrix`] of all rows together. Returns the
-/// rows per expert.
-pub fn check_experts(source: &WeightSource, n_experts: usize) -> Result<usize> {
+/// Checks [`Backend::upload_experts`], including [`check_matrix`] of all rows together.
+pub(crate) fn check_experts(source: &WeightSource, n_experts: usize) -> Result<()> {
     const OP: &str = "experts";
     check_matrix(source)?;
     BackendError::check_at_least(OP, "experts", 1, n_experts)?;
-    BackendError::check_equal(OP, "rows beyond whole experts", 0, source.n_out % n_experts)?;
-    Ok(source.n_out / n_experts)
+    BackendError::check_equal(OP, "rows beyond whole experts", 0, source.n_out % n_experts)
 }
 
 /// Checks [`Backend::embed`].
-pub fn check_embed(table: &impl Matrix, tokens: &[u32], out: &impl Buffer) -> Result<()> {
+pub(crate) fn check_embed(table: &impl Matrix, tokens: &[u32], out: &impl Buffer) -> Result<()> {
     const OP: &str = "embed";
     let len = tokens.len().saturating_mul(table.n_in());
     BackendError::check_at_least(OP, "length of the output", len, out.n_values())?;
@@ -74,7 +73,7 @@ pub fn check_embed(table: &impl Matrix, tokens: &[u32], out: &impl Buffer) -> Re
 }
 
 /// Checks [`Backend::project`].
-pub fn check_project<B: Backend>(input: &Input<'_, B>, outputs: &[Output<'_, B>]) -> Result<()> {
+pub(crate) fn check_project<B: Backend>(input: &Input<'_, B>, outputs: &[Output<'_, B>]) -> Result<()> {
     const OP: &str = "project";
     let Some(first) = outputs.first() else { return Ok(()) };
     let n_in = first.w.n_in();
@@ -90,7 +89,7 @@ pub fn check_project<B: Backend>(input: &Input<'_, B>, outputs: &[Output<'_, B>]
 }
 
 /// Checks [`Backend::gated_ffn`].
-pub fn check_gated_ffn<B: Backend>(
+pub(crate) fn check_gated_ffn<B: Backend>(
     input: &Input<'_, B>,
     gate: &B::Matrix,
     up: &B::Matrix,
@@ -104,7 +103,7 @@ pub fn check_gated_ffn<B: Backend>(
 }
 
 /// Checks [`Backend::moe_ffn`].
-pub fn check_expert_ffn<B: Backend>(
+pub(crate) fn check_expert_ffn<B: Backend>(
     x: &B::Buffer,
     rows: usize,
     norm: Option<Norm<'_, B::Buffer>>,
@@ -149,7 +148,7 @@ pub fn check_expert_ffn<B: Backend>(
 }
 
 /// Checks [`Backend::project_per_expert`].
-pub fn check_project_each<E: Experts, B: Buffer>(x: &B, rows: usize, w: &E, y: &B) -> Result<()> {
+pub(crate) fn check_project_each<E: Experts, B: Buffer>(x: &B, rows: usize, w: &E, y: &B) -> Result<()> {
     const OP: &str = "project_each";
     let n = rows.saturating_mul(w.n_experts());
     let (n_in, n_out) = (n.saturating_mul(w.n_in()), n.saturating_mul(w.n_out()));
@@ -158,7 +157,12 @@ pub fn check_project_each<E: Experts, B: Buffer>(x: &B, rows: usize, w: &E, y: &
 }
 
 /// Checks [`Backend::copy_columns`].
-pub fn check_copy_columns<B: Buffer>(src: &B, [rows, n]: [usize; 2], dst: &B, to: Columns) -> Result<()> {
+pub(crate) fn check_copy_columns<B: Buffer>(
+    src: &B,
+    [rows, n]: [usize; 2],
+    dst: &B,
+    to: Columns,
+) -> Result<()> {
     const OP: &str = "copy_columns";
     let Columns { width, first } = to;
     BackendError::check_at_least(OP, "columns of the destination", first.saturating_add(n), width)?;
@@ -167,14 +171,14 @@ pub fn check_copy_columns<B: Buffer>(src: &B, [rows, n]: [usize; 2], dst: &B, to
 }
 
 /// Checks [`Backend::gate_rows`].
-pub fn check_gate_rows<B: Buffer>(y: &B, rows: usize, cols: usize, gates: &B) -> Result<()> {
+pub(crate) fn check_gate_rows<B: Buffer>(y: &B, rows: usize, cols: usize, gates: &B) -> Result<()> {
     const OP: &str = "gate_rows";
     BackendError::check_at_least(OP, "length of the rows", rows.saturating_mul(cols), y.n_values())?;
     BackendError::check_at_least(OP, "gates", rows, gates.n_values())
 }
 
 /// Checks [`Backend::add_normed`].
-pub fn check_add_normed<B: Buffer>(x: &B, y: &B, rows: usize, norm: &Norm<'_, B>) -> Result<()> {
+pub(crate) fn check_add_normed<B: Buffer>(x: &B, y: &B, rows: usize, norm: &Norm<'_, B>) -> Result<()> {
     const OP: &str = "add_normed";
     let len = rows.saturating_mul(norm.weight.n_values());
     BackendError::check_at_least(OP, "length of the sum", len, x.n_values())?;
@@ -182,7 +186,7 @@ pub fn check_add_normed<B: Buffer>(x: &B, y: &B, rows: usize, norm: &Norm<'_, B>
 }
 
 /// Checks [`Backend::layer_norm`].
-pub fn check_layer_norm<B: Buffer>(x: &B, rows: usize, norm: &Norm<'_, B>, y: &B) -> Result<()> {
+pub(crate) fn check_layer_norm<B: Buffer>(x: &B, rows: usize, norm: &Norm<'_, B>, y: &B) -> Result<()> {
     const OP: &str = "layer_norm";
     let len = rows.saturating_mul(norm.weight.n_values());
     BackendError::check_at_least(OP, "length of the rows", len, x.n_values())?;
@@ -190,27 +194,33 @@ pub fn check_layer_norm<B: Buffer>(x: &B, rows: usize, norm: &Norm<'_, B>, y: &B
 }
 
 /// Checks [`Backend::soft_cap`].
-pub fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
+pub(crate) fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
 }
 
 /// Checks [`Backend::attend_bidirectional`].
-pub fn check_attend_all(rows: usize, heads: Heads, buffers: [&impl Buffer; 4]) -> Result<()> {
+pub(crate) fn check_attend_all<B: Buffer>(
+    windows: &[usize],
+    heads: Heads,
+    [q, k, v]: [&B; 3],
+    out: &B,
+) -> Result<()> {
     const OP: &str = "attend_all";
     BackendError::check_at_least(OP, "values of a head", 1, heads.dim)?;
+    let rows: usize = windows.iter().sum();
     let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
-    buffers
+    [q, k, v, out]
         .iter()
         .try_for_each(|of| BackendError::check_at_least(OP, "length of the buffer", len, of.n_values()))
 }
 
 /// Checks [`Backend::scale`].
-pub fn check_scale(x: &impl Buffer, len: usize) -> Result<()> {
+pub(crate) fn check_scale(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("scale", "length of the buffer", len, x.n_values())
 }
 
 /// Checks [`Backend::rope`].
-pub fn check_rope<B: Buffer>(
+pub(crate) fn check_rope<B: Buffer>(
     x: &B,
     rows: usize,
     heads: Heads,
@@ -231,26 +241,28 @@ pub fn check_rope<B: Buffer>(
     }
 }
 
-/// Checks the RoPE of [`Backend::rope_append`], for devices that apply it while appending;
-/// [`check_append`](crate::check_append) checks the append. Returns the number of rows.
-pub fn check_rope_append<P: Page, B: Buffer>(
+/// Checks [`Backend::rope_append`], as its unfused equivalent.
+pub(crate) fn check_rope_append<P: Page, B: Buffer>(
     parts: &[KvBatchEntry<'_, P>],
     rope: &Rope<'_, B>,
-    q: &B,
-    k: &B,
-) -> Result<usize> {
-    const OP: &str = "rope_append";
+    [q, k, v]: [&B; 3],
+    step_tiles: Option<&P>,
+) -> Result<()> {
     let &Rope { params, angles, q_heads, k_heads, q_norm, k_norm } = rope;
-    BackendError::check_equal(OP, "size of a key head", q_heads.dim, k_heads.dim)?;
-    for part in parts {
-        BackendError::check_equal(OP, "key heads", part.layer.k.len(), k_heads.n)?;
-    }
-    let rows = parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0);
+    let rows = batch_rows(parts);
     check_rope(q, rows, q_heads, q_norm, params, angles)?;
     check_rope(k, rows, k_heads, k_norm, params, angles)?;
-    check_norm(OP, q_norm, q_heads.dim)?;
-    check_norm(OP, k_norm, k_heads.dim)?;
-    Ok(rows)
+    check_append(parts, [k, v], step_tiles)
+}
+
+/// Checks [`Backend::find_non_finite_row`].
+pub(crate) fn check_broken_row(x: &impl Buffer, rows: usize, cols: usize) -> Result<()> {
+    BackendError::check_at_least(
+        "broken_row",
+        "length of the buffer",
+        rows.saturating_mul(cols),
+        x.n_values(),
+    )
 }
 
 /// Checks the rows of `n_in` activations, and the norm before the product.

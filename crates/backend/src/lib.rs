@@ -15,34 +15,27 @@ mod device;
 mod error;
 mod kv;
 pub mod limits;
+mod ops;
 mod params;
 mod recurrent;
 mod table;
 
 pub use bytes::SharedBytes;
-pub use check::{
-    check_add_normed, check_attend_all, check_copy, check_copy_columns, check_embed, check_expert_ffn,
-    check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix, check_project,
-    check_project_each, check_read, check_rope, check_rope_append, check_scale, check_soft_cap, check_top_k,
-    check_write,
-};
 pub use device::{
-    Backend, Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
-    PageTable, Result, Router, WeightSource,
+    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page, PageTable, Result,
+    Router, WeightSource,
 };
 pub use error::BackendError;
 pub use kv::{
-    ChannelScaleLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec,
-    PREFIX_ALIGNMENT, PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
-    TileLocation, TileRef, TileRows, TileWrite, TokenSpan, Writes, check_append, check_attend,
+    ChannelScaleLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec, PREFIX_ALIGNMENT,
+    PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TileRef,
+    TileRows, TileWrite, TokenSpan, Writes, batch_rows,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
+pub use ops::{Backend, Kernels};
 pub use params::{
     Activation, AttendParams, Columns, ExpertGroups, Heads, Norm, Pairing, Rope, RopeParams, RouterScores,
     Routing,
 };
-pub use recurrent::{
-    ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule, check_gate, check_recur,
-    check_short_conv,
-};
+pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};
 pub use table::decode_embedding_rows;

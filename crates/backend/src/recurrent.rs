@@ -162,7 +162,7 @@ pub enum Gate {
 ///
 /// # Errors
 /// [`BackendError::Shape`] that names the operand at fault.
-pub fn check_short_conv<P: Page, B: Buffer>(
+pub(crate) fn check_short_conv<P: Page, B: Buffer>(
     parts: &[StateBatchEntry<'_, P>],
     conv: ShortConv,
     [x, kernel, y]: [&B; 3],
@@ -185,7 +185,7 @@ pub fn check_short_conv<P: Page, B: Buffer>(
 ///
 /// # Errors
 /// As [`check_short_conv`].
-pub fn check_recur<P: Page, B: Buffer>(
+pub(crate) fn check_recur<P: Page, B: Buffer>(
     parts: &[StateBatchEntry<'_, P>],
     heads: &StateHeads,
     inputs: StateInputs<&B>,
@@ -234,7 +234,7 @@ pub fn check_recur<P: Page, B: Buffer>(
 ///
 /// # Errors
 /// As [`check_short_conv`].
-pub fn check_gate<B: Buffer>(y: &B, len: usize, gates: &B) -> Result<()> {
+pub(crate) fn check_gate<B: Buffer>(y: &B, len: usize, gates: &B) -> Result<()> {
     const OP: &str = "gate";
     BackendError::check_at_least(OP, "length of the values", len, y.n_values())?;
     BackendError::check_at_least(OP, "length of the gates", len, gates.n_values())

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
 use kvant::hf;
-use kvant::quantize::{self, Recipe};
+use kvant_quantize::{Recipe, main_type};
 
 use crate::args::check_model_output_path;
 use crate::failure::Failure;
@@ -46,10 +46,10 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
     check_model_output_path(&out, Some(&folder))?;
     let started = Instant::now();
     let gguf = hf::open(&folder).map_err(kvant::Error::from)?;
-    let recipe = recipe.unwrap_or_else(|| quantize::main_type(&gguf).into());
+    let recipe = recipe.unwrap_or_else(|| main_type(&gguf).into());
     let recipe = if pure { Recipe::from(recipe.dtype()) } else { recipe };
     let bar = progress::bar("converting", gguf.tensors().len() as u64, quiet);
-    let written = quantize::quantize(&gguf, &out, recipe, &mut |_: &TensorInfo| {
+    let written = kvant_quantize::quantize(&gguf, &out, recipe, &mut |_: &TensorInfo| {
         bar.inc(1);
         // The weights are written by now: they need not stay in memory.
         gguf.release();

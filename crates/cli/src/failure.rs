@@ -70,6 +70,12 @@ impl From<kvant::Error> for Failure {
     }
 }
 
+impl From<kvant_quantize::QuantizeError> for Failure {
+    fn from(error: kvant_quantize::QuantizeError) -> Self {
+        Self::Work(error.to_string())
+    }
+}
+
 impl From<io::Error> for Failure {
     /// Converts a failure to [write](console::results) a result.
     fn from(error: io::Error) -> Self {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
-use kvant::quantize::{self, Recipe, TypeCount};
+use kvant_quantize::{Recipe, TypeCount};
 
 use crate::args::check_model_output_path;
 use crate::failure::Failure;
@@ -45,7 +45,7 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     check_model_output_path(out, place.path())?;
     let gguf = place.open(&args.place, args.quiet)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
-    let written = quantize::quantize(&gguf, out, recipe, &mut |_: &TensorInfo| bar.inc(1))?;
+    let written = kvant_quantize::quantize(&gguf, out, recipe, &mut |_: &TensorInfo| bar.inc(1))?;
     bar.finish_and_clear();
     if !args.quiet {
         let [before, after] =

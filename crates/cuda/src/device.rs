@@ -1,17 +1,13 @@
-//! The CUDA [`Backend`]: checks shapes, then passes device addresses to the ops.
+//! CUDA as a [`Backend`](kvant_backend::Backend): passes device addresses to the ops.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Buffer as _, Candidate, Columns, DeviceInfo,
-    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvBatchEntry, Matrix, Norm, Output, Page,
-    Result, Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource,
-    check_add_normed, check_append, check_attend, check_copy, check_copy_columns, check_embed,
-    check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project,
-    check_project_each, check_read, check_recur, check_rope, check_rope_append, check_scale,
-    check_short_conv, check_soft_cap, check_top_k, check_write,
+    Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
+    Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
+    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, batch_rows,
 };
 
 use crate::driver::Driver;
@@ -165,18 +161,28 @@ fn norm_parts(norm: Norm<'_, CudaBuffer>) -> NormParts {
     NormParts { weight: norm.weight.ptr(), eps: norm.eps }
 }
 
-/// Returns the addresses of new keys and values and of the step tiles, after checking the shapes.
-fn new_rows(
-    parts: &[KvBatchEntry<'_, CudaPage>],
-    k: &CudaBuffer,
-    v: &CudaBuffer,
-    step_tiles: Option<&CudaPage>,
-) -> Result<append::NewRows> {
-    check_append(parts, [k.len(), v.len()], step_tiles.map_or(0, CudaPage::n_bytes))?;
-    Ok(append::NewRows { k: k.ptr(), v: v.ptr(), step_tiles: step_tiles.map_or(0, CudaPage::ptr) })
+/// Returns the addresses of new keys and values and of the step tiles.
+fn new_rows(k: &CudaBuffer, v: &CudaBuffer, step_tiles: Option<&CudaPage>) -> append::NewRows {
+    append::NewRows { k: k.ptr(), v: v.ptr(), step_tiles: step_tiles.map_or(0, CudaPage::ptr) }
 }
 
-impl Backend for CudaDevice {
+/// Checks what the fused kernel needs beyond the op: heads of one size, and norms with one gain for
+/// all heads.
+fn check_rope_append(parts: &[KvBatchEntry<'_, CudaPage>], rope: &Rope<'_, CudaBuffer>) -> Result<()> {
+    const OP: &str = "rope_append";
+    let Rope { q_heads, k_heads, q_norm, k_norm, .. } = rope;
+    BackendError::check_equal(OP, "size of a key head", q_heads.dim, k_heads.dim)?;
+    for part in parts {
+        BackendError::check_equal(OP, "key heads", part.layer.k.len(), k_heads.n)?;
+    }
+    for (norm, heads) in [(q_norm, q_heads), (k_norm, k_heads)] {
+        let len = norm.map_or(heads.dim, |norm| norm.weight.len());
+        BackendError::check_equal(OP, "length of the norm's weight", heads.dim, len)?;
+    }
+    Ok(())
+}
+
+impl Kernels for CudaDevice {
     type Buffer = CudaBuffer;
     type Matrix = CudaMatrix;
     type Experts = CudaExperts;
@@ -233,12 +239,10 @@ impl Backend for CudaDevice {
     }
 
     fn write(&self, dst: &mut CudaBuffer, src: &[f32]) -> Result<()> {
-        check_write(dst, src)?;
         Ok(self.cx.gpu().write(dst.ptr(), bytemuck::cast_slice(src))?)
     }
 
     fn copy(&self, src: &CudaBuffer, from: usize, dst: &mut CudaBuffer, to: usize, len: usize) -> Result<()> {
-        check_copy(src, from, dst, to, len)?;
         if len == 0 {
             return Ok(());
         }
@@ -247,7 +251,6 @@ impl Backend for CudaDevice {
     }
 
     fn read(&self, src: &CudaBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
-        check_read(src, offset, dst)?;
         let from = src.ptr() + bytes(offset) as u64;
         Ok(self.cx.gpu().read(from, bytemuck::cast_slice_mut(dst))?)
     }
@@ -260,7 +263,6 @@ impl Backend for CudaDevice {
         k: usize,
         out: &mut Vec<Candidate>,
     ) -> Result<()> {
-        check_top_k(logits, offset, n_vocab)?;
         let k = k.min(n_vocab);
         if 0 < k && k <= top_k::MAX_K {
             let first = logits.ptr() + bytes(offset) as u64;
@@ -283,7 +285,7 @@ impl Backend for CudaDevice {
     }
 
     fn table(&self, source: WeightSource) -> Result<CudaMatrix> {
-        CudaMatrix::table(source)
+        Ok(CudaMatrix::table(source))
     }
 
     fn upload_tied(&self, source: WeightSource) -> Result<CudaMatrix> {
@@ -309,7 +311,6 @@ impl Backend for CudaDevice {
     }
 
     fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {
-        check_embed(table, tokens, out)?;
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.resize(tokens.len() * table.n_in(), 0.0);
         table.decode_rows(tokens, scale, &mut rows)?;
@@ -318,7 +319,6 @@ impl Backend for CudaDevice {
 
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
         const OP: &str = "project";
-        check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
         let mut x = operand(&input, first.w.n_in());
         let product = |output: &Output<'_, Self>| {
@@ -339,7 +339,6 @@ impl Backend for CudaDevice {
         y: &mut CudaBuffer,
     ) -> Result<()> {
         const OP: &str = "gated_ffn";
-        check_gated_ffn(&input, gate, up, y)?;
         let mut x = operand(&input, gate.n_in());
         let up_product = matmul_args(OP, up, y.ptr())?;
         if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
@@ -365,7 +364,6 @@ impl Backend for CudaDevice {
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut CudaBuffer>,
     ) -> Result<()> {
-        check_expert_ffn(x, rows, norm, router, weights, to.as_deref())?;
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         let Router { routing, logits, selection_bias, scales } = router;
         if let Some(expert_groups) =
@@ -393,7 +391,6 @@ impl Backend for CudaDevice {
         w: &CudaExperts,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        check_project_each(x, rows, w, y)?;
         Ok(experts::project_each(&self.cx, x.ptr(), rows, w, y.ptr())?)
     }
 
@@ -404,12 +401,10 @@ impl Backend for CudaDevice {
         dst: &mut CudaBuffer,
         to: Columns,
     ) -> Result<()> {
-        check_copy_columns(src, [rows, n], dst, to)?;
         Ok(columns::copy_columns(&self.cx, src.ptr(), [rows, n], dst.ptr(), to)?)
     }
 
     fn gate_rows(&self, y: &mut CudaBuffer, rows: usize, cols: usize, gates: &CudaBuffer) -> Result<()> {
-        check_gate_rows(y, rows, cols, gates)?;
         Ok(gate::gate_rows(&self.cx, gates.ptr(), y.ptr(), [rows, cols])?)
     }
 
@@ -420,7 +415,6 @@ impl Backend for CudaDevice {
         rows: usize,
         norm: Norm<'_, CudaBuffer>,
     ) -> Result<()> {
-        check_add_normed(x, y, rows, &norm)?;
         let n = norm.weight.len();
         let norm = norm_parts(norm);
         Ok(norm::norm(&self.cx, norm::NormKind::AddRms, y.ptr(), norm, [rows, n], x.ptr())?)
@@ -433,19 +427,16 @@ impl Backend for CudaDevice {
         norm: Norm<'_, CudaBuffer>,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        check_layer_norm(x, rows, &norm, y)?;
         let n = norm.weight.len();
         let norm = norm_parts(norm);
         Ok(norm::norm(&self.cx, norm::NormKind::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
     }
 
     fn scale(&self, x: &mut CudaBuffer, len: usize, by: f32) -> Result<()> {
-        check_scale(x, len)?;
         Ok(gate::scale(&self.cx, x.ptr(), len, by)?)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {
-        check_soft_cap(x, len)?;
         Ok(soft_cap::soft_cap(&self.cx, x.ptr(), len, cap)?)
     }
 
@@ -458,7 +449,6 @@ impl Backend for CudaDevice {
         params: RopeParams,
         angles: &CudaBuffer,
     ) -> Result<()> {
-        check_rope(x, rows, heads, norm, params, angles)?;
         let has_own_weights = norm.is_some_and(|norm| norm.weight.n_values() > heads.dim);
         let head_rope = HeadRope::new(norm.map(norm_parts), params, angles.ptr());
         Ok(rope::rope(&self.cx, x.ptr(), rows, heads, head_rope, has_own_weights)?)
@@ -471,14 +461,12 @@ impl Backend for CudaDevice {
         v: &CudaBuffer,
         step_tiles: Option<&mut CudaPage>,
     ) -> Result<()> {
-        append::append(&self.cx, parts, new_rows(parts, k, v, step_tiles.as_deref())?, None)
+        append::append(&self.cx, parts, new_rows(k, v, step_tiles.as_deref()), None)
     }
 
     /// Skips the check: its result would need a synchronization in every layer, which a recorded
     /// step cannot do.
-    fn find_non_finite_row(&self, x: &CudaBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
-        let end = rows.saturating_mul(cols);
-        BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
+    fn find_non_finite_row(&self, _: &CudaBuffer, _: usize, _: usize) -> Result<Option<usize>> {
         Ok(None)
     }
 
@@ -491,16 +479,16 @@ impl Backend for CudaDevice {
         v: &CudaBuffer,
         step_tiles: Option<&mut CudaPage>,
     ) -> Result<()> {
-        let rows = check_rope_append(parts, rope, q, k)?;
+        check_rope_append(parts, rope)?;
         let head_rope = |norm: Option<_>| HeadRope::new(norm.map(norm_parts), rope.params, rope.angles.ptr());
         let ropes = append::RopeArgs {
             k: head_rope(rope.k_norm),
             q: head_rope(rope.q_norm),
             queries: q.ptr(),
             n_query_heads: rope.q_heads.n,
-            rows,
+            rows: batch_rows(parts),
         };
-        append::append(&self.cx, parts, new_rows(parts, k, v, step_tiles.as_deref())?, Some(ropes))
+        append::append(&self.cx, parts, new_rows(k, v, step_tiles.as_deref()), Some(ropes))
     }
 
     fn short_conv(
@@ -511,7 +499,6 @@ impl Backend for CudaDevice {
         kernel: &CudaBuffer,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        check_short_conv(parts, conv, [x, kernel, y])?;
         for part in parts {
             let buffers = [x.ptr(), kernel.ptr(), y.ptr()];
             recurrent::short_conv(&self.cx, conv, part.rows, state_of(part), buffers)?;
@@ -526,7 +513,6 @@ impl Backend for CudaDevice {
         inputs: StateInputs<&CudaBuffer>,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        check_recur(parts, &heads, inputs, y)?;
         for part in parts {
             let inputs = inputs.map(CudaBuffer::ptr);
             recurrent::linear_attention(&self.cx, &heads, part.rows, state_of(part), inputs, y.ptr())?;
@@ -535,7 +521,6 @@ impl Backend for CudaDevice {
     }
 
     fn gate(&self, y: &mut CudaBuffer, len: usize, gates: &CudaBuffer, gate: Gate) -> Result<()> {
-        check_gate(y, len, gates)?;
         Ok(gate::gate_values(&self.cx, gate, gates.ptr(), y.ptr(), len)?)
     }
 
@@ -548,8 +533,6 @@ impl Backend for CudaDevice {
         step_tiles: Option<&CudaPage>,
         out: &mut CudaBuffer,
     ) -> Result<()> {
-        let step_tile_bytes = step_tiles.map_or(0, CudaPage::n_bytes);
-        check_attend(params, parts, [q.len(), out.len()], sinks.map(CudaBuffer::len), step_tile_bytes)?;
         let [sinks, step_tiles] = [sinks.map_or(0, CudaBuffer::ptr), step_tiles.map_or(0, CudaPage::ptr)];
         let rows = attend::Rows { q: q.ptr(), sinks, step_tiles, out: out.ptr() };
         attend::attend(&self.cx, params, parts, rows)

@@ -1,8 +1,6 @@
 //! Weight matrices on the device, and the rows of a token embedding in host memory.
 
-use kvant_backend::{
-    BackendError, Matrix, Result, SharedBytes, WeightSource, check_matrix, decode_embedding_rows,
-};
+use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, decode_embedding_rows};
 use kvant_codec::DType;
 
 use crate::Context;
@@ -24,18 +22,16 @@ pub struct CudaMatrix {
 
 impl CudaMatrix {
     /// Creates a table for row look-ups.
-    pub(crate) fn table(source: WeightSource) -> Result<Self> {
-        check_matrix(&source)?;
+    pub(crate) fn table(source: WeightSource) -> Self {
         let WeightSource { dtype, n_out, n_in, bytes } = source;
-        Ok(Self { dtype, n_out, n_in, rows: Some(bytes), weights: None })
+        Self { dtype, n_out, n_in, rows: Some(bytes), weights: None }
     }
 
     /// Creates a matrix on the device that also supports row look-ups.
     pub(crate) fn tied(cx: &Context, source: WeightSource) -> Result<Self> {
         matmul::check_type("matrix", source.dtype)?;
-        check_matrix(&source)?;
         let weights = Some(matmul::upload(cx, source.dtype, source.n_in, &source.bytes)?);
-        Ok(Self { weights, ..Self::table(source)? })
+        Ok(Self { weights, ..Self::table(source) })
     }
 
     /// Creates a matrix on the device.

@@ -144,11 +144,9 @@ mod model;
 mod plan_file;
 mod profile;
 mod prompt;
-pub mod quantize;
 mod rerank;
 mod runtime;
 mod session;
-pub mod synthetic;
 pub mod tuning;
 mod vision;
 
@@ -177,7 +175,7 @@ pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
     ChannelScales, HeadTypes, KvError, KvLayerShape, KvShape, LayerScales, Plan, Policies, Policy,
-    WeightStatistics, balance_factors, five_digits,
+    TableRule, WeightStatistics, balance_factors, five_digits,
 };
 pub use kvant_model::{Config, ExpertSpec, LayerRange, LayerSpec, LogitsFor, ModelError};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};

@@ -31,5 +31,5 @@ pub use channel_scales::{ChannelScales, LayerScales, WeightStatistics, balance_f
 pub use error::KvError;
 pub use layout::Layout;
 pub use plan::{HeadTypes, KvLayerShape, KvShape, Plan};
-pub use policy::{Policies, Policy};
+pub use policy::{Policies, Policy, TableRule};
 pub use snapshot::CacheState;

@@ -43,11 +43,16 @@ pub enum Policy {
 /// One line of a type table: the heads it selects and their types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRule {
-    line: usize,
-    layer: Option<usize>,
-    head: Option<usize>,
-    k: Option<DType>,
-    v: Option<DType>,
+    /// Its number in the table, from 1, for errors.
+    pub line: usize,
+    /// The layer; `None` for all.
+    pub layer: Option<usize>,
+    /// The KV head; `None` for all.
+    pub head: Option<usize>,
+    /// Type of the keys; `None` leaves it unchanged.
+    pub k: Option<DType>,
+    /// Type of the values; `None` leaves it unchanged.
+    pub v: Option<DType>,
 }
 
 /// The rules of a cache, applied in order.

@@ -2,72 +2,11 @@
 //! most of them continue.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
 
-use kvant::{Error, KvOptions, Model, Session, TOKENS_PER_BLOCK};
-use xxhash_rust::xxh3::xxh3_64;
+use kvant::Session;
 
+use crate::cache_key::CacheKey;
 use crate::events::{BlockHolder, Blocks, Medium};
-use crate::scheduler::Cost;
-
-/// Cache options and LoRA scales of a model, with a hash: the scale factors of a plan are many
-/// numbers to compare.
-#[derive(Debug)]
-pub(crate) struct CacheSpec {
-    pub options: KvOptions,
-    /// LoRA scale of each adapter; `None` for the scales they were loaded with.
-    pub lora_scales: Option<Arc<[f32]>>,
-    /// Size of a cache, once computed.
-    cost: OnceLock<Cost>,
-    name: u64,
-}
-
-impl CacheSpec {
-    pub fn new(options: KvOptions, lora_scales: Option<Arc<[f32]>>) -> Arc<Self> {
-        let adapters =
-            lora_scales.as_ref().map_or_else(String::new, |lora_scales| format!(" {lora_scales:?}"));
-        let name = xxh3_64(format!("{options:?}{adapters}").as_bytes());
-        Arc::new(Self { options, lora_scales, cost: OnceLock::new(), name })
-    }
-
-    /// Returns the size of a cache of the model with these options.
-    ///
-    /// # Errors
-    /// Types that the model does not support.
-    pub fn cost(&self, model: &Model) -> Result<Cost, Error> {
-        if let Some(&cost) = self.cost.get() {
-            return Ok(cost);
-        }
-        let shape = model.config().kv_shape();
-        let plan = self.options.plan(&shape)?;
-        let bytes = |n_blocks: usize| model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
-        let block = (bytes(16) - bytes(8)) / 8;
-        // Includes the checkpoint at the start of the answer, and the states before draft tokens.
-        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
-        Ok(*self.cost.get_or_init(|| cost))
-    }
-}
-
-/// Cache key: what two sequences must have in common to share a prefix.
-#[derive(Debug, Clone)]
-pub(crate) struct CacheKey {
-    pub spec: Arc<CacheSpec>,
-    /// Owner (API key).
-    pub owner: Option<Arc<str>>,
-}
-
-impl CacheKey {
-    /// Returns a compact form of the key.
-    pub fn names(&self) -> (u64, &str) {
-        (self.spec.name, self.owner.as_deref().unwrap_or_default())
-    }
-}
-
-impl PartialEq for CacheKey {
-    fn eq(&self, other: &Self) -> bool {
-        (self.spec.name, &self.owner) == (other.spec.name, &other.owner)
-    }
-}
 
 /// Idle session.
 pub(crate) struct IdleSession {

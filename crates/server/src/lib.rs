@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cache_key;
 mod constraint_compiler;
 mod events;
 mod http;
@@ -21,6 +22,7 @@ mod models;
 mod owner_limits;
 mod priority;
 mod scheduler;
+mod status;
 mod store;
 #[cfg(feature = "tls")]
 mod tls;

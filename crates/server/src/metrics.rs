@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::worker::Status;
+use crate::status::Status;
 
 /// Metrics of all models. See the [module](self).
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
+use crate::cache_key::CacheSpec;
 use crate::constraint_compiler::ConstraintCompilers;
 use crate::events::Blocks;
 use crate::http::{ApiError, ServedModel};
-use crate::idle_sessions::CacheSpec;
 use crate::metrics::Metrics;
 use crate::owner_limits::Lanes;
 use crate::scheduler::Limits;

@@ -9,7 +9,7 @@ use tracing::field::Empty;
 
 use kvant::generate::decoding::Finish;
 
-use crate::worker::AnswerStats;
+use crate::status::AnswerStats;
 
 /// Creates the span of a request, as part of its sender's trace if the headers name one.
 pub(crate) fn of_request(request: &Request, id: &str) -> Span {

@@ -3,7 +3,6 @@
 
 mod pauses;
 mod sequence;
-mod status;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,17 +15,18 @@ use kvant::{EncodedImage, Error, HiddenStatePool, Model, SampleError, Session, S
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::cache_key::CacheKey;
 use crate::events::Blocks;
-use crate::idle_sessions::{CacheKey, IdleSession, IdleSessions};
+use crate::idle_sessions::{IdleSession, IdleSessions};
 use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Refusal, Request, Scheduler};
+pub(crate) use crate::status::{AnswerStats, Progress, Status};
 use crate::store::Store;
 use crate::trace::{self, Trace};
 use kvant::generate::decoding::{
     DecodingOptions, FinalOutput, Finish, SampleResult, SamplingError, TokenLogprobs, TokenOutput,
 };
 use sequence::Sequence;
-pub(crate) use status::Status;
 
 /// Interval at which paused sequences are polled for free channel capacity.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -86,32 +86,6 @@ pub(crate) enum Event {
     Ended(usize, Finish, FinalOutput, AnswerStats),
     /// End of all answers: the request is invalid, or an internal error occurred.
     Failed { why: String, is_of_request: bool },
-}
-
-/// Prefill progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Progress {
-    pub total: usize,
-    /// Tokens taken from the prefix cache.
-    pub cached: usize,
-    /// Tokens present in the cache now.
-    pub done: usize,
-    pub took: Duration,
-}
-
-/// Counts and times of an answer, and the size of its cache.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct AnswerStats {
-    pub prompt: Progress,
-    pub n_generated: usize,
-    /// Reasoning tokens.
-    pub n_reasoning: usize,
-    /// Draft tokens that were verified, and those that were accepted.
-    pub n_drafted: usize,
-    pub n_accepted: usize,
-    pub decode_time: Duration,
-    pub kv_bytes: usize,
-    pub kv_bytes_f16: usize,
 }
 
 /// Result of feeding a batch.
@@ -232,7 +206,7 @@ impl Worker {
             }
         };
         let request = Request {
-            owner: xxh3_64(job.kind.names().1.as_bytes()),
+            owner: xxh3_64(job.kind.owner.as_deref().unwrap_or_default().as_bytes()),
             n_prompt: job.prompt.len(),
             prompt: Arc::clone(&job.prompt),
             n_shared: sequence::shared(&job).len(),

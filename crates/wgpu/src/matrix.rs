@@ -2,10 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{
-    BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, check_experts, check_matrix,
-    decode_embedding_rows,
-};
+use kvant_backend::{BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, decode_embedding_rows};
 use kvant_codec::DType;
 
 use crate::Gpu;
@@ -35,17 +32,15 @@ pub(crate) struct Slab {
 
 impl WgpuMatrix {
     /// Creates a table for row look-ups.
-    pub(crate) fn table(source: WeightSource) -> Result<Self> {
-        check_matrix(&source)?;
+    pub(crate) fn table(source: WeightSource) -> Self {
         let WeightSource { dtype, n_out, n_in, bytes } = source;
-        Ok(Self { dtype, n_out, n_in, rows: Some(bytes), slabs: None })
+        Self { dtype, n_out, n_in, rows: Some(bytes), slabs: None }
     }
 
     /// Creates a matrix on the device that also supports row look-ups.
     pub(crate) fn tied(gpu: &Gpu, source: WeightSource) -> Result<Self> {
-        check_matrix(&source)?;
         let slabs = Some(upload(gpu, &source)?);
-        Ok(Self { slabs, ..Self::table(source)? })
+        Ok(Self { slabs, ..Self::table(source) })
     }
 
     /// Creates a matrix on the device.
@@ -99,9 +94,9 @@ pub struct WgpuExperts {
 impl WgpuExperts {
     /// Uploads the matrices to the device.
     pub(crate) fn new(gpu: &Gpu, source: &WeightSource, n_experts: usize) -> Result<Self> {
-        let n_out = check_experts(source, n_experts)?;
+        let &WeightSource { dtype, n_out, n_in, .. } = source;
         let slabs = upload(gpu, source)?;
-        Ok(Self { slabs, dtype: source.dtype, n_experts, n_out, n_in: source.n_in })
+        Ok(Self { slabs, dtype, n_experts, n_out: n_out / n_experts, n_in })
     }
 }
 

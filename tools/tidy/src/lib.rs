@@ -25,6 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-generate", &["kvant-text", "kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     ("kvant-vision", &["kvant-model", "kvant-backend", "kvant-gguf", "kvant-codec"]),
+    ("kvant-quantize", &["kvant-model", "kvant-gguf", "kvant-codec"]),
     (
         "kvant",
         &[
@@ -45,7 +46,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-server", &["kvant"]),
-    ("kvant-cli", &["kvant", "kvant-eval", "kvant-server"]),
+    ("kvant-cli", &["kvant", "kvant-eval", "kvant-quantize", "kvant-server"]),
     ("kvant-capi", &["kvant"]),
     ("kvant-python", &["kvant"]),
     ("kvant-web", &["kvant"]),
@@ -202,7 +203,7 @@ fn floors_import_only_from_those_below() {
 
 #[test]
 fn the_text_the_model_and_the_cache_name_no_device() {
-    for room in ["text", "model", "vision", "kv", "backend"] {
+    for room in ["text", "model", "vision", "kv", "backend", "quantize"] {
         for file in sources(&root().join("crates").join(room).join("src")) {
             let text = fs::read_to_string(&file).unwrap();
             assert!(
@@ -232,8 +233,10 @@ fn libraries_name_no_flags() {
     let (with, without) =
         (r#"error("raise it with -c")"#, r#"("a - b", "-of-", "auto-asymmetric", -c) // "-c""#);
     assert!(names_a_flag(with) && names_a_flag("\"--chunks\"") && !names_a_flag(without));
-    for room in ["codec", "files", "gguf", "hf", "backend", "kv", "model", "vision", "text", "engine", "eval"]
-    {
+    for room in [
+        "codec", "files", "gguf", "hf", "backend", "kv", "model", "vision", "text", "quantize", "engine",
+        "eval",
+    ] {
         let mut written = Vec::new();
         files(&root().join("crates").join(room).join("src"), &["rs"], &mut written);
         for file in written.iter().filter(|file| !file.ends_with("tests.rs")) {

@@ -3,26 +3,36 @@
 use kvant_codec::tile::TILE;
 
 use super::{ChannelScaleLayout, KvBatchEntry, KvTensor};
-use crate::device::{Page, Result};
+use crate::device::{Buffer, Page, Result};
 use crate::{AttendParams, BackendError};
 
-/// Checks the shapes of [`Backend::kv_append`](crate::Backend::kv_append), for buffers of `k` and
-/// `v` values and step tiles of `step_tile_bytes` bytes.
+/// Returns the rows that a batch reaches into its buffers.
+pub fn batch_rows<P: Page>(parts: &[KvBatchEntry<'_, P>]) -> usize {
+    parts.iter().map(|part| part.rows.range().end).max().unwrap_or(0)
+}
+
+/// Checks [`Backend::kv_append`](crate::Backend::kv_append).
 ///
 /// # Errors
 /// [`BackendError::Shape`] that names the operand at fault.
-pub fn check_append<P: Page>(
+pub(crate) fn check_append<P: Page, B: Buffer>(
     parts: &[KvBatchEntry<'_, P>],
-    [k, v]: [usize; 2],
-    step_tile_bytes: usize,
+    [k, v]: [&B; 2],
+    step_tiles: Option<&P>,
 ) -> Result<()> {
     const OP: &str = "kv_append";
+    let step_tile_bytes = step_tiles.map_or(0, Page::n_bytes);
     for part in parts {
         let n_kv_heads = part.layer.k.len();
         BackendError::check_equal(OP, "value heads", expected_value_tensors(part), part.layer.v.len())?;
-        for (what, tensors, len) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
+        for (what, tensors, x) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
             let head_dim = common_head_dim(OP, "head size", tensors)?;
-            BackendError::check_at_least(OP, what, part.rows.range().end * n_kv_heads * head_dim, len)?;
+            BackendError::check_at_least(
+                OP,
+                what,
+                part.rows.range().end * n_kv_heads * head_dim,
+                x.n_values(),
+            )?;
         }
         check_step_tiles(OP, part, step_tile_bytes)?;
         check_channel_scales(OP, part)?;
@@ -30,19 +40,21 @@ pub fn check_append<P: Page>(
     Ok(())
 }
 
-/// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q`, `out` and,
-/// if any, `sinks` values and step tiles of `step_tile_bytes` bytes.
+/// Checks [`Backend::attend`](crate::Backend::attend).
 ///
 /// # Errors
 /// As [`check_append`].
-pub fn check_attend<P: Page>(
+pub(crate) fn check_attend<P: Page, B: Buffer>(
     p: &AttendParams,
     parts: &[KvBatchEntry<'_, P>],
-    [q, out]: [usize; 2],
-    sinks: Option<usize>,
-    step_tile_bytes: usize,
+    [q, out]: [&B; 2],
+    sinks: Option<&B>,
+    step_tiles: Option<&P>,
 ) -> Result<()> {
     const OP: &str = "attend";
+    let step_tile_bytes = step_tiles.map_or(0, Page::n_bytes);
+    let [q, out] = [q, out].map(Buffer::n_values);
+    let sinks = sinks.map(Buffer::n_values);
     BackendError::check_at_least(OP, "sinks", p.n_heads, sinks.unwrap_or(p.n_heads))?;
     BackendError::check_equal(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
     for part in parts {
@@ -87,7 +99,7 @@ fn shared_value_dim(op: &'static str, keys: &[KvTensor]) -> Result<usize> {
 fn check_channel_scales<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
     let Some(page) = part.channel_scales else { return Ok(()) };
     let n_bytes = ChannelScaleLayout::of(part.layer).n_values() * size_of::<f32>();
-    BackendError::check_at_least(op, "bytes of the balance", n_bytes, page.n_bytes())
+    BackendError::check_at_least(op, "bytes of the channel scales", n_bytes, page.n_bytes())
 }
 
 fn check_step_tiles<P: Page>(
@@ -97,12 +109,7 @@ fn check_step_tiles<P: Page>(
 ) -> Result<()> {
     match part.step_bytes() {
         0 => Ok(()),
-        bytes => BackendError::check_at_least(
-            op,
-            "bytes of the step_tiles",
-            part.step_offset + bytes,
-            step_tile_bytes,
-        ),
+        bytes => BackendError::check_at_least(op, "bytes of the step tiles", part.step_offset + bytes, step_tile_bytes),
     }
 }
 

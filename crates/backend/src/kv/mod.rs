@@ -49,7 +49,8 @@ mod spec;
 mod writes;
 
 pub use channel_scales::ChannelScaleLayout;
-pub use check::{check_append, check_attend};
+pub use check::batch_rows;
+pub(crate) use check::{check_append, check_attend};
 pub use layer::{KvLayer, KvTensor, TensorSizes};
 pub use memory::{CountedPage, KvBatchEntry, KvMemory, PageAllocator, StateBatchEntry, TileRef, TokenSpan};
 pub use spec::{KvTensorSpec, PREFIX_ALIGNMENT, TileLocation};

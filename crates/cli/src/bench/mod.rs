@@ -11,8 +11,8 @@ pub use rows::COMMIT;
 
 use clap::Args;
 use kvant::limits::{MAX_TOKENS, check_size};
-use kvant::synthetic::Shape;
 use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
+use kvant_quantize::synthetic::Shape;
 
 use crate::args::ModelArgs;
 use crate::console;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use kvant::gguf::Strings;
-use kvant::{DType, Gguf, Model, quantize};
+use kvant::{DType, Gguf, Model};
+use kvant_quantize::quantize;
 use serde_json::{Map, Value, json};
 
 #[cfg(unix)]
@@ -57,7 +58,7 @@ fn theirs(name: &str) -> String {
 pub fn write_bundled(dir: &Path) {
     fs::create_dir_all(dir).unwrap();
     let plain = dir.join("f32.gguf");
-    quantize::quantize(&Model::bundled_file().unwrap(), &plain, DType::F32, &mut |_| ()).unwrap();
+    quantize(&Model::bundled_file().unwrap(), &plain, DType::F32, &mut |_| ()).unwrap();
     let gguf = Gguf::open(&plain).unwrap();
     let (mut header, mut data) = (Map::new(), Vec::new());
     for info in gguf.tensors() {

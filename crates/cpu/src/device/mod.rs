@@ -1,4 +1,4 @@
-//! The CPU as a [`Backend`]: checks shapes, then passes slices to the ops.
+//! The CPU as a [`Backend`](kvant_backend::Backend): passes slices to the ops.
 
 mod roofline;
 pub(crate) mod tuning;
@@ -6,12 +6,9 @@ pub(crate) mod tuning;
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts,
-    Gate, Heads, Input, KernelChoice, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router,
-    ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, check_add_normed, check_attend_all,
-    check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
-    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
-    check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write, limits,
+    Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
+    Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams,
+    Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, limits,
 };
 use kvant_codec::DType;
 
@@ -124,7 +121,7 @@ fn state_of<'a>(part: &'a mut StateBatchEntry<'_, CpuPage>) -> &'a mut [f32] {
     bytemuck::cast_slice_mut(&mut part.page.as_mut_bytes()[part.offset..][..bytes])
 }
 
-impl Backend for CpuDevice {
+impl Kernels for CpuDevice {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
     type Experts = CpuExperts;
@@ -162,19 +159,16 @@ impl Backend for CpuDevice {
     }
 
     fn write(&self, dst: &mut CpuBuffer, src: &[f32]) -> Result<()> {
-        check_write(dst, src)?;
         dst.as_mut_slice()[..src.len()].copy_from_slice(src);
         Ok(())
     }
 
     fn copy(&self, src: &CpuBuffer, from: usize, dst: &mut CpuBuffer, to: usize, len: usize) -> Result<()> {
-        check_copy(src, from, dst, to, len)?;
         dst.as_mut_slice()[to..][..len].copy_from_slice(&src.as_slice()[from..][..len]);
         Ok(())
     }
 
     fn read(&self, src: &CpuBuffer, offset: usize, dst: &mut [f32]) -> Result<()> {
-        check_read(src, offset, dst)?;
         dst.copy_from_slice(&src.as_slice()[offset..][..dst.len()]);
         Ok(())
     }
@@ -187,7 +181,6 @@ impl Backend for CpuDevice {
         k: usize,
         out: &mut Vec<Candidate>,
     ) -> Result<()> {
-        check_top_k(logits, offset, n_vocab)?;
         kvant_backend::top_k(&logits.as_slice()[offset..][..n_vocab], k, out);
         Ok(())
     }
@@ -201,7 +194,7 @@ impl Backend for CpuDevice {
     }
 
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
-        CpuExperts::mapped(source, n_experts)
+        Ok(CpuExperts::mapped(source, n_experts))
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {
@@ -221,13 +214,11 @@ impl Backend for CpuDevice {
     }
 
     fn embed(&self, table: &CpuMatrix, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
-        check_embed(table, tokens, out)?;
         embed::embed(&self.pool, table, tokens, scale, out.as_mut_slice());
         Ok(())
     }
 
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()> {
-        check_project(&input, outputs)?;
         let Some(first) = outputs.first() else { return Ok(()) };
         let x = operand(&input, first.w.n_in());
         let mut products = outputs.iter_mut().map(|output| Product {
@@ -251,7 +242,6 @@ impl Backend for CpuDevice {
         up: &CpuMatrix,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        check_gated_ffn(&input, gate, up, y)?;
         let x = operand(&input, gate.n_in());
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
@@ -267,7 +257,6 @@ impl Backend for CpuDevice {
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut CpuBuffer>,
     ) -> Result<()> {
-        check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         let Router { routing, logits, selection_bias, scales } = choice;
         let n = gate.n_in();
@@ -290,7 +279,6 @@ impl Backend for CpuDevice {
         w: &CpuExperts,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        check_project_each(x, rows, w, y)?;
         let n = rows * w.n_experts();
         let (x, y) = (&x.as_slice()[..n * w.n_in()], &mut y.as_mut_slice()[..n * w.n_out()]);
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
@@ -304,7 +292,6 @@ impl Backend for CpuDevice {
         dst: &mut CpuBuffer,
         to: Columns,
     ) -> Result<()> {
-        check_copy_columns(src, [rows, n], dst, to)?;
         if n > 0 {
             copy_columns(&src.as_slice()[..rows * n], n, dst.as_mut_slice(), to);
         }
@@ -312,7 +299,6 @@ impl Backend for CpuDevice {
     }
 
     fn gate_rows(&self, y: &mut CpuBuffer, rows: usize, cols: usize, gates: &CpuBuffer) -> Result<()> {
-        check_gate_rows(y, rows, cols, gates)?;
         gate_rows::gate_rows(&self.pool, &mut y.as_mut_slice()[..rows * cols], gates.as_slice(), cols);
         Ok(())
     }
@@ -324,7 +310,6 @@ impl Backend for CpuDevice {
         rows: usize,
         norm: Norm<'_, CpuBuffer>,
     ) -> Result<()> {
-        check_add_normed(x, y, rows, &norm)?;
         norm::add_normed(&self.pool, x.as_mut_slice(), y.as_slice(), rows, norm.weight.as_slice(), norm.eps);
         Ok(())
     }
@@ -336,13 +321,11 @@ impl Backend for CpuDevice {
         norm: Norm<'_, CpuBuffer>,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        check_layer_norm(x, rows, &norm, y)?;
         norm::layer_norm(&self.pool, x.as_slice(), rows, norm.weight.as_slice(), norm.eps, y.as_mut_slice());
         Ok(())
     }
 
     fn scale(&self, x: &mut CpuBuffer, len: usize, by: f32) -> Result<()> {
-        check_scale(x, len)?;
         gate_rows::scale(&self.pool, &mut x.as_mut_slice()[..len], by);
         Ok(())
     }
@@ -355,8 +338,6 @@ impl Backend for CpuDevice {
         qkv: [&CpuBuffer; 3],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let [q, k, v] = qkv;
-        check_attend_all(windows.iter().sum(), heads, [q, k, v, out])?;
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
         let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
         let mut first = 0;
@@ -378,7 +359,6 @@ impl Backend for CpuDevice {
     }
 
     fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
-        check_soft_cap(x, len)?;
         soft_cap::soft_cap(self.isa, &self.pool, &mut x.as_mut_slice()[..len], cap);
         Ok(())
     }
@@ -392,18 +372,15 @@ impl Backend for CpuDevice {
         params: RopeParams,
         angles: &CpuBuffer,
     ) -> Result<()> {
-        check_rope(x, rows, heads, norm, params, angles)?;
         let norm = norm.map(norm_parts);
         rope::rope(&self.pool, x.as_mut_slice(), rows, heads, norm, params, angles.as_slice());
         Ok(())
     }
 
     fn find_non_finite_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
-        let end = rows.saturating_mul(cols);
-        BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
         // No early exit within a row, so that the loop vectorizes.
         let is_broken = |row: &[f32]| row.iter().fold(false, |any, v| any | !v.is_finite());
-        Ok(x.as_slice()[..end].chunks_exact(cols.max(1)).position(is_broken))
+        Ok(x.as_slice()[..rows * cols].chunks_exact(cols.max(1)).position(is_broken))
     }
 
     fn kv_append(
@@ -414,7 +391,8 @@ impl Backend for CpuDevice {
         step_tiles: Option<&mut CpuPage>,
     ) -> Result<()> {
         let scratch = &mut self.append.lock().unwrap_or_else(PoisonError::into_inner);
-        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], step_tiles)
+        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], step_tiles);
+        Ok(())
     }
 
     fn attend(
@@ -439,7 +417,6 @@ impl Backend for CpuDevice {
         kernel: &CpuBuffer,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        check_short_conv(parts, conv, [x, kernel, y])?;
         for part in parts {
             let rows = part.rows.range();
             let (inputs, y) = ([x.as_slice(), kernel.as_slice()], y.as_mut_slice());
@@ -455,7 +432,6 @@ impl Backend for CpuDevice {
         inputs: StateInputs<&CpuBuffer>,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        check_recur(parts, &heads, inputs, y)?;
         let inputs = inputs.map(CpuBuffer::as_slice);
         let scratch = &mut self.recur.lock().unwrap_or_else(PoisonError::into_inner);
         for part in parts {
@@ -475,7 +451,6 @@ impl Backend for CpuDevice {
     }
 
     fn gate(&self, y: &mut CpuBuffer, len: usize, gates: &CpuBuffer, gate: Gate) -> Result<()> {
-        check_gate(y, len, gates)?;
         gate_rows::gate(self.isa, &self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
         Ok(())
     }
@@ -503,7 +478,10 @@ impl Backend for CpuDevice {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use kvant_backend::{Backend, BackendError, limits};
+
+    use super::CpuDevice;
+    use crate::Isa;
 
     #[test]
     fn the_first_non_finite_row_is_found() {

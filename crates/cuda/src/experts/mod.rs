@@ -8,9 +8,7 @@
 //! the same kernels for any selection, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
-use kvant_backend::{
-    Activation, BackendError, ExpertGroups, Experts, RouterScores, Routing, WeightSource, check_experts,
-};
+use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, RouterScores, Routing, WeightSource};
 use kvant_codec::DType;
 
 use crate::constants::Constants;
@@ -52,8 +50,8 @@ impl CudaExperts {
     /// Uploads the matrices to the device.
     pub(crate) fn new(cx: &Context, source: WeightSource, n_experts: usize) -> Result<Self, BackendError> {
         matmul::check_type("experts", source.dtype)?;
-        let n_out = check_experts(&source, n_experts)?;
-        let WeightSource { dtype, n_in, bytes, .. } = source;
+        let WeightSource { dtype, n_out, n_in, bytes } = source;
+        let n_out = n_out / n_experts;
         Ok(Self { weights: matmul::upload(cx, dtype, n_in, &bytes)?, dtype, n_experts, n_out, n_in })
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use kvant::quantize::quantize;
-use kvant::synthetic::Shape;
 use kvant::{
     BatchItem, DType, DeviceChoice, Gguf, KvOptions, LayerRange, Model, OpenOptions, Session, SessionOptions,
 };
 use kvant_gguf::GgufWriter;
+use kvant_quantize::quantize;
+use kvant_quantize::synthetic::Shape;
 
 fn options(n_threads: usize) -> OpenOptions<'static> {
     OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(n_threads), ..Default::default() }

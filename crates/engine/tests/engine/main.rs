@@ -16,4 +16,5 @@ mod prompt_math;
 mod recurrent;
 mod schedules;
 mod sharing;
+mod synthetic;
 mod weight_types;

@@ -3,13 +3,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvant::synthetic::Shape;
 use kvant::{
     BatchItem, DeviceChoice, Error, GenerateOptions, KvError, KvOptions, Model, OpenOptions, SamplerParams,
     Session, SessionOptions,
 };
 use kvant_backend::BackendError;
 use kvant_model::ModelError;
+use kvant_quantize::synthetic::Shape;
 
 const N_PREFIX: usize = 2048;
 const TOKENS_PER_BLOCK: usize = 128;

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant::gguf::{GgufError, GgufWriter, LoadOnlyType, TensorSink};
-use kvant::{DType, Gguf, Model, OpenOptions, SessionOptions, quantize};
+use kvant::{DType, DeviceChoice, Gguf, Model, OpenOptions, Session, SessionOptions};
+use kvant_quantize::quantize;
 
 const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
 
@@ -13,7 +14,7 @@ fn written(dtype: DType) -> Vec<u8> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(format!("kvant-weight-types-{process}-{n}.gguf"));
-    let done = quantize::quantize(&Gguf::from_bytes(BUNDLED).unwrap(), &path, dtype, &mut |_| ()).unwrap();
+    let done = quantize(&Gguf::from_bytes(BUNDLED).unwrap(), &path, dtype, &mut |_| ()).unwrap();
     assert_eq!(done.types[0].used, dtype);
     assert!(done.types[0].n > 0, "{dtype}: {:?}", done.types);
     let bytes = std::fs::read(&path).unwrap();
@@ -50,6 +51,39 @@ fn four_bit_types_are_as_close_as_q4_0() {
         let far = divergence(dtype);
         assert!(far <= 1.5 * usual, "{dtype}: {far}, q4_0 {usual}");
     }
+}
+
+#[test]
+fn weights_converted_on_load_equal_those_of_a_quantized_file() {
+    let context = std::env::temp_dir().join(format!("kvant-retyped-context-{}", std::process::id()));
+    let options = |weights| OpenOptions {
+        device: DeviceChoice::Cpu,
+        n_threads: Some(2),
+        weights,
+        ..Default::default()
+    };
+    let session = |model: &Model| {
+        let mut session = model.session(SessionOptions::default()).unwrap();
+        session.feed(&[5, 6, 7, 8], &mut |_| true).unwrap();
+        session
+    };
+    let bits = |session: &mut Session| {
+        session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
+    };
+    let file = Gguf::from_bytes(written(DType::Q4_0)).unwrap();
+    let written = Model::from_gguf(file, options(None)).unwrap();
+    let retyped = Model::bundled(options(Some(DType::Q4_0))).unwrap();
+    let plain = Model::bundled(options(None)).unwrap();
+    assert_eq!(bits(&mut session(&retyped)), bits(&mut session(&written)));
+    assert_ne!(bits(&mut session(&retyped)), bits(&mut session(&plain)));
+    assert_eq!(retyped.weight_bytes(), written.weight_bytes());
+    session(&retyped).save(&context).unwrap();
+    assert!(retyped.load_session(&context, None).is_ok());
+    let refused = plain.load_session(&context, None).unwrap_err().to_string();
+    assert!(refused.contains("model"), "{refused}");
+    let turbo = Model::bundled(options(Some(DType::Turbo3))).unwrap_err().to_string();
+    assert_eq!(turbo, "weights: expected a weight type that GGUF files hold, got turbo3");
+    std::fs::remove_file(context).unwrap();
 }
 
 /// The tensor that the tests of load-only types change.

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::idle_sessions::{CacheKey, CacheSpec};
+use crate::cache_key::{CacheKey, CacheSpec};
 use ledger::{KeySeed, Ledger};
 #[cfg(feature = "kv-events")]
 pub use publisher::{PublishError, Publisher};
@@ -139,7 +139,7 @@ impl Shared {
 
     fn root(&self, kind: &CacheKey) -> KeySeed {
         let mut hash = Xxh3::new();
-        hash.update(&kind.names().0.to_le_bytes());
+        hash.update(&kind.spec.hash().to_le_bytes());
         let owner = kind.owner.as_ref().map(|owner| self.secret.hash_one(owner));
         hash.update(&owner.unwrap_or_default().to_le_bytes());
         let options = &kind.spec.options;

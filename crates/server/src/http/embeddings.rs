@@ -22,7 +22,7 @@ use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::prompt::{Purpose, texts};
 use super::{Caller, ServedModel, Server};
-use crate::idle_sessions::CacheKey;
+use crate::cache_key::CacheKey;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
 

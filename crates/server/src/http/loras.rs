@@ -16,7 +16,7 @@ use super::fields::Fields;
 use super::generation_request::kv_type;
 use super::origin::refuse_unless_json;
 use super::{Caller, ServedModel, Server};
-use crate::idle_sessions::CacheSpec;
+use crate::cache_key::CacheSpec;
 use crate::owner_limits::Owner;
 
 /// LoRA adapter by number, and its scale.

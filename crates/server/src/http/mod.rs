@@ -49,8 +49,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::cache_key::{CacheKey, CacheSpec};
 use crate::constraint_compiler::ConstraintCompilers;
-use crate::idle_sessions::{CacheKey, CacheSpec};
 use crate::models::ModelRegistry;
 use crate::owner_limits::{Lanes, Owner};
 use crate::priority::run_low_priority;

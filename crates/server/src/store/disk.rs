@@ -1,8 +1,9 @@
 //! Disk tier: conversations in files of a folder, which outlive the process.
 //!
-//! Each is a context file (checksummed, versioned, replaced atomically) whose name starts with a
-//! hash of its model, KV types and owner, which must match to find it. An invalid file is logged
-//! and removed.
+//! Each is a context file (checksummed, versioned, replaced atomically) whose name starts with the
+//! [hash](CacheKey::hash_with_model) of its cache key and model, which must match to find it: a file
+//! of another key, or of an earlier version of the hash, is evicted when others need its room. An
+//! invalid file is logged and removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +14,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::tier::{OffloadedSession, Tier};
 use crate::ServeError;
+use crate::cache_key::CacheKey;
 use crate::events::{Blocks, Medium};
-use crate::idle_sessions::CacheKey;
 
 /// File extension.
-const SHUTDOWN_TIME: &str = "kvctx";
+const EXTENSION: &str = "kvctx";
 
 /// Disk tier of a model.
 pub(super) struct Disk {
@@ -66,7 +67,7 @@ impl Disk {
         self.make_room(needed);
         let mut text = Xxh3::new();
         tokens.iter().for_each(|token| text.update(&token.to_le_bytes()));
-        let path = self.folder.join(format!("{hash:016x}-{:016x}.{SHUTDOWN_TIME}", text.digest()));
+        let path = self.folder.join(format!("{hash:016x}-{:016x}.{EXTENSION}", text.digest()));
         match write(&path) {
             Ok(bytes) => {
                 let mut kept =
@@ -130,7 +131,7 @@ fn remove(kept: OffloadedSession<PathBuf>) {
 
 /// Reads a file of an earlier process, if it belongs to this model.
 fn read(path: &Path, model: &Model) -> Option<OffloadedSession<PathBuf>> {
-    let name = path.file_name()?.to_str()?.strip_suffix(SHUTDOWN_TIME)?.strip_suffix('.')?;
+    let name = path.file_name()?.to_str()?.strip_suffix(EXTENSION)?.strip_suffix('.')?;
     let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
     let bytes = fs::metadata(path).ok()?.len();
     keep_private(path);

@@ -11,11 +11,10 @@ use std::ops::Add;
 use std::path::{Path, PathBuf};
 
 use kvant::{Model, Session};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ServeError;
+use crate::cache_key::CacheKey;
 use crate::events::Blocks;
-use crate::idle_sessions::CacheKey;
 use disk::Disk;
 use ram::{InRam, Ram};
 use tier::OffloadedSession;
@@ -155,7 +154,7 @@ impl Store {
     }
 
     fn hash(&self, kind: &CacheKey) -> u64 {
-        xxh3_64(format!("{} {:?}", self.model.compute_fingerprint(), kind.names()).as_bytes())
+        kind.hash_with_model(&self.model.compute_fingerprint())
     }
 }
 

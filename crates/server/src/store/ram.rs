@@ -4,8 +4,8 @@
 use kvant::{SavedSession, Session};
 
 use super::tier::{OffloadedSession, Tier};
+use crate::cache_key::CacheKey;
 use crate::events::{Blocks, Medium};
-use crate::idle_sessions::CacheKey;
 
 /// Conversation in host memory.
 pub(super) struct InRam {

@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kvant::{DType, KvOptions, OpenOptions, SessionOptions};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
-use crate::idle_sessions::CacheSpec;
+use crate::cache_key::CacheSpec;
 
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("kvant-store-{name}-{}", std::process::id()));
@@ -265,6 +266,30 @@ fn a_corrupt_file_is_not_used_and_is_removed() {
     assert_eq!(n_kept(&store), 1);
     assert_eq!((test.found(&mut store, &text), n_kept(&store)), (0, 0));
     assert!(!path.exists() && folder.join("notes.txt").exists());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn files_of_an_older_key_are_ignored_until_room_is_needed() {
+    let (test, folder) = (Test::new(), folder("older"));
+    let (text, other) = (text(400, 2), text(400, 3));
+    let session = test.read(&text[..300]);
+    let disk = Some((&*folder, session.saved_bytes() * 3 / 2));
+    test.store(0, disk).save(&test.kind, &session);
+    let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    // The hash before it had versions: of what `Debug` prints.
+    let spec = xxh3_64(format!("{:?}", test.kind.spec.options).as_bytes());
+    let hash = xxh3_64(format!("{} {:?}", test.model.compute_fingerprint(), (spec, "")).as_bytes());
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let older = folder.join(format!("{hash:016x}{}", &name[16..]));
+    fs::rename(&path, &older).unwrap();
+    let mut store = test.store(0, disk);
+    assert_eq!(test.found(&mut store, &text), 0);
+    assert!(older.exists() && store.in_use().disk > 0, "it counts against the budget");
+    store.save(&test.kind, &test.read(&other[..300]));
+    check(&store);
+    assert!(!older.exists());
+    assert_eq!((test.found(&mut store, &other), files(&folder)), (300, 1));
     fs::remove_dir_all(folder).unwrap();
 }
 

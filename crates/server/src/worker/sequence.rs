@@ -158,7 +158,7 @@ pub(super) fn shared(job: &Job) -> &[u32] {
 /// Hashes each block of [`shared`] with all blocks before it and with the cache key.
 pub(super) fn blocks(job: &Job) -> Arc<[u64]> {
     let mut hash = Xxh3::new();
-    hash.update(format!("{:?}", job.kind.names()).as_bytes());
+    hash.update(&job.kind.hash().to_le_bytes());
     let name = |block: &[u32]| {
         block.iter().for_each(|token| hash.update(&token.to_le_bytes()));
         hash.digest()

@@ -8,7 +8,7 @@
 //! Only rows encoded into a coded main tile have the centre of their block subtracted and are
 //! scaled by the tensor's `alpha`.
 
-use kvant_backend::{KvBatchEntry, Result, check_append};
+use kvant_backend::KvBatchEntry;
 
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
@@ -33,10 +33,6 @@ pub(crate) struct Scratch {
 }
 
 /// See [`kvant_backend::Backend::kv_append`].
-///
-/// # Errors
-/// [`kvant_backend::BackendError::Shape`] when a buffer or the step tiles are too short, or K and V
-/// differ in their number of heads.
 pub(crate) fn kv_append(
     isa: Isa,
     pool: &Pool,
@@ -44,12 +40,7 @@ pub(crate) fn kv_append(
     parts: &mut [KvBatchEntry<'_, CpuPage>],
     [k, v]: [&[f32]; 2],
     step_tiles: Option<&mut CpuPage>,
-) -> Result<()> {
-    check_append(
-        parts,
-        [k.len(), v.len()],
-        step_tiles.as_ref().map_or(0, |step_tiles| step_tiles.as_bytes().len()),
-    )?;
+) {
     scratch.targets.fill(parts, step_tiles);
     let (targets, parts) = (&scratch.targets, &*parts);
     // All sequences have the heads of the model; they differ in tests alone.
@@ -72,5 +63,4 @@ pub(crate) fn kv_append(
             _ => scalar::append(tensor, rows, target, source)
         );
     });
-    Ok(())
 }

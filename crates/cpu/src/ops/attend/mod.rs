@@ -71,7 +71,7 @@
 //! The tests check every variant against these variances. A query that is not finite gives an
 //! output that is NaN.
 
-use kvant_backend::{AttendParams, BackendError, KvBatchEntry, Result, check_attend};
+use kvant_backend::{AttendParams, BackendError, KvBatchEntry, Result};
 use kvant_codec::DType;
 
 use crate::host::page::CpuPage;
@@ -112,7 +112,6 @@ pub(crate) use stage::Stage;
 /// is everything except in measurements.
 ///
 /// # Errors
-/// [`BackendError::Shape`] when a layer, a buffer or the step tiles do not have the sizes of `p`;
 /// [`BackendError::Unsupported`] for other stages of the scalar kernels, which have none.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn attend(
@@ -127,13 +126,6 @@ pub(crate) fn attend(
     step_tiles: Option<&CpuPage>,
     out: &mut [f32],
 ) -> Result<()> {
-    check_attend(
-        p,
-        parts,
-        [q.len(), out.len()],
-        sinks.map(<[_]>::len),
-        step_tiles.map_or(0, |step_tiles| step_tiles.as_bytes().len()),
-    )?;
     macro_rules! run {
         ($lanes:expr, $Path:ty, $proof:expr) => {{
             let call = split::AttendArgs::<$Path> { proof: $proof, p, parts, q, sinks, step_tiles };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, Matrix, SharedBytes, WeightSource, check_matrix};
+use kvant_backend::{BackendError, Matrix, SharedBytes, WeightSource};
 use kvant_codec::DType;
 
 use super::panel::{Line, Panels};
@@ -37,11 +37,8 @@ impl CpuMatrix {
     /// Takes the weights of `source`, packed for the kernels of `isa`.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for a type or row length that no kernel reads,
-    /// [`BackendError::Shape`] when the number of bytes does not match the shape,
     /// [`BackendError::OutOfMemory`].
     pub(crate) fn new(isa: Isa, pool: &Pool, source: WeightSource) -> Result<Self, BackendError> {
-        check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
         let store = if uses_panels(isa) {
             WeightLayout::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)

@@ -7,7 +7,8 @@ mod saved;
 
 use std::fs;
 
-use kvant::{DType, Gguf, KvOptions, Model, OpenOptions, SessionOptions, open_file, quantize};
+use kvant::{DType, Gguf, KvOptions, Model, OpenOptions, SessionOptions, open_file};
+use kvant_quantize::{main_type, quantize};
 use serde_json::{Map, Value, json};
 
 use saved::{Saved, Scratch, fixture, names, saved, swapped, write_folder, write_safetensors};
@@ -191,15 +192,15 @@ fn sharded_folders_load_and_quantize_as_one_model() {
     let model = Model::open_with(&scratch.0, options(None)).unwrap();
     assert_eq!(logits(&model), whole);
     let file = scratch.0.join("q8_0.gguf");
-    quantize::quantize(model.gguf(), &file, DType::Q8_0, &mut |_| ()).unwrap();
+    quantize(model.gguf(), &file, DType::Q8_0, &mut |_| ()).unwrap();
     let written = Model::open_with(&file, options(None)).unwrap();
     let retyped = Model::open_with(&scratch.0, options(Some(DType::Q8_0))).unwrap();
     assert_eq!(logits(&written), logits(&retyped));
     assert_ne!(logits(&written), whole);
     // A copy in types other than the file's is the same model under another name.
     let copy = scratch.0.join("f16.gguf");
-    assert_eq!(quantize::main_type(model.gguf()), DType::F16);
-    quantize::quantize(model.gguf(), &copy, DType::F16, &mut |_| ()).unwrap();
+    assert_eq!(main_type(model.gguf()), DType::F16);
+    quantize(model.gguf(), &copy, DType::F16, &mut |_| ()).unwrap();
     assert_eq!(Model::open_with(&copy, options(None)).unwrap().fingerprint(), model.fingerprint());
 }
 

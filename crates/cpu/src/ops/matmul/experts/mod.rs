@@ -25,7 +25,7 @@ mod select;
 use std::ops::Range;
 use std::ptr;
 
-use kvant_backend::{Activation, BackendError, Experts, WeightSource, check_experts};
+use kvant_backend::{Activation, BackendError, Experts, WeightSource};
 
 use super::dispatch::{blocked, file_rows, panels_of_pairs};
 use super::forms::{Forms, InputForm, normalize, tile_rows};
@@ -58,30 +58,25 @@ impl CpuExperts {
     /// `isa`.
     ///
     /// # Errors
-    /// As [`CpuMatrix::new`], and [`BackendError::Shape`] for rows that are not a whole number of
-    /// experts.
+    /// As [`CpuMatrix::new`].
     pub(crate) fn new(
         isa: Isa,
         pool: &Pool,
         source: WeightSource,
         n_experts: usize,
     ) -> Result<Self, BackendError> {
-        let mapped = Self::mapped(source, n_experts)?;
+        let mapped = Self::mapped(source, n_experts);
         let laid_out = mapped.packed(isa, pool, 0..n_experts)?;
         Ok(laid_out.map_or(mapped, |matrices| Self { matrices }))
     }
 
     /// Takes the weights of `source` and leaves them in the mapped file.
-    ///
-    /// # Errors
-    /// As [`CpuExperts::new`].
-    pub(crate) fn mapped(source: WeightSource, n_experts: usize) -> Result<Self, BackendError> {
-        let n_out = check_experts(&source, n_experts)?;
-        let WeightSource { dtype, n_in, bytes, .. } = source;
-        let len = bytes.len() / n_experts;
+    pub(crate) fn mapped(source: WeightSource, n_experts: usize) -> Self {
+        let WeightSource { dtype, n_out, n_in, bytes } = source;
+        let (n_out, len) = (n_out / n_experts, bytes.len() / n_experts);
         let part = |e: usize| WeightLayout::Rows(bytes.slice(e * len..(e + 1) * len));
         let matrix = |e: usize| CpuMatrix { dtype, n_out, n_in, store: part(e) };
-        Ok(Self { matrices: (0..n_experts).map(matrix).collect() })
+        Self { matrices: (0..n_experts).map(matrix).collect() }
     }
 
     /// Returns these experts packed for the kernels of `isa`; `None` if they already have the

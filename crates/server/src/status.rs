@@ -1,4 +1,6 @@
-//! Published state of a worker: counts and bytes for metrics and health.
+//! Published state of a worker, for metrics and health, and of an answer.
+
+use std::time::Duration;
 
 use crate::scheduler::Counts;
 use crate::store::StoreUse;
@@ -40,4 +42,30 @@ impl std::iter::Sum for Status {
             store: a.store + b.store,
         })
     }
+}
+
+/// Prefill progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Progress {
+    pub total: usize,
+    /// Tokens taken from the prefix cache.
+    pub cached: usize,
+    /// Tokens present in the cache now.
+    pub done: usize,
+    pub took: Duration,
+}
+
+/// Counts and times of an answer, and the size of its cache.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct AnswerStats {
+    pub prompt: Progress,
+    pub n_generated: usize,
+    /// Reasoning tokens.
+    pub n_reasoning: usize,
+    /// Draft tokens that were verified, and those that were accepted.
+    pub n_drafted: usize,
+    pub n_accepted: usize,
+    pub decode_time: Duration,
+    pub kv_bytes: usize,
+    pub kv_bytes_f16: usize,
 }

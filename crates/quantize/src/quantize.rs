@@ -1,6 +1,4 @@
-//! Quantization: rewrites a model with its weight matrices in other types.
-
-mod recipe;
+//! Rewrites a model with its weight matrices in other types.
 
 use std::path::Path;
 
@@ -9,8 +7,7 @@ use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, printable_path};
 use kvant_model::check_finite;
 use kvant_model::retype::{convert, for_rows, is_matrix};
 
-use crate::Error;
-pub use recipe::{Recipe, UnknownRecipe};
+use crate::{QuantizeError, Recipe};
 
 /// Result of a quantization.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +24,7 @@ pub struct Quantized {
 pub struct TypeCount {
     /// The requested type.
     pub requested: DType,
-    /// The actual type; a substitute where rows are not whole blocks of `wanted`.
+    /// The actual type; a substitute where rows are not whole blocks of `requested`.
     pub used: DType,
     /// Number of matrices.
     pub n: usize,
@@ -45,9 +42,9 @@ pub fn quantize(
     path: &Path,
     recipe: impl Into<Recipe>,
     progress: &mut dyn FnMut(&TensorInfo),
-) -> Result<Quantized, Error> {
+) -> Result<Quantized, QuantizeError> {
     let recipe = recipe.into();
-    let file_type = recipe.file_type().ok_or_else(|| Error::Setting {
+    let file_type = recipe.file_type().ok_or_else(|| QuantizeError::Setting {
         name: "type",
         expected: "a weight type that GGUF files hold".to_owned(),
         got: recipe.to_string(),
@@ -88,7 +85,7 @@ pub fn quantize(
             }
             progress(info);
         }
-        Ok::<(), Error>(())
+        Ok::<(), QuantizeError>(())
     })?;
     let n_bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
     Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &requested) })
@@ -112,12 +109,12 @@ fn converted_type(info: &TensorInfo, requested: Option<DType>) -> Option<DType> 
 
 /// Rejects overwriting one shard of a split model with the whole model: the other shards would lose
 /// their first one.
-fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), Error> {
+fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), QuantizeError> {
     let is_same =
         |shard: &Path| matches!((shard.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
     let n = gguf.shard_paths().count();
     if n > 1 && gguf.shard_paths().flatten().any(is_same) {
-        return Err(Error::Setting {
+        return Err(QuantizeError::Setting {
             name: "file to write",
             expected: format!("another one than the {n} files that the model is read from"),
             got: printable_path(path),
@@ -154,7 +151,6 @@ fn counts(gguf: &Gguf, recipe: &Recipe, requested: &[Option<DType>]) -> Vec<Type
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DeviceChoice, Model, OpenOptions, Session, SessionOptions};
 
     /// A file with one vector and matrices of these row lengths, each of four rows.
     fn file(rows: &[usize], value: f32) -> Gguf {
@@ -206,39 +202,6 @@ mod tests {
         let written = quantize(&file(&[64, 96], 0.5), &path, Q8_0, &mut |_| ()).unwrap();
         assert_eq!(type_counts(&written), [(Q8_0, Q8_0, 2)]);
         std::fs::remove_file(path).unwrap();
-    }
-
-    #[test]
-    fn weights_converted_on_load_equal_those_of_a_quantized_file() {
-        let (path, context) = (path("retyped"), path("retyped-context"));
-        let options = |weights| OpenOptions {
-            device: DeviceChoice::Cpu,
-            n_threads: Some(2),
-            weights,
-            ..Default::default()
-        };
-        let session = |model: &Model| {
-            let mut session = model.session(SessionOptions::default()).unwrap();
-            session.feed(&[5, 6, 7, 8], &mut |_| true).unwrap();
-            session
-        };
-        let bits = |session: &mut Session| {
-            session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
-        };
-        quantize(&Model::bundled_file().unwrap(), &path, DType::Q4_0, &mut |_| ()).unwrap();
-        let written = Model::open_with(&path, options(None)).unwrap();
-        let retyped = Model::bundled(options(Some(DType::Q4_0))).unwrap();
-        let plain = Model::bundled(options(None)).unwrap();
-        assert_eq!(bits(&mut session(&retyped)), bits(&mut session(&written)));
-        assert_ne!(bits(&mut session(&retyped)), bits(&mut session(&plain)));
-        assert_eq!(retyped.weight_bytes(), written.weight_bytes());
-        session(&retyped).save(&context).unwrap();
-        assert!(retyped.load_session(&context, None).is_ok());
-        let refused = plain.load_session(&context, None).unwrap_err().to_string();
-        assert!(refused.contains("model"), "{refused}");
-        let turbo = Model::bundled(options(Some(DType::Turbo3))).unwrap_err().to_string();
-        assert_eq!(turbo, "weights: expected a weight type that GGUF files hold, got turbo3");
-        [path, context].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     }
 
     #[test]
@@ -334,7 +297,7 @@ mod tests {
             writer.set("split.tensors.count", 2_i32).unwrap();
             let name = format!("blk.{no}.ffn_up.weight");
             writer.add_tensor(&name, &[32, 2], DType::F32).unwrap();
-            writer.save::<Error>(part(no), |sink| Ok(sink.bytes(&name, &[0; 256])?)).unwrap();
+            writer.save::<QuantizeError>(part(no), |sink| Ok(sink.bytes(&name, &[0; 256])?)).unwrap();
         }
         let gguf = Gguf::open(part(0)).unwrap();
         for no in 0..2 {

@@ -193,13 +193,13 @@ impl Recipe {
     }
 
     /// Returns llama.cpp's id of such a file, `None` where files cannot hold the type.
-    pub(super) fn file_type(&self) -> Option<u32> {
+    pub(crate) fn file_type(&self) -> Option<u32> {
         self.file_type
     }
 
     /// Returns the requested type of each tensor, in the order of `gguf`, regardless of row
     /// lengths; `None` for unchanged tensors.
-    pub(super) fn types(&self, gguf: &Gguf) -> Vec<Option<DType>> {
+    pub(crate) fn types(&self, gguf: &Gguf) -> Vec<Option<DType>> {
         let facts = ModelFacts::of(gguf);
         let name = |at: usize| gguf.tensors()[at].name.as_str();
         // Layers are counted in layer order, whatever the order in the file.

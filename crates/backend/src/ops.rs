@@ -1,0 +1,459 @@
+//! The ops of a device. One list declares both traits, so that an op's signature and its check
+//! stand together, once: [`Kernels`], which a device implements, and [`Backend`], which a model
+//! calls.
+
+use crate::check::{
+    check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
+    check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
+    check_project, check_project_each, check_read, check_rope, check_rope_append, check_scale,
+    check_soft_cap, check_top_k, check_write,
+};
+use crate::device::{
+    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page, Result, Router,
+    WeightSource,
+};
+use crate::kv::{batch_rows, check_append, check_attend};
+use crate::recurrent::{check_gate, check_recur, check_short_conv};
+use crate::{
+    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, KvBatchEntry, Norm, Rope,
+    RopeParams, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+};
+
+/// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
+/// operands, `=>` what a device does that does not implement the method.
+macro_rules! ops {
+    ($(
+        $(#[$doc:meta])*
+        fn $op:ident(&$this:ident $(, $arg:ident: $type:ty)* $(,)?) -> $result:ty
+            $(where $check:expr)?
+            $(=> $default:block)?;
+    )*) => {
+        /// A device: memory, and the ops of a transformer step.
+        ///
+        /// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the
+        /// step needs. Each fused op documents its unfused equivalent; the conformance suite tests
+        /// that both are equal. Operands of wrong shape are rejected before any work.
+        ///
+        /// A device implements [`Kernels`], and thereby is a `Backend`; nothing else can be one.
+        pub trait Backend: Send + Sync + Sized + 'static {
+            /// f32 activations on the device.
+            type Buffer: Buffer;
+            /// A weight matrix in the device's own layout.
+            type Matrix: Matrix;
+            /// The matrices of experts in the device's own layout.
+            type Experts: Experts;
+            /// Cache memory.
+            type Page: Page;
+
+            /// Runs `ops`, the ops of one step. `is_decode` states that each sequence has one row in
+            /// it. `ops` read nothing back, so a device may record them and launch them as a whole
+            /// when they end.
+            fn step<T, E: From<BackendError>>(
+                &self,
+                is_decode: bool,
+                ops: impl FnOnce() -> std::result::Result<T, E>,
+            ) -> std::result::Result<T, E>;
+
+            $($(#[$doc])* fn $op(&self $(, $arg: $type)*) -> $result;)*
+        }
+
+        /// What a device implements: the methods of [`Backend`], which has checked the operands. On
+        /// others they may panic, or compute on other memory of the device: code that calls a device
+        /// imports `Backend`.
+        pub trait Kernels: Send + Sync + Sized + 'static {
+            /// See [`Backend::Buffer`].
+            type Buffer: Buffer;
+            /// See [`Backend::Matrix`].
+            type Matrix: Matrix;
+            /// See [`Backend::Experts`].
+            type Experts: Experts;
+            /// See [`Backend::Page`].
+            type Page: Page;
+
+            /// See [`Backend::step`].
+            fn step<T, E: From<BackendError>>(
+                &self,
+                is_decode: bool,
+                ops: impl FnOnce() -> std::result::Result<T, E>,
+            ) -> std::result::Result<T, E> {
+                let _ = is_decode;
+                ops()
+            }
+
+            $(ops! {
+                @kernel
+                #[doc = concat!("See [`Backend::", stringify!($op), "`].")]
+                fn $op(&$this $(, $arg: $type)*) -> $result, [$($default)?]
+            })*
+        }
+
+        impl<D: Kernels> Backend for D {
+            type Buffer = D::Buffer;
+            type Matrix = D::Matrix;
+            type Experts = D::Experts;
+            type Page = D::Page;
+
+            #[inline]
+            fn step<T, E: From<BackendError>>(
+                &self,
+                is_decode: bool,
+                ops: impl FnOnce() -> std::result::Result<T, E>,
+            ) -> std::result::Result<T, E> {
+                Kernels::step(self, is_decode, ops)
+            }
+
+            $(
+                #[inline]
+                fn $op(&self $(, $arg: $type)*) -> $result {
+                    $($check?;)?
+                    Kernels::$op(self $(, $arg)*)
+                }
+            )*
+        }
+    };
+    (@kernel #[$doc:meta] fn $op:ident($($args:tt)*) -> $result:ty, []) => {
+        #[$doc]
+        fn $op($($args)*) -> $result;
+    };
+    (@kernel #[$doc:meta] fn $op:ident($($args:tt)*) -> $result:ty, [$default:block]) => {
+        #[$doc]
+        fn $op($($args)*) -> $result $default
+    };
+}
+
+ops! {
+    /// Returns the description of this device and its kernels.
+    fn info(&self) -> DeviceInfo;
+    /// Returns the kernel for every op and type that this device supports.
+    fn kernel_choices(&self) -> Vec<KernelChoice>;
+
+    /// Returns the free memory for weights and caches, in bytes; `None` for a device without memory
+    /// of its own.
+    fn free_bytes(&self) -> Result<Option<usize>> => { Ok(None) };
+
+    /// Returns the upper bound of all pages together, in bytes, where kernel addressing limits it.
+    fn max_page_bytes(&self) -> Option<usize> => { None };
+
+    /// Allocates a zeroed buffer of `len` values.
+    fn buffer(&self, len: usize) -> Result<Self::Buffer>;
+    /// Copies `src` to the start of `dst`.
+    fn write(&self, dst: &mut Self::Buffer, src: &[f32]) -> Result<()>
+        where check_write(dst, src);
+    /// Copies `len` values from offset `from` of `src` to offset `to` of `dst`.
+    fn copy(
+        &self,
+        src: &Self::Buffer,
+        from: usize,
+        dst: &mut Self::Buffer,
+        to: usize,
+        len: usize,
+    ) -> Result<()>
+        where check_copy(src, from, dst, to, len);
+    /// Copies `dst.len()` values from `src`, starting at value `offset`.
+    fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>
+        where check_read(src, offset, dst);
+    /// Writes the `k` largest of the `n_vocab` logits that start at value `offset` of `logits` to
+    /// `out`, in the order of [`Candidate::rank`]; usually sampling needs no more of a row. Equals
+    /// [`top_k`](crate::top_k) of the logits that [`Backend::read`] returns.
+    fn top_k(
+        &self,
+        logits: &Self::Buffer,
+        offset: usize,
+        n_vocab: usize,
+        k: usize,
+        out: &mut Vec<Candidate>,
+    ) -> Result<()>
+        where check_top_k(logits, offset, n_vocab);
+    /// Waits until all submitted work is complete.
+    fn finish(&self) -> Result<()> => { Ok(()) };
+    /// Uploads a weight matrix for products, repacked where that pays. A device with memory of its
+    /// own drops `source`.
+    fn upload_matrix(&self, source: WeightSource) -> Result<Self::Matrix>
+        where check_matrix(&source);
+    /// Uploads a matrix for [`Backend::embed`] alone: a token embedding that is not tied to the
+    /// output matrix.
+    fn table(&self, source: WeightSource) -> Result<Self::Matrix>
+        where check_matrix(&source) => { Kernels::upload_matrix(self, source) };
+    /// Uploads a matrix for both products and [`Backend::embed`]: a token embedding tied to the
+    /// output matrix.
+    fn upload_tied(&self, source: WeightSource) -> Result<Self::Matrix>
+        where check_matrix(&source) => { Kernels::upload_matrix(self, source) };
+    /// Uploads `n_experts` matrices of one shape: `source` holds the rows of all of them, matrix
+    /// after matrix.
+    fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>
+        where check_experts(&source, n_experts);
+    /// As [`Backend::upload_experts`], with matrices that stay in `source`, a mapped file: they use
+    /// no process memory, and the selected ones are repacked at every step. Results are
+    /// bit-identical. A device without support returns an error.
+    fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>
+        where check_experts(&source, n_experts) => {
+        _ = (source, n_experts);
+        let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
+        Err(BackendError::Unsupported { op: "mapped_experts", requested: wanted, has })
+    };
+    /// Allocates zeroed cache memory of `n_bytes`.
+    fn page(&self, n_bytes: usize) -> Result<Self::Page>;
+    /// Copies a page's bytes to host memory of the same length.
+    fn read_page(&self, page: &Self::Page, dst: &mut [u8]) -> Result<()>;
+    /// Overwrites a page from host memory of the same length.
+    fn write_page(&self, page: &mut Self::Page, src: &[u8]) -> Result<()>;
+
+    /// Looks up rows of `table` `[n_vocab, n_embd]`, uploaded by [`Backend::table`] or
+    /// [`Backend::upload_tied`], into `out` `[tokens, n_embd]`, each value times `scale`.
+    fn embed(&self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>
+        where check_embed(table, tokens, out);
+
+    /// Computes every product of `outputs` on the same input. Equals `rms_norm` into a scratch
+    /// buffer (when `norm` is given) and one product per output; the input is normalized and
+    /// quantized once for all of them.
+    fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()>
+        where check_project(&input, outputs);
+
+    /// Computes `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with
+    /// two outputs, then `a(g) * u`. Where `gate` is `up` itself, a device may multiply once.
+    fn gated_ffn(
+        &self,
+        input: Input<'_, Self>,
+        activation: Activation,
+        gate: &Self::Matrix,
+        up: &Self::Matrix,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_gated_ffn(&input, gate, up, y);
+
+    /// Computes `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows`
+    /// rows of `x` `[rows, n]`, `n = norm(x)` (when `norm` is given) and a the activation of
+    /// `weights`; each product plus its bias, if any. With `to`, writes the sum to it, `[rows, n]`,
+    /// and leaves `x` unchanged.
+    ///
+    /// `choice` gives the experts of each row and their weights, without a host synchronization.
+    /// Equals [`Backend::gated_ffn`] and a product for each expert of a row, added in an order that
+    /// does not depend on other rows.
+    fn moe_ffn(
+        &self,
+        x: &mut Self::Buffer,
+        rows: usize,
+        norm: Option<Norm<'_, Self::Buffer>>,
+        choice: Router<'_, Self>,
+        weights: ExpertWeights<'_, Self>,
+        to: Option<&mut Self::Buffer>,
+    ) -> Result<()>
+        where check_expert_ffn(x, rows, norm, choice, weights, to.as_deref());
+
+    /// Computes `y[r, i] = W[i] x[r, i]` for each matrix i of `w` `[n, n_out, n_in]` and the first
+    /// `rows` rows of `x` `[rows, n, n_in]`, into `y` `[rows, n, n_out]`. Equals
+    /// [`Backend::project`] of each.
+    fn project_per_expert(
+        &self,
+        x: &Self::Buffer,
+        rows: usize,
+        w: &Self::Experts,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_project_each(x, rows, w, y);
+
+    /// Copies the first rows of `src`, `shape` `[rows, n]` of them, to the columns of `dst` from
+    /// `to.first` on; rows of `dst` are `to.width` wide.
+    fn copy_columns(
+        &self,
+        src: &Self::Buffer,
+        shape: [usize; 2],
+        dst: &mut Self::Buffer,
+        to: Columns,
+    ) -> Result<()>
+        where check_copy_columns(src, shape, dst, to);
+
+    /// Computes `y = y / (1 + exp(-g))` for the first `rows` rows of `y` `[rows, cols]`, g the
+    /// row's value of `gates` `[rows]`.
+    fn gate_rows(&self, y: &mut Self::Buffer, rows: usize, cols: usize, gates: &Self::Buffer) -> Result<()>
+        where check_gate_rows(y, rows, cols, gates);
+
+    /// Computes `x += norm(y)`, `norm` over each of the first `rows` rows of `y` `[rows, n]`, n the
+    /// length of its weight: a branch that is normalized before it is added to the residual.
+    fn add_normed(
+        &self,
+        x: &mut Self::Buffer,
+        y: &Self::Buffer,
+        rows: usize,
+        norm: Norm<'_, Self::Buffer>,
+    ) -> Result<()>
+        where check_add_normed(x, y, rows, &norm);
+
+    /// Computes `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x, for each of
+    /// the first `rows` rows of `x` `[rows, n]`, n the length of the weight: LayerNorm (arXiv
+    /// 1607.06450) without a bias.
+    fn layer_norm(
+        &self,
+        x: &Self::Buffer,
+        rows: usize,
+        norm: Norm<'_, Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_layer_norm(x, rows, &norm, y);
+
+    /// Computes `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
+    fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>
+        where check_soft_cap(x, len);
+
+    /// Computes `x = by x` for the first `len` values of `x`.
+    fn scale(&self, x: &mut Self::Buffer, len: usize, by: f32) -> Result<()>
+        where check_scale(x, len);
+
+    /// Normalizes each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when
+    /// `norm` is given, with one gain for all heads or one per head, `[heads.n, heads.dim]`), then
+    /// applies RoPE with `angles` `[rows, n_rot / 2, 2]`: cosine and sine for each row and pair,
+    /// magnitude included.
+    fn rope(
+        &self,
+        x: &mut Self::Buffer,
+        rows: usize,
+        heads: Heads,
+        norm: Option<Norm<'_, Self::Buffer>>,
+        params: RopeParams,
+        angles: &Self::Buffer,
+    ) -> Result<()>
+        where check_rope(x, rows, heads, norm, params, angles);
+
+    /// Returns the first of the first `rows` rows of `x` `[rows, cols]` that contains NaN or an
+    /// infinity. Always `None` on a device without [the check](DeviceInfo::checks_finite_rows),
+    /// where it would require a synchronization.
+    fn find_non_finite_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>
+        where check_broken_row(x, rows, cols);
+
+    /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
+    /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
+    /// [shared-KV](crate::KvTensorSpec::new_shared_kv) tensors. Pads and rotates as the tensor requires,
+    /// and writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to
+    /// `step_tiles`. The memory must have been reserved.
+    fn kv_append(
+        &self,
+        parts: &mut [KvBatchEntry<'_, Self::Page>],
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+        step_tiles: Option<&mut Self::Page>,
+    ) -> Result<()>
+        where check_append(parts, [k, v], step_tiles.as_deref());
+
+    /// Applies [`Backend::rope`] to `q` and `k`, then [`Backend::kv_append`]; equals these three
+    /// ops. The contents of `k` afterwards are unspecified.
+    fn rope_append(
+        &self,
+        parts: &mut [KvBatchEntry<'_, Self::Page>],
+        rope: &Rope<'_, Self::Buffer>,
+        q: &mut Self::Buffer,
+        k: &mut Self::Buffer,
+        v: &Self::Buffer,
+        step_tiles: Option<&mut Self::Page>,
+    ) -> Result<()>
+        where check_rope_append(parts, rope, [q, k, v], step_tiles.as_deref()) => {
+        let rows = batch_rows(parts);
+        Kernels::rope(self, q, rows, rope.q_heads, rope.q_norm, rope.params, rope.angles)?;
+        Kernels::rope(self, k, rows, rope.k_heads, rope.k_norm, rope.params, rope.angles)?;
+        Kernels::kv_append(self, parts, k, v, step_tiles)
+    };
+
+    /// Computes causal attention of the rows of each part of `q` `[rows, n_heads * k_head_dim]`,
+    /// after they were appended, over the tokens of the part's sequence, into the same rows of
+    /// `out` `[rows, n_heads * v_head_dim]`.
+    ///
+    /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
+    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `step_tiles` is
+    /// the output of the append. Queries are rotated once when K is rotated, the output is
+    /// un-rotated once when V is. Reads the tiles in place; never writes a dequantized copy of the
+    /// cache.
+    ///
+    /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, without a
+    /// value: weights add up to less than one (gpt-oss; arXiv 2309.17453 gives the reason). A sink
+    /// is neither scaled nor soft-capped.
+    fn attend(
+        &self,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        sinks: Option<&Self::Buffer>,
+        step_tiles: Option<&Self::Page>,
+        out: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_attend(params, parts, [q, out], sinks, step_tiles);
+
+    /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the
+    /// first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`: bidirectional attention
+    /// within windows, without a cache. `windows` gives the rows of each, which are consecutive. A
+    /// device without a kernel for it returns an error.
+    fn attend_bidirectional(
+        &self,
+        windows: &[usize],
+        heads: Heads,
+        scale: f32,
+        qkv: [&Self::Buffer; 3],
+        out: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_attend_all(windows, heads, qkv, out) => {
+        _ = (windows, heads, scale, qkv, out);
+        let (wanted, has) = ("bidirectional attention".to_owned(), "causal attention".to_owned());
+        Err(BackendError::Unsupported { op: "attend_all", requested: wanted, has })
+    };
+
+    /// Computes `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part,
+    /// channel by channel. u is the convolution input: from the rows of `x` `[rows, n_in]` and,
+    /// before the first row of a step, from the state, which is updated for the next step. `kernel`
+    /// `[taps + 1, channels]` is w and then b, `y` `[rows, channels]`.
+    /// [`ConvForm`](crate::ConvForm) defines the input and the output.
+    fn short_conv(
+        &self,
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
+        conv: ShortConv,
+        x: &Self::Buffer,
+        kernel: &Self::Buffer,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_short_conv(parts, conv, [x, kernel, y]);
+
+    /// Updates the states of heads by the rows of each part, one after the other, and reads them
+    /// into `y` `[rows, n_v_heads * v_dim]`. With the key k and the query q of a value head, its
+    /// value v and its state S `[k_dim, v_dim]`, by the [rule](crate::StateRule) of the inputs:
+    ///
+    /// ```text
+    /// t = softplus(step + bias)
+    /// S = exp(rate t) S
+    /// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim
+    ///         q and k divided by their length
+    /// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
+    /// ```
+    fn linear_attention(
+        &self,
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
+        heads: StateHeads,
+        inputs: StateInputs<&Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_recur(parts, &heads, inputs, y);
+
+    /// Multiplies the first `len` values of `y` by `gate` of as many of `gates`.
+    fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>
+        where check_gate(y, len, gates);
+
+    /// Returns the stages of reading coded tiles, for measuring the cost of each: names, least
+    /// reading first, the last one full attention. Empty for a device without stages.
+    fn attend_stages(&self) -> &'static [&'static str] => { &[] };
+
+    /// Computes [`Backend::attend`] without sinks and without the work that stage `stage` of
+    /// [`Backend::attend_stages`] omits; only the last stage gives meaningful results.
+    fn attend_staged(
+        &self,
+        stage: usize,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        step_tiles: Option<&Self::Page>,
+        out: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_attend(params, parts, [q, out], None, step_tiles) => {
+        let _ = (params, parts, q, step_tiles, out);
+        Err(BackendError::Unsupported {
+            op: "attend",
+            requested: format!("stage {stage}"),
+            has: format!("{} stages", self.attend_stages().len()),
+        })
+    };
+}

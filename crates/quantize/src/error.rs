@@ -1,0 +1,31 @@
+//! The error type of this crate.
+
+use kvant_codec::CodecError;
+use kvant_gguf::GgufError;
+use kvant_model::ModelError;
+
+/// Why a model file cannot be made. `Display` is one line that names what was expected and what was
+/// found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QuantizeError {
+    /// The file cannot be written, or its contents are not those of a GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A tensor has values that no model computes with.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A tensor cannot be encoded.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    /// A setting is out of range.
+    #[error("{name}: expected {expected}, got {got}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// The allowed values.
+        expected: String,
+        /// The given value.
+        got: String,
+    },
+}
