@@ -37,6 +37,7 @@
 //! | files | [`Session::save`], [`Model::load_session`], [`SavedSession`] |
 //! | embeddings, reranking | [`Model::embed`], [`EmbedOptions`], [`Reranker`] |
 //! | vision | [`Model::encode_image`], [`EncodedImage`], [`Model::chat_prompt_with_images`] |
+//! | devices | [`devices`], [`DeviceChoice`], [`tuning`] |
 //! | measurements | [`Session::feed_scored`], [`Measure`] |
 //!
 //! # Stream
@@ -127,19 +128,15 @@
 //! ```
 #![forbid(unsafe_code)]
 
-#[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]
-mod adapter;
 mod clock;
 mod constraint;
 mod context_file;
-mod device;
+pub mod devices;
 mod draft;
 mod embed;
 mod error;
 mod fingerprint;
 mod generation;
-#[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
-mod gpu;
 mod model;
 mod plan_file;
 mod profile;
@@ -149,18 +146,15 @@ mod rerank;
 mod runtime;
 mod session;
 pub mod synthetic;
-pub mod tuning;
 mod vision;
 
-pub use adapter::adapters;
 pub use context_file::{ContextFileError, SavedSession};
-pub use device::{CpuInfo, DeviceChoice, WgpuInfo, memory_bandwidth};
+pub use devices::{DeviceChoice, tuning};
 pub use embed::{EmbedOptions, HiddenStatePool, Pooling};
 pub use error::Error;
 pub use generation::{
     CancelFlag, FinishReason, GenerateOptions, Generation, GenerationState, GenerationStats, Token,
 };
-pub use gpu::CudaInfo;
 pub use kvant_backend::{
     BackendError, DeviceInfo, KernelChoice, PREFIX_ALIGNMENT, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
 };

@@ -18,7 +18,7 @@ use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::device::{self, DeviceChoice, Placement};
+use crate::devices::{self, DeviceChoice, Placement};
 use crate::runtime::{LoadedModel, Sequence};
 use crate::vision::VisionModel;
 use crate::{Error, Session, SessionOptions, draft, fingerprint};
@@ -230,7 +230,7 @@ impl Model {
             options.mmproj.map(|file| VisionModel::load(&file, options.n_threads, &config)).transpose()?;
         let mut on_progress = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
-        let loaded = device::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
+        let loaded = devices::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
         statistics?;
         let mut on_progress = |done: f32| progress(share + done * (1.0 - share));
         let draft = match options.draft {
