@@ -34,7 +34,7 @@ pub(crate) fn load(
     draft: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
-    let info = loaded.info();
+    let info = &loaded.properties().info;
     if !info.is_batch_invariant {
         let expected =
             "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"

@@ -223,7 +223,7 @@ impl Model {
             expected: "a model with a vision encoder (opened with its file, mmproj-*.gguf)".to_owned(),
             got: "a text-only model".to_owned(),
         })?;
-        vision.encode(owner, file, self.tokenizer()?, self.loaded().soft_tokens())
+        vision.encode(owner, file, self.tokenizer()?, &self.loaded().properties().soft_tokens)
     }
 
     /// Returns the text and the tokens of a conversation with images in the model's own chat

@@ -30,7 +30,7 @@ fn images(session: &Session) -> Vec<Vec<u8>> {
         images.push(image);
         Ok(())
     };
-    session.sequence().loaded().pages(session.sequence().id(), visit).unwrap();
+    session.sequence().pages(visit).unwrap();
     images
 }
 

@@ -38,7 +38,7 @@ impl Session {
             return self.catch_up(text);
         }
         self.enqueue(&[missing, &[next]].concat(), &mut |_| true)?;
-        let capacity = self.sequence.loaded().reserve_draft(self.sequence.id(), 0, MAX_DRAFT_TOKENS);
+        let capacity = self.sequence.reserve_draft(0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
             let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
             logits.top_k(*row, 2, &mut self.candidates)?;

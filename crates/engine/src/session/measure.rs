@@ -68,6 +68,6 @@ impl Measure for Session {
 
     fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
         self.recommit()?;
-        self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
+        self.sequence.loaded().kv_rows(self.sequence.id(), layer, head, side)
     }
 }
