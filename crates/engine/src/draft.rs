@@ -10,8 +10,9 @@ use kvant_codec::DType;
 use kvant_gguf::{Gguf, Strings, printable};
 use kvant_model::Config;
 
+use crate::error::Error;
 use crate::runtime::LoadedModel;
-use crate::{Error, KvOptions};
+use crate::session::KvOptions;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 

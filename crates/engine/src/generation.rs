@@ -11,7 +11,8 @@ use kvant_generate::sampler::SamplerParams;
 use kvant_model::ModelError;
 
 use crate::clock::Stopwatch;
-use crate::{Error, Session};
+use crate::error::Error;
+use crate::session::Session;
 
 /// Options of a generation.
 #[derive(Debug, Clone, PartialEq, Default)]

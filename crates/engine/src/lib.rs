@@ -128,6 +128,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bundled;
 mod clock;
 mod constraint;
 mod context_file;
@@ -179,7 +180,7 @@ pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
-pub use profile::StageTime;
 pub use rerank::Reranker;
+pub use runtime::StageTime;
 pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Measure, SequenceStep, Session, SessionOptions};
 pub use vision::{EncodedImage, check_mmproj};

@@ -18,13 +18,13 @@ use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::bundled::POCKET;
 use crate::devices::{self, DeviceChoice, Placement};
+use crate::error::Error;
 use crate::runtime::{LoadedModel, Sequence};
+use crate::session::{Session, SessionOptions};
 use crate::vision::VisionModel;
-use crate::{Error, Session, SessionOptions, draft, fingerprint};
-
-/// The bundled pocket model, for a first run and for tests.
-pub(crate) static POCKET: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
+use crate::{draft, fingerprint};
 
 /// How to load a model.
 #[derive(Default)]

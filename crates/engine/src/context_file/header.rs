@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::ContextFileError;
 use super::format::Reader;
-use crate::Model;
+use crate::model::Model;
 use crate::runtime::Sequence;
 
 /// Version of the tile layout and of the codes in it (`docs/formats.md`).

@@ -46,8 +46,10 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_gguf::printable_path;
 use kvant_kv::{CacheState, Plan};
 
+use crate::error::Error;
+use crate::model::Model;
 use crate::runtime::Sequence;
-use crate::{Error, Model, Session};
+use crate::session::Session;
 use format::{Reader, Writer};
 use header::Header;
 

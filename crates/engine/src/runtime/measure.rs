@@ -12,7 +12,17 @@ use super::device_model::{DeviceModel, roll_back};
 use super::pipeline::LayerPipeline;
 use super::{LoadedModel, SequenceId};
 use crate::error::Error;
-use crate::profile::StageTime;
+
+/// Attention time of one decoded token with some stages left out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageTime {
+    /// The stages that ran.
+    pub stage: &'static str,
+    /// Seconds per token, all layers together: the median of the repetitions.
+    pub seconds: f64,
+    /// Pairs of a query head and a key that were scored.
+    pub pairs: usize,
+}
 
 /// Measurements on a sequence.
 pub(crate) trait Measure {

@@ -30,6 +30,7 @@ use cache::CacheOps;
 use measure::Measure;
 
 pub(crate) use device_model::load;
+pub use measure::StageTime;
 pub(crate) use mtp::{OnDraft, top_with_margin};
 pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;

@@ -9,7 +9,7 @@ use kvant_kv::Policies;
 use kvant_model::{LayerRange, LayerState};
 
 use super::super::*;
-use crate::model::POCKET;
+use crate::bundled::POCKET;
 
 /// The layer with a cache, and the layer that shares it.
 const OWNER: usize = 1;

@@ -10,7 +10,7 @@ use kvant_kv::{BlockKey, Policies};
 use kvant_model::{EmbeddingInput, LayerRange, Lora};
 
 use super::super::*;
-use crate::model::POCKET;
+use crate::bundled::POCKET;
 
 /// The bundled model, split into these parts.
 fn cut(gguf: &Arc<Gguf>, parts: &[LayerRange]) -> Arc<LayerPipeline> {

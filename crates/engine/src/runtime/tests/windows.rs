@@ -7,7 +7,7 @@ use kvant_kv::Policies;
 use kvant_model::LayerRange;
 
 use super::super::*;
-use crate::model::POCKET;
+use crate::bundled::POCKET;
 
 /// The bundled model with a sliding window of `window` tokens in every other layer.
 fn windowed(window: Option<usize>) -> Arc<dyn LoadedModel> {
