@@ -16,9 +16,10 @@ use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 
+use crate::error::Error;
 use crate::generation::{CancelFlag, GenerateOptions, Generation, GenerationState};
+use crate::model::Model;
 use crate::runtime::{ContextSize, Logits, Sequence};
-use crate::{Error, Model};
 
 pub use batch::BatchItem;
 pub use measure::Measure;
@@ -501,7 +502,7 @@ impl std::fmt::Debug for Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OpenOptions;
+    use crate::model::OpenOptions;
 
     fn session(model: &Model, kv: &str, n_tokens: u32) -> Session {
         let kv = KvOptions::symmetric(kv.parse().unwrap());

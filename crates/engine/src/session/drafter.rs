@@ -4,8 +4,10 @@ use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_model::LogitsFor;
 
 use super::{Session, SessionOptions};
+use crate::draft;
+use crate::error::Error;
+use crate::model::Model;
 use crate::runtime::{MAX_ROWS, OnDraft, top_with_margin};
-use crate::{Error, Model, draft};
 
 impl Session {
     /// Creates a session of the draft model of `model`, if it has one.
@@ -73,7 +75,9 @@ mod tests {
     use kvant_gguf::Gguf;
 
     use super::*;
-    use crate::{BatchItem, DeviceChoice, OpenOptions};
+    use crate::devices::DeviceChoice;
+    use crate::model::OpenOptions;
+    use crate::session::BatchItem;
 
     const N_TEXT: usize = 620;
 

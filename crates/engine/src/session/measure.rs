@@ -6,7 +6,7 @@ use kvant_codec::random::Random;
 use kvant_model::LogitsFor;
 
 use super::Session;
-use crate::Error;
+use crate::error::Error;
 
 /// What measurements of speed and quality need of a [`Session`], and generation does not.
 pub trait Measure {

@@ -8,8 +8,8 @@ use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 use kvant_model::{Entry, LogitsFor};
 
 use super::Session;
-use crate::Error;
 use crate::clock::Stopwatch;
+use crate::error::Error;
 use crate::runtime::OnDraft;
 
 /// Maximum of rows in a verification step, uncommitted tokens included: the uncommitted tokens
