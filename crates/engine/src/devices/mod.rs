@@ -1,6 +1,6 @@
 //! The devices of this machine: opens them for a model, and reports them without one.
 //!
-//! Each kind is a file that implements [`OpenDevice`]; `absent` replaces the kinds that this build
+//! Each kind is a file that implements `OpenDevice`; `absent` replaces the kinds that this build
 //! lacks.
 
 #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
