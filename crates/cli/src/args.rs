@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
+use kvant::devices;
 use kvant::gguf::printable_path;
 use kvant::{
-    CudaInfo, DType, DeviceChoice, Error, GenerateOptions, Gguf, KvOptions, LoraFile, Model, OpenOptions,
-    Policies, PrefillPrecision, Requirements, SamplerParams, SamplingDefaults, Session, SessionOptions,
+    DType, DeviceChoice, Error, GenerateOptions, Gguf, KvOptions, LoraFile, Model, OpenOptions, Policies,
+    PrefillPrecision, Requirements, SamplerParams, SamplingDefaults, Session, SessionOptions,
 };
 
 use crate::failure::Failure;
@@ -234,7 +235,9 @@ impl ModelArgs {
         };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // GPU layers were requested, but no GPU may be present.
-            Err(Error::Device(error)) if self.gpu_is_optional() && CudaInfo::open(0).is_err() => {
+            Err(Error::Device(error))
+                if self.gpu_is_optional() && devices::check(DeviceChoice::Cuda(0)).is_err() =>
+            {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(loras, Some(&mut on_progress));
@@ -323,8 +326,8 @@ fn note_draft_context(n_ctx: usize, of: usize) {
 
 /// Notes a GPU that is present but unusable, with the reason.
 fn note_unused_gpu() {
-    if CudaInfo::count().is_ok_and(|n| n > 0)
-        && let Err(error) = CudaInfo::open(0)
+    if devices::cuda_count().is_ok_and(|n| n > 0)
+        && let Err(error) = devices::check(DeviceChoice::Cuda(0))
     {
         log::note(format_args!("the GPU is not used: {error}"));
     }

@@ -6,9 +6,10 @@ mod fit;
 use std::path::PathBuf;
 
 use clap::Args;
+use kvant::DeviceChoice;
+use kvant::devices::{self, CpuDetails, DeviceReport};
 use kvant::gguf::{LoadOnlyType, printable_path};
-use kvant::tuning::{self, Trial, Tuned, Unusable, VariantTrial, cpu_name};
-use kvant::{CpuInfo, DeviceChoice};
+use kvant::tuning::{self, Trial, Tuned, Unusable, VariantTrial};
 use serde_json::{Value, json};
 
 use crate::args::device;
@@ -58,10 +59,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
         true => Some(Fit::of(&args.place.source()?.open(&args.place, args.json)?)?),
         false => None,
     };
-    let device = CpuInfo::open(args.threads)?;
-    let info = device.info();
-    let kernels: Vec<Row> = device
-        .kernel_choices()
+    let DeviceReport { product, details, .. } = devices::cpu_report(args.threads)?;
+    let CpuDetails { info, instruction_sets, matrix_unit, kernel_choices } = details;
+    let kernels: Vec<Row> = kernel_choices
         .into_iter()
         .map(|choice| {
             let cells = [("op", choice.op), ("type", choice.dtype.name()), ("kernel", &choice.kernel)];
@@ -73,9 +73,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "device": info.name,
             "kernels": info.kernels,
             "n_threads": info.n_threads,
-            "cpu": cpu_name(),
-            "instruction_sets": device.instruction_sets(),
-            "matrix_unit": device.matrix_unit(),
+            "cpu": product,
+            "instruction_sets": instruction_sets,
+            "matrix_unit": matrix_unit,
             "choices": kernels,
             "fit": fit.as_ref().map(Fit::json),
             "unpacked": LoadOnlyType::ALL.map(LoadOnlyType::name),
@@ -84,9 +84,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
         });
         return Ok(console::print_json(&object)?);
     }
-    console::print(format_args!("cpu      {}", cpu_name().unwrap_or_else(|| "unknown".to_owned())))?;
-    console::print(format_args!("isa      {}", device.instruction_sets().join(", ")))?;
-    console::print(format_args!("matrix   {}", device.matrix_unit()))?;
+    console::print(format_args!("cpu      {}", product.unwrap_or_else(|| "unknown".to_owned())))?;
+    console::print(format_args!("isa      {}", instruction_sets.join(", ")))?;
+    console::print(format_args!("matrix   {matrix_unit}"))?;
     console::print(format_args!(
         "kernels  {} on {} threads (KVANT_ISA forces a set, -t the threads)",
         info.kernels, info.n_threads

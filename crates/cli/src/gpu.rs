@@ -1,7 +1,8 @@
 //! GPU section of `kvant doctor`: NVIDIA GPUs, and adapters of Vulkan, Metal and DX12.
 
+use kvant::devices::{self, CudaDetails, DeviceReport, WgpuDetails};
 use kvant::tuning::AttendVariantName;
-use kvant::{CudaInfo, DeviceInfo, Error, WgpuInfo};
+use kvant::{DeviceInfo, Error};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -14,67 +15,54 @@ pub struct Report {
 
 /// Returns every GPU, or one report with the reason why none is usable.
 pub fn reports() -> Vec<Report> {
-    match CudaInfo::count() {
+    let report = |index| devices::cuda_report(index).map_or_else(|error| unusable(&error), of_gpu);
+    match devices::cuda_count() {
         Ok(count) => (0..count.max(1)).map(report).collect(),
         Err(error) => vec![unusable(&error)],
     }
-}
-
-fn report(index: usize) -> Report {
-    examine(index).unwrap_or_else(|error| unusable(&error))
 }
 
 fn unusable(error: &Error) -> Report {
     Report { line: format!("no usable GPU: {error}"), json: json!({ "error": error.to_string() }) }
 }
 
-/// Opens the GPU and compiles its kernels.
-fn examine(index: usize) -> Result<Report, Error> {
-    let gpu = CudaInfo::open(index)?;
-    let (info, (driver, nvrtc), (free, total)) = (gpu.info(), gpu.versions(), gpu.memory()?);
-    let n_kernels = gpu.compile_kernels()?;
+fn of_gpu(gpu: DeviceReport<CudaDetails>) -> Report {
+    let DeviceReport { device, product, driver, details } = gpu;
+    let driver = driver.unwrap_or_default();
+    let CudaDetails { info, nvrtc, free_bytes, total_bytes, n_kernel_sources } = details;
     let line = format!(
-        "{} {}, driver for CUDA {driver}, NVRTC {nvrtc}, {} of {} free, {n_kernels} kernel sources compile{}",
-        info.name,
+        "{device} {}, driver for CUDA {driver}, NVRTC {nvrtc}, {} of {} free, {n_kernel_sources} kernel sources compile{}",
         info.kernels,
-        output::bytes(free),
-        output::bytes(total),
+        output::bytes(free_bytes),
+        output::bytes(total_bytes),
         nan_check_warning(&info),
     );
     let json = json!({
-        "device": info.name,
-        "product": gpu.product(),
+        "device": device,
+        "product": product,
         "n_sms": info.n_threads,
         "looks_for_broken_rows": info.checks_finite_rows,
         "driver": driver,
         "nvrtc": nvrtc,
-        "free_bytes": free,
-        "total_bytes": total,
-        "kernel_sources": n_kernels,
+        "free_bytes": free_bytes,
+        "total_bytes": total_bytes,
+        "kernel_sources": n_kernel_sources,
     });
-    Ok(Report { line, json })
+    Report { line, json }
 }
 
 /// Returns every adapter of Vulkan, Metal and DX12; empty without adapters.
 pub fn adapters() -> Vec<Report> {
-    match kvant::adapters() {
+    match devices::adapters() {
         Ok(adapters) => adapters.into_iter().map(of_adapter).collect(),
         Err(error) => vec![unusable(&error)],
     }
 }
 
-fn of_adapter(adapter: WgpuInfo) -> Report {
-    let WgpuInfo {
-        device,
-        product,
-        interface,
-        driver,
-        is_software,
-        max_binding,
-        features,
-        variants,
-        is_tuned,
-    } = adapter;
+fn of_adapter(adapter: DeviceReport<WgpuDetails>) -> Report {
+    let DeviceReport { device, product, driver, details } = adapter;
+    let (product, driver) = (product.unwrap_or_default(), driver.unwrap_or_default());
+    let WgpuDetails { interface, is_software, max_binding, features, variants, is_tuned } = details;
     let line = format!(
         "{device} {product} through {interface}{}, {driver}, up to {} per allocation, {}, codebook lookup {} ({})",
         if is_software { " (software on the CPU)" } else { "" },
@@ -119,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_device_without_nan_checks_is_reported() {
-        let cpu = kvant::CpuInfo::open(Some(1)).unwrap().info();
+        let cpu = devices::cpu_report(Some(1)).unwrap().details.info;
         assert_eq!(nan_check_warning(&cpu), "");
         assert!(nan_check_warning(&DeviceInfo { checks_finite_rows: false, ..cpu }).contains("logits alone"));
     }

@@ -2,7 +2,8 @@
 
 use kvant_generate::constraint::{Constraint, ConstraintCompiler, ConstraintError, OutputFormat};
 
-use crate::{Error, Model};
+use crate::error::Error;
+use crate::model::Model;
 
 impl Model {
     /// Compiles a constraint for texts of this format; [`GenerateOptions::format`] does so for one

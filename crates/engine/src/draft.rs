@@ -10,8 +10,9 @@ use kvant_codec::DType;
 use kvant_gguf::{Gguf, Strings, printable};
 use kvant_model::Config;
 
+use crate::error::Error;
 use crate::runtime::LoadedModel;
-use crate::{Error, KvOptions};
+use crate::session::KvOptions;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
@@ -34,7 +35,7 @@ pub(crate) fn load(
     draft: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
-    let info = loaded.info();
+    let info = &loaded.properties().info;
     if !info.is_batch_invariant {
         let expected =
             "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"

@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use kvant_text::tokenizer::Special;
 
-use crate::{BatchItem, Error, KvOptions, Model, Session, SessionOptions};
+use crate::error::Error;
+use crate::model::Model;
+use crate::session::{BatchItem, KvOptions, Session, SessionOptions};
 
 /// Texts per batch: short ones share the time of a step.
 const TEXTS_AT_ONCE: usize = 32;
@@ -188,8 +190,8 @@ mod tests {
     use kvant_gguf::{Gguf, GgufWriter};
 
     use super::*;
-    use crate::OpenOptions;
     use crate::fingerprint::tests::changed;
+    use crate::model::OpenOptions;
 
     const TEXTS: [&str; 4] = [
         "A cat sleeps on the mat.",

@@ -13,7 +13,8 @@ use kvant_text::chat::TemplateError;
 use kvant_text::tokenizer::TokenizerError;
 use kvant_vision::VisionError;
 
-use crate::{ContextFileError, PlanFileError};
+use crate::context_file::ContextFileError;
+use crate::plan_file::PlanFileError;
 
 /// Why an operation failed. `Display` is one line that names what was expected and what was found.
 #[derive(Debug, thiserror::Error)]

@@ -169,7 +169,7 @@ pub(crate) mod tests {
     use kvant_gguf::GgufWriter;
 
     use super::*;
-    use crate::model::POCKET;
+    use crate::bundled::POCKET;
 
     fn pocket() -> Gguf {
         Gguf::from_bytes(POCKET).unwrap()

@@ -11,7 +11,8 @@ use kvant_generate::sampler::SamplerParams;
 use kvant_model::ModelError;
 
 use crate::clock::Stopwatch;
-use crate::{Error, Session};
+use crate::error::Error;
+use crate::session::Session;
 
 /// Options of a generation.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -209,7 +210,12 @@ fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result
         return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx });
     }
     let n_vocab = model.n_vocab();
-    model.loaded().soft_tokens().of(prompt).map_err(|token| ModelError::Token { token, n_vocab })?;
+    model
+        .loaded()
+        .properties()
+        .soft_tokens
+        .of(prompt)
+        .map_err(|token| ModelError::Token { token, n_vocab })?;
     options.sampler.validate()?;
     model.tokenizer().map(|_| ())
 }

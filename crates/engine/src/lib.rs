@@ -37,6 +37,7 @@
 //! | files | [`Session::save`], [`Model::load_session`], [`SavedSession`] |
 //! | embeddings, reranking | [`Model::embed`], [`EmbedOptions`], [`Reranker`] |
 //! | vision | [`Model::encode_image`], [`EncodedImage`], [`Model::chat_prompt_with_images`] |
+//! | devices | [`devices`], [`DeviceChoice`], [`tuning`] |
 //! | measurements | [`Session::feed_scored`], [`Measure`] |
 //!
 //! # Stream
@@ -127,19 +128,16 @@
 //! ```
 #![forbid(unsafe_code)]
 
-#[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]
-mod adapter;
+mod bundled;
 mod clock;
 mod constraint;
 mod context_file;
-mod device;
+pub mod devices;
 mod draft;
 mod embed;
 mod error;
 mod fingerprint;
 mod generation;
-#[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
-mod gpu;
 mod model;
 mod plan_file;
 mod profile;
@@ -147,18 +145,15 @@ mod prompt;
 mod rerank;
 mod runtime;
 mod session;
-pub mod tuning;
 mod vision;
 
-pub use adapter::adapters;
 pub use context_file::{ContextFileError, SavedSession};
-pub use device::{CpuInfo, DeviceChoice, WgpuInfo, memory_bandwidth};
+pub use devices::{DeviceChoice, tuning};
 pub use embed::{EmbedOptions, HiddenStatePool, Pooling};
 pub use error::Error;
 pub use generation::{
     CancelFlag, FinishReason, GenerateOptions, Generation, GenerationState, GenerationStats, Token,
 };
-pub use gpu::CudaInfo;
 pub use kvant_backend::{
     BackendError, DeviceInfo, KernelChoice, PREFIX_ALIGNMENT, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
 };
@@ -183,7 +178,7 @@ pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
-pub use profile::StageTime;
 pub use rerank::Reranker;
+pub use runtime::StageTime;
 pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Measure, SequenceStep, Session, SessionOptions};
 pub use vision::{EncodedImage, check_mmproj};

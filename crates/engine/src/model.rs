@@ -18,13 +18,13 @@ use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::device::{self, DeviceChoice, Placement};
+use crate::bundled::POCKET;
+use crate::devices::{self, DeviceChoice, Placement};
+use crate::error::Error;
 use crate::runtime::{LoadedModel, Sequence};
+use crate::session::{Session, SessionOptions};
 use crate::vision::VisionModel;
-use crate::{Error, Session, SessionOptions, draft, fingerprint};
-
-/// The bundled pocket model, for a first run and for tests.
-pub(crate) static POCKET: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
+use crate::{draft, fingerprint};
 
 /// How to load a model.
 #[derive(Default)]
@@ -230,7 +230,7 @@ impl Model {
             options.mmproj.map(|file| VisionModel::load(&file, options.n_threads, &config)).transpose()?;
         let mut on_progress = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
-        let loaded = device::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
+        let loaded = devices::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
         statistics?;
         let mut on_progress = |done: f32| progress(share + done * (1.0 - share));
         let draft = match options.draft {
@@ -285,7 +285,7 @@ impl Model {
 
     /// Returns the hyper-parameters.
     pub fn config(&self) -> &Config {
-        self.inner.loaded.config()
+        &self.inner.loaded.properties().config
     }
 
     /// Returns the file's metadata and tensors.
@@ -303,7 +303,7 @@ impl Model {
 
     /// Returns the vocabulary size.
     pub fn n_vocab(&self) -> usize {
-        self.inner.loaded.n_vocab()
+        self.inner.loaded.properties().n_vocab
     }
 
     /// Returns the bytes of weights in the file's types, including a [draft
@@ -311,7 +311,7 @@ impl Model {
     pub fn weight_bytes(&self) -> usize {
         let beside =
             self.draft().map_or(0, Self::weight_bytes) + self.vision().map_or(0, VisionModel::weight_bytes);
-        self.inner.loaded.weight_bytes() + beside
+        self.inner.loaded.properties().weight_bytes + beside
     }
 
     /// Returns the bytes of weights that stay in the mapped file, and how many of them one decoded
@@ -409,12 +409,12 @@ impl Model {
 
     /// Returns the bytes of weights that one decoded token reads.
     pub fn weight_bytes_per_token(&self) -> usize {
-        self.inner.loaded.weight_bytes_per_token()
+        self.inner.loaded.properties().weight_bytes_per_token
     }
 
     /// Returns the device the model runs on and the kernels it uses.
     pub fn device(&self) -> DeviceInfo {
-        self.inner.loaded.info()
+        self.inner.loaded.properties().info.clone()
     }
 
     /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
@@ -426,7 +426,7 @@ impl Model {
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer
     /// ([`OpenOptions::mtp`]) or a draft model ([`OpenOptions::draft`]).
     pub fn has_drafter(&self) -> bool {
-        self.inner.draft.is_some() || self.inner.loaded.predicts()
+        self.inner.draft.is_some() || self.inner.loaded.properties().has_mtp
     }
 
     /// Returns the draft model: see [`OpenOptions::draft`].
@@ -436,7 +436,7 @@ impl Model {
 
     /// Returns the kernel of every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
-        self.inner.loaded.kernel_choices()
+        self.inner.loaded.properties().kernel_choices.clone()
     }
 
     /// Returns whether every device of the model supports a cache of this type.

@@ -25,7 +25,9 @@ use kvant_model::Config;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{Error, KvBalance, KvOptions, fingerprint};
+use crate::error::Error;
+use crate::fingerprint;
+use crate::session::{KvBalance, KvOptions};
 
 /// The first bytes of the file.
 const MAGIC: &str = "kvplan";
@@ -330,7 +332,7 @@ fn line(value: &impl Serialize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::POCKET;
+    use crate::bundled::POCKET;
 
     fn gguf() -> Gguf {
         Gguf::from_bytes(POCKET).unwrap()

@@ -1,17 +1,8 @@
 //! Profile of decode attention: its time with stages of the cache read left out one by one.
 
-use crate::{Error, Session};
-
-/// Attention time of one decoded token with some stages left out.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StageTime {
-    /// The stages that ran.
-    pub stage: &'static str,
-    /// Seconds per token, all layers together: the median of the repetitions.
-    pub seconds: f64,
-    /// Pairs of a query head and a key that were scored.
-    pub pairs: usize,
-}
+use crate::error::Error;
+use crate::runtime::StageTime;
+use crate::session::Session;
 
 impl Session {
     /// Times the attention of one token over the whole cache, layer after layer, for each stage:

@@ -3,7 +3,9 @@
 use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::Special;
 
-use crate::{Error, Model, Session};
+use crate::error::Error;
+use crate::model::Model;
+use crate::session::Session;
 
 impl Model {
     /// Tokenizes a plain text prompt, with a begin-of-text token where the model has one, and
@@ -81,7 +83,9 @@ impl Session {
 mod tests {
     use super::*;
     use crate::fingerprint::tests::changed;
-    use crate::{Gguf, OpenOptions, Requirements, SessionOptions};
+    use crate::model::{OpenOptions, Requirements};
+    use crate::session::SessionOptions;
+    use kvant_gguf::Gguf;
 
     #[test]
     fn special_tokens_in_messages_are_text() {
@@ -159,7 +163,7 @@ mod tests {
     #[test]
     fn an_unknown_tokenizer_is_refused_before_loading_weights() {
         // The tokenizer's name, changed in place in the file.
-        let mut bytes = crate::model::POCKET.to_vec();
+        let mut bytes = crate::bundled::POCKET.to_vec();
         let key = b"tokenizer.ggml.model";
         let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 12;
         bytes[at] = b'z';

@@ -6,7 +6,10 @@ use std::ops::Range;
 use kvant_model::SCORE_HEAD as HEAD;
 use kvant_text::tokenizer::Special;
 
-use crate::{Error, KvOptions, Model, Pooling};
+use crate::embed::Pooling;
+use crate::error::Error;
+use crate::model::Model;
+use crate::session::KvOptions;
 
 /// GGUF's pooling type of rerankers.
 const RANK: u32 = 4;
@@ -106,7 +109,8 @@ mod tests {
     use kvant_gguf::{Gguf, GgufError, GgufWriter, Value};
 
     use super::*;
-    use crate::{OpenOptions, SessionOptions};
+    use crate::model::OpenOptions;
+    use crate::session::SessionOptions;
 
     const FORM: &str =
         "<|im_start|>user\nDoes it answer {query}? {document}<|im_end|>\n<|im_start|>assistant\n";

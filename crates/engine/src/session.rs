@@ -16,9 +16,10 @@ use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 
+use crate::error::Error;
 use crate::generation::{CancelFlag, GenerateOptions, Generation, GenerationState};
+use crate::model::Model;
 use crate::runtime::{ContextSize, Logits, Sequence};
-use crate::{Error, Model};
 
 pub use batch::BatchItem;
 pub use measure::Measure;
@@ -76,7 +77,7 @@ impl Session {
         owner: Option<Arc<str>>,
     ) -> Self {
         let root = model.prefix_root(&sequence, owner.as_deref());
-        sequence.loaded().set_prefix_root(sequence.id(), root);
+        sequence.caches(|cache| cache.set_prefix_root(root));
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
         let shown = Vec::new();
         Self {
@@ -165,7 +166,7 @@ impl Session {
 
     /// Returns the bytes allocated by the session's own cache.
     fn n_bytes(&self) -> usize {
-        self.sequence.loaded().n_bytes(self.sequence.id())
+        self.sequence.n_bytes()
     }
 
     /// Appends `tokens` to the context (prefill or decode). Then [`Session::logits`] follow the
@@ -291,7 +292,7 @@ impl Session {
     /// Releases the lent logits until the next token is fed, and memory reserved for further
     /// tokens.
     pub fn release_scratch(&mut self) {
-        self.sequence().loaded().release_scratch(self.sequence.id());
+        self.sequence.caches(|cache| cache.release_scratch());
         self.tokens.truncate(self.sequence.len());
         self.tokens.shrink_to_fit();
         (self.logits_loan, self.row) = (None, Vec::new());
@@ -330,7 +331,7 @@ impl Session {
     /// the tokens left.
     fn truncate(&mut self, n: usize) -> usize {
         self.logits_loan = None;
-        let left = self.sequence.loaded().truncate(self.sequence.id(), n.min(self.sequence.len()));
+        let left = self.sequence.truncate(n.min(self.sequence.len()));
         self.tokens.truncate(left);
         if let Some(drafter) = &mut self.drafter {
             drafter.truncate(n);
@@ -346,11 +347,11 @@ impl Session {
             return 0;
         }
         // Image rows that have been freed cannot be recomputed, so the prefix ends before them.
-        let tokens = match self.sequence.loaded().soft_tokens().of(tokens) {
+        let tokens = match self.sequence.loaded().properties().soft_tokens.of(tokens) {
             Ok(_) => tokens,
             Err(freed) => &tokens[..tokens.iter().take_while(|&&token| token != freed).count()],
         };
-        let n = self.sequence.loaded().attach_prefix(self.sequence.id(), tokens, self.n_ctx());
+        let n = self.sequence.attach_prefix(tokens, self.n_ctx());
         self.tokens.extend_from_slice(&tokens[..n]);
         self.keep_images(&tokens[..n]);
         n
@@ -436,7 +437,7 @@ impl Session {
     /// it, needs no recomputation. Contexts of fewer than 128 tokens have no checkpoint. It costs
     /// two tiles in f16, 32 tokens, once more tokens are fed.
     pub fn set_checkpoint(&mut self) {
-        self.sequence().loaded().set_checkpoint(self.sequence.id());
+        self.sequence.caches(|cache| cache.set_checkpoint());
     }
 
     fn check_capacity(&self, tokens: &[u32]) -> Result<(), Error> {
@@ -481,7 +482,7 @@ impl Session {
     fn commit_step(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
         if self.has_real_kv {
-            self.sequence.loaded().register_prefix(self.sequence.id(), &self.tokens);
+            self.sequence.caches(|cache| cache.register_prefix(&self.tokens));
         }
     }
 
@@ -501,7 +502,7 @@ impl std::fmt::Debug for Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::OpenOptions;
+    use crate::model::OpenOptions;
 
     fn session(model: &Model, kv: &str, n_tokens: u32) -> Session {
         let kv = KvOptions::symmetric(kv.parse().unwrap());

@@ -17,7 +17,9 @@ use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::{Special, Tokenizer};
 use kvant_vision::{ImageLayout, ImageToken, VisionEncoder};
 
-use crate::{Error, Model, tuning};
+use crate::devices;
+use crate::error::Error;
+use crate::model::Model;
 
 /// Bytes of the cache of encoded images.
 const MAX_CACHED: usize = 256 << 20;
@@ -96,7 +98,7 @@ impl VisionModel {
     /// Loads the vision encoder in a file, for a model of this configuration.
     pub fn load(gguf: &Gguf, n_threads: Option<usize>, config: &Config) -> Result<Self, Error> {
         let encoder =
-            VisionEncoder::load(gguf, Arc::new(tuning::open_cpu(n_threads, PrefillPrecision::Exact)?))?;
+            VisionEncoder::load(gguf, Arc::new(devices::open_cpu(n_threads, PrefillPrecision::Exact)?))?;
         check_width(encoder.config().n_embd_text, config.n_embd)?;
         let hashes = [RandomState::new(), RandomState::new()];
         let n_bytes = gguf.tensors().iter().map(|info| info.n_bytes).sum();
@@ -221,7 +223,7 @@ impl Model {
             expected: "a model with a vision encoder (opened with its file, mmproj-*.gguf)".to_owned(),
             got: "a text-only model".to_owned(),
         })?;
-        vision.encode(owner, file, self.tokenizer()?, self.loaded().soft_tokens())
+        vision.encode(owner, file, self.tokenizer()?, &self.loaded().properties().soft_tokens)
     }
 
     /// Returns the text and the tokens of a conversation with images in the model's own chat

@@ -306,7 +306,7 @@ fn needed(gguf: &Gguf, on_gpu: bool) -> usize {
 
 /// Returns the byte budget of all caches on the first adapter: its largest binding.
 fn gpu_budget() -> Result<usize, WebError> {
-    let max_binding = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
+    let max_binding = kvant::devices::adapters()?.first().map_or(0, |adapter| adapter.details.max_binding);
     Ok(usize::try_from(max_binding).unwrap_or(usize::MAX))
 }
 
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn an_adapter_gives_the_answer_of_the_cpu() {
-        if kvant::adapters().unwrap().is_empty() {
+        if kvant::devices::adapters().unwrap().is_empty() {
             assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "there is no adapter");
             return eprintln!("skipped: an_adapter_gives_the_answer_of_the_cpu: there is no adapter");
         }

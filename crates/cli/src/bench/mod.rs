@@ -84,7 +84,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
     check_size("-p, -n, -d", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
     let bandwidth = match args.roofline {
-        true => Some(kvant::memory_bandwidth(args.model.device, args.model.threads)?),
+        true => Some(kvant::devices::memory_bandwidth(args.model.device, args.model.threads)?),
         false => None,
     };
     let (name, model) = args.open()?;

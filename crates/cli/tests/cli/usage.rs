@@ -347,7 +347,7 @@ fn deviations_from_the_request_are_noted() {
             assert!(stderr(&output).contains(word), "{args:?}: {}", stderr(&output));
         }
     }
-    if kvant::CudaInfo::open(0).is_err() {
+    if kvant::devices::check(kvant::DeviceChoice::Cuda(0)).is_err() {
         let output = kvant(&["run", "-p", QUESTION, "-ngl", "99", "--temp", "0"]);
         assert!(stdout(&output).contains("Paris"));
         assert!(stderr(&output).contains("note: -ngl: cuda: no "), "{}", stderr(&output));

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::ContextFileError;
 use super::format::Reader;
-use crate::Model;
+use crate::model::Model;
 use crate::runtime::Sequence;
 
 /// Version of the tile layout and of the codes in it (`docs/formats.md`).
@@ -51,7 +51,7 @@ struct StoredPlan {
 
 impl Header {
     pub(super) fn new(model: &Model, sequence: &Sequence) -> Self {
-        let (plan, state) = (sequence.plan(), sequence.loaded().state(sequence.id()));
+        let (plan, state) = (sequence.plan(), sequence.state());
         let names = |types: &HeadTypes| [types.k.name().to_owned(), types.v.name().to_owned()];
         Self {
             written_by: concat!("kvant ", env!("CARGO_PKG_VERSION")).to_owned(),

@@ -46,8 +46,10 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_gguf::printable_path;
 use kvant_kv::{CacheState, Plan};
 
+use crate::error::Error;
+use crate::model::Model;
 use crate::runtime::Sequence;
-use crate::{Error, Model, Session};
+use crate::session::Session;
 use format::{Reader, Writer};
 use header::Header;
 
@@ -126,7 +128,7 @@ impl Session {
     pub fn saved_bytes(&self) -> u64 {
         let sequence = self.sequence();
         let mut sections = vec![size_of_val(self.tokens())];
-        sections.extend(sequence.loaded().page_bytes(sequence.id()));
+        sections.extend(sequence.page_bytes());
         format::n_bytes(&Header::new(self.model(), sequence).to_json(), &sections)
     }
 
@@ -153,12 +155,12 @@ impl Session {
             return Err(ContextFileError::Images { path: path.to_owned() }.into());
         }
         self.recommit()?;
-        let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
-        let header = Header::new(self.model(), self.sequence()).to_json();
-        let mut writer = Writer::new(out, &header, 1 + loaded.page_bytes(id).len()).map_err(io)?;
+        let sequence = self.sequence();
+        let header = Header::new(self.model(), sequence).to_json();
+        let mut writer = Writer::new(out, &header, 1 + sequence.page_bytes().len()).map_err(io)?;
         let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
         writer.section(&tokens).map_err(io)?;
-        loaded.pages(id, &mut |image| writer.section(&image).map_err(io))?;
+        sequence.pages(&mut |image| writer.section(&image).map_err(io))?;
         writer.finish().map_err(io)
     }
 
@@ -199,7 +201,7 @@ impl Session {
         let n_ctx = tokens.len().max(self.n_ctx());
         let sequence = restore(&mut reader, self.model(), plan, n_ctx, header.state())?;
         let mut sequence = sequence.with_strengths(strengths);
-        let n = sequence.loaded().truncate(sequence.id(), n);
+        let n = sequence.truncate(n);
         sequence.set_n_ctx(self.n_ctx());
         self.replace(sequence, tokens[..n].to_vec());
         Ok(n)

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::{KvOptions, OpenOptions, SessionOptions};
+use crate::model::OpenOptions;
+use crate::session::{KvOptions, SessionOptions};
 
 fn model() -> Model {
     Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap()
@@ -30,7 +31,7 @@ fn images(session: &Session) -> Vec<Vec<u8>> {
         images.push(image);
         Ok(())
     };
-    session.sequence().loaded().pages(session.sequence().id(), visit).unwrap();
+    session.sequence().pages(visit).unwrap();
     images
 }
 
@@ -273,7 +274,7 @@ fn loaded_sessions_check_n_ctx_and_share_by_owner() {
 /// The bundled model with another value of one hyper-parameter, which changes neither shapes nor
 /// weights.
 fn model_with_another_epsilon() -> Model {
-    let gguf = kvant_gguf::Gguf::from_bytes(crate::model::POCKET).unwrap();
+    let gguf = kvant_gguf::Gguf::from_bytes(crate::bundled::POCKET).unwrap();
     let mut writer = kvant_gguf::GgufWriter::with_meta(gguf.meta()).unwrap();
     let architecture = gguf.meta().get::<&str>("general.architecture").unwrap();
     writer.set(&format!("{architecture}.attention.layer_norm_rms_epsilon"), 3e-6f32).unwrap();

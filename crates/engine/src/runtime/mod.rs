@@ -1,13 +1,18 @@
 //! Runs a model, or a part of one, on any device.
 //!
 //! The types of weights, activations and pages are private to a device. This module erases them: a
-//! model holds a [`Loaded`], a session the [id](SequenceId) of a sequence in it, and each step
-//! makes one dynamic call.
+//! model holds a [`LoadedModel`], a session a [`Sequence`] in it, and each step makes one dynamic
+//! call.
+//!
+//! Operations on a sequence's cache are [`CacheOps`]: one dynamic call visits the caches on all
+//! devices.
 //!
 //! A sequence owns its cache. Activations, logits and scratch belong to the device and are lent for
 //! a step.
 
+mod cache;
 mod device_model;
+mod measure;
 mod mtp;
 mod pipeline;
 mod sequence;
@@ -15,16 +20,17 @@ mod sequence;
 use std::sync::Arc;
 
 use kvant_backend::{Candidate, DeviceInfo, KernelChoice};
-use kvant_codec::Side;
-use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
-use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
+use kvant_kv::{CacheState, KvShape, Plan};
 use kvant_model::{Config, Entry, LogitsFor, OnQueries, Position, SoftTokens};
 
-use crate::Error;
-use crate::profile::StageTime;
+use crate::error::Error;
+
+use cache::CacheOps;
+use measure::Measure;
 
 pub(crate) use device_model::load;
+pub use measure::StageTime;
 pub(crate) use mtp::{OnDraft, top_with_margin};
 pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;
@@ -44,7 +50,7 @@ pub(crate) struct BatchEntry {
     pub n: usize,
     /// Rows whose logits are computed.
     pub logits_for: LogitsFor,
-    /// See [`BatchSequence::strengths`](kvant_model::BatchSequence::strengths).
+    /// See [`BatchSequence::lora_scales`](kvant_model::BatchSequence::lora_scales).
     pub lora_scales: Option<Arc<[f32]>>,
     /// See [`BatchSequence::places`](kvant_model::BatchSequence::places).
     pub positions: Option<Arc<[Position]>>,
@@ -67,28 +73,32 @@ pub(crate) trait Logits: Send + Sync {
     fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error>;
 }
 
-/// The weights of a model, or of a part of one, on a device.
-pub(crate) trait LoadedModel: KvCaches + Send + Sync {
-    /// Returns the device information.
-    fn info(&self) -> DeviceInfo;
-    /// Returns the kernel of every op and type.
-    fn kernel_choices(&self) -> Vec<KernelChoice>;
-    /// Returns the hyper-parameters.
-    fn config(&self) -> &Config;
-    /// Returns the KV heads of the layers in this part.
-    fn kv_shape(&self) -> KvShape;
-    /// Returns the vocabulary size.
-    fn n_vocab(&self) -> usize;
-    /// Returns the soft tokens beyond the vocabulary.
-    fn soft_tokens(&self) -> &Arc<SoftTokens>;
-    /// Returns the bytes of weights in the file's types.
-    fn weight_bytes(&self) -> usize;
-    /// Returns the bytes of weights that one decoded token reads.
-    fn weight_bytes_per_token(&self) -> usize;
+/// Constant properties of a loaded model, or of a part of one.
+pub(crate) struct ModelProperties {
+    pub info: DeviceInfo,
+    /// The kernel of every op and type.
+    pub kernel_choices: Vec<KernelChoice>,
+    /// Hyper-parameters of the whole model.
+    pub config: Config,
+    /// KV heads of the layers in this part.
+    pub kv_shape: KvShape,
+    pub n_vocab: usize,
+    /// Soft tokens beyond the vocabulary.
+    pub soft_tokens: Arc<SoftTokens>,
+    /// Bytes of weights in the file's types.
+    pub weight_bytes: usize,
+    /// Bytes of weights that one decoded token reads.
+    pub weight_bytes_per_token: usize,
+    /// Whether an MTP layer is loaded.
+    pub has_mtp: bool,
+}
 
+/// The weights of a model, or of a part of one, on a device.
+pub(crate) trait LoadedModel: KvCaches + Measure + Send + Sync {
+    fn properties(&self) -> &ModelProperties;
     /// Runs a step over the rows of all sequences in `batch`, in order, each behind the tokens of
     /// its sequence. Returns the logits of the requested rows, in order, if there are any. Steps
-    /// without requested logits write the [final hidden states](kvant_model::Decoder::left) to
+    /// without requested logits write the [hidden states](kvant_model::Decoder::hidden_states) to
     /// `left` `[rows, n_embd]`. `queries` receives the queries of every layer, by KV layer. After
     /// an error every sequence is unchanged or, when the device failed within the step, shorter.
     fn step(
@@ -106,28 +116,16 @@ pub(crate) trait LoadedModel: KvCaches + Send + Sync {
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<dyn LoadedModel>, Error>;
-    /// Returns whether an MTP layer is loaded.
-    fn predicts(&self) -> bool {
-        false
-    }
-    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
-    /// returns `false`. `next` follows the `at` tokens of a sequence, cached or uncommitted. Does
-    /// nothing without an MTP layer, or where it does not follow this sequence.
-    fn predict(&self, _id: SequenceId, _at: usize, _next: u32, _on_prediction: OnDraft<'_>) {}
     /// Waits until the device has completed all steps.
     fn finish(&self) -> Result<(), Error>;
-    /// Appends `n` tokens with random keys and values.
-    fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error>;
-    /// Times attention over a sequence with stages of the cache read left out.
-    fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error>;
 }
 
-/// The caches of the sequences on a device.
+/// The caches of the sequences on a device, or on several.
 pub(crate) trait KvCaches {
     /// Starts an empty sequence. Returns its context length, and the plan with notes on changes.
     fn start(&self, id: SequenceId, plan: Plan, room: ContextSize) -> Result<(usize, Plan), Error>;
     /// Restores a sequence from page images; `next` returns each by its index in the order of
-    /// [`KvCaches::images`].
+    /// [`Sequence::pages`].
     fn restore(
         &self,
         id: SequenceId,
@@ -140,35 +138,8 @@ pub(crate) trait KvCaches {
     fn fork(&self, from: SequenceId, to: SequenceId);
     /// Releases a sequence.
     fn release(&self, id: SequenceId);
-    /// Returns the number of tokens stored and of tiles coded.
-    fn state(&self, id: SequenceId) -> CacheState;
-    /// Sets the context length, which stays at least the number of stored tokens.
-    fn set_n_ctx(&self, id: SequenceId, n_ctx: usize);
-    /// See [`Cache::max_step_rows`](kvant_kv::Cache::max_step_rows).
-    fn max_rows(&self, id: SequenceId) -> usize;
-    /// See [`Cache::reserve_draft`](kvant_kv::Cache::reserve_draft).
-    fn reserve_draft(&self, id: SequenceId, known: usize, max: usize) -> usize;
-    /// See [`Cache::rest`](kvant_kv::Cache::rest).
-    fn release_scratch(&self, id: SequenceId);
-    /// See [`Cache::cut`](kvant_kv::Cache::cut).
-    fn truncate(&self, id: SequenceId, n: usize) -> usize;
-    /// See [`Cache::mark`](kvant_kv::Cache::mark).
-    fn set_checkpoint(&self, id: SequenceId);
-    /// See [`Cache::set_prefix_root`](kvant_kv::Cache::set_prefix_root).
-    fn set_prefix_root(&self, id: SequenceId, root: BlockKey);
-    /// See [`Cache::publish`](kvant_kv::Cache::publish).
-    fn register_prefix(&self, id: SequenceId, tokens: &[u32]);
-    /// See [`Cache::attach`](kvant_kv::Cache::attach); attaches at most the first `max` tokens.
-    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], max: usize) -> usize;
-    /// Returns the decoded keys or values of one head, `[tokens, head_dim]`.
-    fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
-    /// Returns the bytes of each page image of [`KvCaches::images`].
-    fn page_bytes(&self, id: SequenceId) -> Vec<usize>;
-    /// Passes a byte image of every page of a sequence to `visit`.
-    fn pages(&self, id: SequenceId, visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>)
-    -> Result<(), Error>;
-    /// Returns the bytes allocated by a sequence, shared ones included.
-    fn n_bytes(&self, id: SequenceId) -> usize;
+    /// Calls `f` with the cache of a sequence on each device, in the order of the layers.
+    fn visit(&self, id: SequenceId, f: &mut dyn FnMut(&mut dyn CacheOps));
     /// Returns the bytes that a sequence of `tokens` tokens allocates, shared ones included;
     /// `usize::MAX` on overflow.
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize;

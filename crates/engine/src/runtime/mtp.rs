@@ -7,16 +7,17 @@
 //! sequence that it cannot follow (one that was restored, or ran out of memory) just gets no draft
 //! tokens.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
 use kvant_generate::speculative::MAX_DRAFT_TOKENS;
-use kvant_kv::{BlockKey, BlockPool, Cache, KvShape, Layout, Plan};
+use kvant_kv::{BlockPool, Cache, KvShape, Layout, Plan};
 use kvant_model::{Activations, BatchSequence, Decoder, Entry, LogitsFor, Outputs, Weights};
 
-use super::{BatchEntry, MAX_ROWS, SequenceId};
-use crate::Error;
+use super::MAX_ROWS;
+use super::cache::PooledDevice;
+use super::device_model::roll_back;
+use crate::error::Error;
 
 /// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
 /// Beyond it, all but the last [`MAX_UNVERIFIED`] are processed: those may be draft tokens.
@@ -39,16 +40,8 @@ pub(crate) fn top_with_margin(likeliest: &[Candidate]) -> (u32, f32) {
     }
 }
 
-/// The MTP layer, and the sequences that it follows.
-pub(super) struct Mtp<B: Backend> {
-    layer: Layer<B>,
-    followed: HashMap<SequenceId, MtpSequence<B::Page>>,
-    /// Final hidden states of a step, `[rows, n_embd]`.
-    streams: Vec<f32>,
-}
-
-/// The layer with its buffers.
-struct Layer<B: Backend> {
+/// The MTP layer with its buffers.
+pub(super) struct MtpLayer<B: Backend> {
     decoder: Decoder<B>,
     act: Activations<B>,
     /// Logits of one row.
@@ -57,160 +50,13 @@ struct Layer<B: Backend> {
 }
 
 /// The state of the layer for one sequence.
-struct MtpSequence<P: Page> {
-    cache: Cache<P>,
+pub(super) struct MtpSequence<P: Page> {
+    pub cache: Cache<P>,
     /// Tokens behind the cached ones, not processed yet.
     pending: Vec<u32>,
-    /// The hidden state before each of them, and the one before the next token, `[waiting + 1,
-    /// n_embd]`.
+    /// The hidden state before each of them, and the one before the next token,
+    /// `[pending + 1, n_embd]`.
     streams: Vec<f32>,
-}
-
-impl<B: Backend> Mtp<B> {
-    /// Creates the MTP layer of `model`; `None` for a model without one.
-    pub fn new(device: &B, model: &Decoder<B>, weights: Option<Weights<B>>) -> Result<Option<Self>, Error> {
-        let Some((config, weights)) = model.config().of_mtp().zip(weights) else { return Ok(None) };
-        let decoder = Decoder::new(config, weights).with_soft_tokens(model.extra());
-        let act = decoder.activations(device, MAX_ROWS)?;
-        let logits = device.buffer(decoder.n_vocab())?;
-        let layer = Layer { decoder, act, logits, candidates: Vec::new() };
-        Ok(Some(Self { layer, followed: HashMap::new(), streams: Vec::new() }))
-    }
-
-    /// Returns the bytes of its weights, without those shared with the model.
-    pub fn weight_bytes(&self) -> usize {
-        self.layer.decoder.weight_bytes()
-    }
-
-    /// Returns the layout of its cache, with the KV types of the model's last attention layer.
-    pub fn layout(&self, plan: &Plan) -> Layout {
-        let shape = self.layer.decoder.kv_shape();
-        Layout::new(&shape, own_plan(&shape, plan))
-    }
-
-    /// Follows a sequence from its beginning.
-    pub fn start(&mut self, id: SequenceId, plan: &Plan, n_ctx: usize) {
-        let cache = Cache::new(Arc::new(self.layout(plan)), n_ctx);
-        self.followed.insert(id, MtpSequence::new(cache, self.layer.n_embd()));
-    }
-
-    /// Copies the state of `from` to `to`.
-    pub fn fork(&mut self, from: SequenceId, to: SequenceId) {
-        if let Some(followed) = self.followed.get(&from).cloned() {
-            self.followed.insert(to, followed);
-        }
-    }
-
-    /// Releases a sequence.
-    pub fn release(&mut self, id: SequenceId) {
-        self.followed.remove(&id);
-    }
-
-    /// Applies a change of the model's cache to the layer's cache.
-    pub fn with(&mut self, id: SequenceId, f: impl FnOnce(&mut Cache<B::Page>)) {
-        if let Some(followed) = self.followed.get_mut(&id) {
-            f(&mut followed.cache);
-        }
-    }
-
-    /// Truncates to the first `n` tokens. Tokens fed again behind them must be the same, unless
-    /// this is called again.
-    pub fn truncate(&mut self, id: SequenceId, n: usize) {
-        if let Some(followed) = self.followed.get_mut(&id) {
-            followed.cut(n, self.layer.n_embd());
-        }
-    }
-
-    /// Sets a checkpoint: see [`Cache::mark`].
-    pub fn set_checkpoint(&mut self, device: &B, pool: &BlockPool<B::Page>, id: SequenceId) {
-        let Self { layer, followed, .. } = self;
-        let Some(one) = followed.get_mut(&id) else { return };
-        match layer.read(device, pool, one, one.pending.len()) {
-            Ok(()) => one.cache.set_checkpoint(),
-            // Out of memory, in most cases.
-            Err(_) => _ = followed.remove(&id),
-        }
-    }
-
-    /// Registers the prefix for other sequences.
-    pub fn register_prefix(&mut self, pool: &BlockPool<B::Page>, id: SequenceId, tokens: &[u32]) {
-        self.with(id, |cache| cache.register_prefix(pool, tokens));
-    }
-
-    /// Sets the key before the first block, see [`Cache::set_prefix_root`]; it differs from that of
-    /// the model's cache.
-    pub fn set_prefix_root(&mut self, id: SequenceId, root: BlockKey) {
-        self.with(id, |cache| cache.set_prefix_root(root.child(&[])));
-    }
-
-    /// Attaches the longest prefix of `tokens` that other sequences hold; the model's cache has all
-    /// of `tokens`.
-    pub fn attach_prefix(&mut self, pool: &BlockPool<B::Page>, id: SequenceId, tokens: &[u32]) {
-        let Some(followed) = self.followed.get_mut(&id) else { return };
-        // Attaching always leaves the last token out.
-        let held = [tokens, &[0]].concat();
-        let n = followed.cache.attach_prefix(pool, &held);
-        followed.queue_without_states(&tokens[n..], self.layer.n_embd());
-        if tokens.len() - n > MAX_WITHOUT_STATE {
-            self.followed.remove(&id);
-        }
-    }
-
-    /// Returns the bytes allocated by a sequence.
-    pub fn n_bytes(&self, id: SequenceId) -> usize {
-        self.followed.get(&id).map_or(0, |followed| followed.cache.n_bytes())
-    }
-
-    /// Records a step of the model: its rows entered as `tokens`, those of each sequence at its
-    /// position in `starts`.
-    pub fn commit_step(
-        &mut self,
-        (device, pool): (&B, &BlockPool<B::Page>),
-        model: (&Decoder<B>, &mut Activations<B>),
-        (batch, starts): (&[BatchEntry], &[usize]),
-        tokens: &[u32],
-    ) -> Result<(), Error> {
-        if !batch.iter().any(|row| self.followed.contains_key(&row.id)) {
-            return Ok(());
-        }
-        let n_embd = self.layer.n_embd();
-        self.streams.resize(tokens.len() * n_embd, 0.0);
-        model.0.final_hidden(device, model.1, tokens.len(), &mut self.streams)?;
-        let mut first = 0;
-        for (row, &start) in batch.iter().zip(starts) {
-            let rows = first..first + row.n;
-            first = rows.end;
-            let Some(followed) = self.followed.get_mut(&row.id) else { continue };
-            let streams = &self.streams[rows.start * n_embd..rows.end * n_embd];
-            let is_followed = followed.record(start, &tokens[rows], streams)
-                && match followed.pending.len() {
-                    n if n > MAX_PENDING => {
-                        self.layer.read(device, pool, followed, n - MAX_UNVERIFIED).is_ok()
-                    }
-                    _ => true,
-                };
-            if !is_followed {
-                self.followed.remove(&row.id);
-            }
-        }
-        Ok(())
-    }
-
-    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
-    /// returns `false`; `next` follows the `at` tokens of a sequence.
-    pub fn predict(
-        &mut self,
-        (device, pool): (&B, &BlockPool<B::Page>),
-        (id, at): (SequenceId, usize),
-        next: u32,
-        on_prediction: OnDraft<'_>,
-    ) {
-        let Self { layer, followed, .. } = self;
-        let Some(one) = followed.get_mut(&id).filter(|one| one.len() == at) else { return };
-        if layer.predict(device, pool, one, next, on_prediction).is_err() {
-            followed.remove(&id);
-        }
-    }
 }
 
 /// Returns the plan of the layer's cache.
@@ -231,38 +77,56 @@ impl<P: Page> Clone for MtpSequence<P> {
 }
 
 impl<P: Page> MtpSequence<P> {
-    fn new(cache: Cache<P>, n_embd: usize) -> Self {
-        Self { cache, pending: Vec::new(), streams: vec![0.0; n_embd] }
-    }
-
     /// Returns the number of tokens of the sequence.
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.cache.len() + self.pending.len()
     }
 
-    /// Queues `tokens` whose hidden states are unknown.
-    fn queue_without_states(&mut self, tokens: &[u32], n_embd: usize) {
-        self.pending = tokens.to_vec();
-        self.streams = vec![0.0; (tokens.len() + 1) * n_embd];
+    /// Returns the number of tokens that are not processed yet.
+    pub fn n_pending(&self) -> usize {
+        self.pending.len()
     }
 
-    fn cut(&mut self, n: usize, n_embd: usize) {
+    fn n_embd(&self) -> usize {
+        self.streams.len() / (self.pending.len() + 1)
+    }
+
+    /// Queues `tokens` whose hidden states are unknown.
+    fn queue_without_states(&mut self, tokens: &[u32]) {
+        self.streams = vec![0.0; (tokens.len() + 1) * self.n_embd()];
+        self.pending = tokens.to_vec();
+    }
+
+    /// Truncates to the first `n` tokens. Tokens fed again behind them must be the same, unless
+    /// this is called again.
+    pub fn truncate(&mut self, n: usize) {
         match n.checked_sub(self.cache.len()) {
-            Some(waiting) => {
-                self.pending.truncate(waiting);
+            Some(pending) => {
+                let n_embd = self.n_embd();
+                self.pending.truncate(pending);
                 self.streams.truncate((self.pending.len() + 1) * n_embd);
             }
             None => {
                 self.cache.truncate(n);
-                self.queue_without_states(&[], n_embd);
+                self.queue_without_states(&[]);
             }
         }
+    }
+
+    /// Attaches the longest prefix of `tokens` that other sequences hold; the model's cache has all
+    /// of `tokens`. Returns whether the layer can follow the sequence.
+    pub fn attach_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) -> bool {
+        // Attaching always leaves the last token out.
+        let held = [tokens, &[0]].concat();
+        let n = self.cache.attach_prefix(pool, &held);
+        self.queue_without_states(&tokens[n..]);
+        tokens.len() - n <= MAX_WITHOUT_STATE
     }
 
     /// Records tokens from position `start` on and their final hidden states; known ones are
     /// skipped. Returns whether they connect to the known tokens.
     fn record(&mut self, start: usize, tokens: &[u32], streams: &[f32]) -> bool {
-        let n_embd = streams.len() / tokens.len();
+        let n_embd = self.n_embd();
         let Some(known) = self.len().checked_sub(start) else { return false };
         let new = tokens.get(known..).unwrap_or_default();
         self.pending.extend_from_slice(new);
@@ -276,92 +140,138 @@ impl<P: Page> MtpSequence<P> {
         true
     }
 
-    /// Removes the first `n` waiting tokens once they have been processed.
-    fn drain(&mut self, n: usize, n_embd: usize) {
+    /// Removes the first `n` pending tokens once they have been processed.
+    fn drain(&mut self, n: usize) {
+        let n_embd = self.n_embd();
         self.pending.drain(..n);
         self.streams.drain(..n * n_embd);
     }
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> MtpLayer<B> {
+    /// Creates the MTP layer of `model`; `None` for a model without one.
+    pub fn new(device: &B, model: &Decoder<B>, weights: Option<Weights<B>>) -> Result<Option<Self>, Error> {
+        let Some((config, weights)) = model.config().of_mtp().zip(weights) else { return Ok(None) };
+        let decoder = Decoder::new(config, weights).with_soft_tokens(model.extra());
+        let act = decoder.activations(device, MAX_ROWS)?;
+        let logits = device.buffer(decoder.n_vocab())?;
+        Ok(Some(Self { decoder, act, logits, candidates: Vec::new() }))
+    }
+
+    /// Returns the bytes of its weights, without those shared with the model.
+    pub fn weight_bytes(&self) -> usize {
+        self.decoder.weight_bytes()
+    }
+
+    /// Returns the layout of its cache, with the KV types of the model's last attention layer.
+    pub fn layout(&self, plan: &Plan) -> Layout {
+        let shape = self.decoder.kv_shape();
+        Layout::new(&shape, own_plan(&shape, plan))
+    }
+
+    /// Follows a sequence from its beginning.
+    pub fn start(&self, plan: &Plan, n_ctx: usize) -> MtpSequence<B::Page> {
+        let cache = Cache::new(Arc::new(self.layout(plan)), n_ctx);
+        MtpSequence { cache, pending: Vec::new(), streams: vec![0.0; self.n_embd()] }
+    }
+
     fn n_embd(&self) -> usize {
         self.decoder.config().n_embd
     }
 
-    /// Processes the first `n` waiting tokens.
-    fn read(
+    /// Records `tokens` of a sequence from position `start` on, which the model has processed, and
+    /// their final hidden states `streams` `[tokens, n_embd]`. Returns whether the layer can follow
+    /// the sequence.
+    pub fn record(
         &mut self,
-        device: &B,
-        pool: &BlockPool<B::Page>,
+        device: &PooledDevice<B>,
+        followed: &mut MtpSequence<B::Page>,
+        start: usize,
+        tokens: &[u32],
+        streams: &[f32],
+    ) -> bool {
+        followed.record(start, tokens, streams)
+            && match followed.n_pending() {
+                n if n > MAX_PENDING => self.process(device, followed, n - MAX_UNVERIFIED).is_ok(),
+                _ => true,
+            }
+    }
+
+    /// Processes the first `n` pending tokens.
+    pub fn process(
+        &mut self,
+        device: &PooledDevice<B>,
         followed: &mut MtpSequence<B::Page>,
         n: usize,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd();
-        let MtpSequence { cache, pending: waiting, streams } = followed;
-        for (tokens, streams) in waiting[..n].chunks(MAX_ROWS).zip(streams.chunks(MAX_ROWS * n_embd)) {
+        let MtpSequence { cache, pending, streams } = followed;
+        for (tokens, streams) in pending[..n].chunks(MAX_ROWS).zip(streams.chunks(MAX_ROWS * n_embd)) {
             let streams = &streams[..tokens.len() * n_embd];
-            self.step(device, pool, cache, (tokens, streams), LogitsFor::None)?;
+            self.step(device, cache, Entry::Pairs(tokens, streams), tokens.len(), LogitsFor::None)?;
         }
-        followed.drain(n, n_embd);
+        followed.drain(n);
         Ok(())
     }
 
-    fn predict(
+    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
+    /// returns `false`; `next` follows all tokens of the sequence.
+    pub fn predict(
         &mut self,
-        device: &B,
-        pool: &BlockPool<B::Page>,
+        device: &PooledDevice<B>,
         followed: &mut MtpSequence<B::Page>,
         next: u32,
         on_prediction: OnDraft<'_>,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd();
-        let MtpSequence { cache, pending: waiting, streams } = followed;
-        let capacity = cache.reserve_draft(device, pool, waiting.len(), MAX_DRAFT_TOKENS);
+        let MtpSequence { cache, pending, streams } = followed;
+        let PooledDevice { backend, pool } = device;
+        let capacity = cache.reserve_draft(&**backend, pool, pending.len(), MAX_DRAFT_TOKENS);
         if capacity == 0 {
             return Ok(());
         }
-        let n_waiting = waiting.len();
-        let len = cache.len() + n_waiting;
-        waiting.push(next);
-        let step = self.step(device, pool, cache, (waiting, streams), LogitsFor::Last);
-        waiting.pop();
+        let n_pending = pending.len();
+        let len = cache.len() + n_pending;
+        let mut rows = n_pending + 1;
+        pending.push(next);
+        let step = self.step(device, cache, Entry::Pairs(pending, streams), rows, LogitsFor::Last);
+        pending.pop();
         step?;
-        let mut rows = n_waiting + 1;
         let mut stream = vec![0.0; n_embd];
         for n_predicted in 1.. {
-            let (token, lead) = self.likeliest(device)?;
+            let (token, lead) = self.most_probable(backend)?;
             if !on_prediction(token, lead) || n_predicted == capacity {
                 break;
             }
-            self.decoder.final_hidden(device, &mut self.act, rows, &mut stream)?;
-            self.step(device, pool, cache, (&[token], &stream), LogitsFor::Last)?;
+            self.decoder.final_hidden(&**backend, &mut self.act, rows, &mut stream)?;
+            self.step(device, cache, Entry::Pairs(&[token], &stream), 1, LogitsFor::Last)?;
             rows = 1;
         }
         // Cached predictions derive from predicted hidden states, so they are discarded.
         cache.truncate(len);
-        followed.drain(n_waiting, n_embd);
+        followed.drain(n_pending);
         Ok(())
     }
 
     /// Returns the most probable token of the last row, and the margin of its logit.
-    fn likeliest(&mut self, device: &B) -> Result<(u32, f32), Error> {
-        device.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.candidates)?;
+    fn most_probable(&mut self, backend: &B) -> Result<(u32, f32), Error> {
+        backend.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.candidates)?;
         Ok(top_with_margin(&self.candidates))
     }
 
+    /// Runs the layer over `n` rows.
     fn step(
         &mut self,
-        device: &B,
-        pool: &BlockPool<B::Page>,
+        device: &PooledDevice<B>,
         cache: &mut Cache<B::Page>,
-        (tokens, streams): (&[u32], &[f32]),
-        want: LogitsFor,
+        entry: Entry<'_>,
+        n: usize,
+        logits_for: LogitsFor,
     ) -> Result<(), Error> {
-        let out = Outputs::logits((want != LogitsFor::None).then_some(&mut self.logits));
-        let part =
-            BatchSequence { cache, n: tokens.len(), logits_for: want, lora_scales: None, places: None };
-        let entry = Entry::Pairs(tokens, streams);
-        let step = self.decoder.step(device, pool, &mut [part], &mut self.act, entry, out);
-        step.map_err(|error| super::device_model::roll_back(error, [cache]))
+        let out = Outputs::logits((logits_for != LogitsFor::None).then_some(&mut self.logits));
+        let part = BatchSequence { cache, n, logits_for, lora_scales: None, places: None };
+        let PooledDevice { backend, pool } = device;
+        let step = self.decoder.step(&**backend, pool, &mut [part], &mut self.act, entry, out);
+        step.map_err(|error| roll_back(error, [cache]))
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvant_kv::{CacheState, KvShape, Plan};
 use kvant_model::LogitsFor;
 
-use super::{BatchEntry, ContextSize, LoadedModel, MAX_ROWS, SequenceId};
-use crate::Error;
+use super::cache::{CacheOps, shortest_if_unequal};
+use super::{BatchEntry, ContextSize, LoadedModel, MAX_ROWS, OnDraft, SequenceId};
+use crate::error::Error;
 
 /// A sequence; dropping it releases its cache.
 pub(crate) struct Sequence {
@@ -87,14 +88,41 @@ impl Sequence {
         &self.plan
     }
 
+    /// Calls `f` with the cache on each device, in the order of the layers.
+    pub fn caches(&self, mut f: impl FnMut(&mut dyn CacheOps)) {
+        self.loaded.visit(self.id, &mut f);
+    }
+
+    /// Returns the sum of `value` over the caches.
+    pub fn sum(&self, value: impl Fn(&dyn CacheOps) -> usize) -> usize {
+        let mut sum = 0;
+        self.caches(|cache| sum += value(cache));
+        sum
+    }
+
+    /// Returns the number of tokens stored and of tiles coded.
+    pub fn state(&self) -> CacheState {
+        // All parts hold equal numbers of tokens, but some may code none.
+        let mut max = CacheState { len: 0, coded: 0, mark: None };
+        self.caches(|cache| {
+            let state = cache.state();
+            if (state.coded, state.mark) >= (max.coded, max.mark) {
+                max = state;
+            }
+        });
+        max
+    }
+
     /// Returns the number of tokens stored.
     pub fn len(&self) -> usize {
-        self.loaded.state(self.id).len
+        self.state().len
     }
 
     /// Returns the maximum number of tokens of the next step.
     pub fn max_step_rows(&self) -> usize {
-        MAX_ROWS.min(self.loaded.max_rows(self.id))
+        let mut max = MAX_ROWS;
+        self.caches(|cache| max = max.min(cache.max_rows()));
+        max
     }
 
     /// Returns the context length in tokens.
@@ -102,10 +130,70 @@ impl Sequence {
         self.n_ctx
     }
 
-    /// Sets the context length.
+    /// Sets the context length, which stays at least the number of stored tokens.
     pub fn set_n_ctx(&mut self, n_ctx: usize) {
-        self.loaded.set_n_ctx(self.id, n_ctx);
+        self.caches(|cache| cache.set_n_ctx(n_ctx));
         self.n_ctx = n_ctx.max(self.len());
+    }
+
+    /// See [`Cache::reserve_draft`](kvant_kv::Cache::reserve_draft).
+    pub fn reserve_draft(&self, known: usize, max: usize) -> usize {
+        let mut max = max;
+        self.caches(|cache| max = cache.reserve_draft(known, max));
+        max
+    }
+
+    /// See [`CacheOps::predict`].
+    pub fn predict(&self, at: usize, next: u32, on_prediction: OnDraft<'_>) {
+        self.caches(|cache| cache.predict(at, next, on_prediction));
+    }
+
+    /// See [`Cache::truncate`](kvant_kv::Cache::truncate).
+    pub fn truncate(&self, n: usize) -> usize {
+        let mut n = n;
+        // A part may have to truncate further than the others.
+        loop {
+            let mut cut = n;
+            self.caches(|cache| cut = cache.truncate(cut.min(cache.state().len)));
+            if cut == n {
+                return n;
+            }
+            n = cut;
+        }
+    }
+
+    /// See [`CacheOps::attach_prefix`].
+    pub fn attach_prefix(&self, tokens: &[u32], max: usize) -> usize {
+        let mut max = max;
+        // All parts attach the prefix that each of them has.
+        loop {
+            let mut attached = usize::MAX;
+            self.caches(|cache| attached = attached.min(cache.attach_prefix(tokens, max)));
+            if shortest_if_unequal(&*self.loaded, self.id).is_none() {
+                return attached;
+            }
+            self.caches(|cache| _ = cache.truncate(0));
+            max = attached;
+        }
+    }
+
+    /// Returns the bytes of each page image of [`Sequence::pages`].
+    pub fn page_bytes(&self) -> Vec<usize> {
+        let mut bytes = Vec::new();
+        self.caches(|cache| bytes.extend(cache.page_bytes()));
+        bytes
+    }
+
+    /// Passes a byte image of every page to `visit`.
+    pub fn pages(&self, visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>) -> Result<(), Error> {
+        let mut readers = Vec::new();
+        self.caches(|cache| readers.push(cache.page_reader()));
+        readers.into_iter().try_for_each(|read| read(visit))
+    }
+
+    /// Returns the allocated bytes, shared ones included.
+    pub fn n_bytes(&self) -> usize {
+        self.sum(|cache| cache.n_bytes())
     }
 
     /// Returns the bytes that an f16 cache of the same tokens would allocate.

@@ -3,8 +3,10 @@
 use kvant_model::{Entry, LogitsFor};
 
 use super::Session;
+use crate::embed::HiddenStatePool;
+use crate::error::Error;
+use crate::model::Model;
 use crate::runtime::MAX_ROWS;
-use crate::{Error, HiddenStatePool, Model};
 
 /// The input of one session in a batch.
 pub struct BatchItem<'a> {

@@ -4,8 +4,10 @@ use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_model::LogitsFor;
 
 use super::{Session, SessionOptions};
+use crate::draft;
+use crate::error::Error;
+use crate::model::Model;
 use crate::runtime::{MAX_ROWS, OnDraft, top_with_margin};
-use crate::{Error, Model, draft};
 
 impl Session {
     /// Creates a session of the draft model of `model`, if it has one.
@@ -38,7 +40,7 @@ impl Session {
             return self.catch_up(text);
         }
         self.enqueue(&[missing, &[next]].concat(), &mut |_| true)?;
-        let capacity = self.sequence.loaded().reserve_draft(self.sequence.id(), 0, MAX_DRAFT_TOKENS);
+        let capacity = self.sequence.reserve_draft(0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
             let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
             logits.top_k(*row, 2, &mut self.candidates)?;
@@ -73,7 +75,9 @@ mod tests {
     use kvant_gguf::Gguf;
 
     use super::*;
-    use crate::{BatchItem, DeviceChoice, OpenOptions};
+    use crate::devices::DeviceChoice;
+    use crate::model::OpenOptions;
+    use crate::session::BatchItem;
 
     const N_TEXT: usize = 620;
 

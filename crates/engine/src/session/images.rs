@@ -10,13 +10,13 @@ use crate::runtime::BatchEntry;
 impl Session {
     /// Returns whether the context has image tokens.
     pub fn has_images(&self) -> bool {
-        self.tokens.iter().any(|&token| self.sequence.loaded().soft_tokens().is_soft(token))
+        self.tokens.iter().any(|&token| self.sequence.loaded().properties().soft_tokens.is_soft(token))
     }
 
     /// Retains the image rows among `tokens`.
     pub(super) fn keep_images(&mut self, tokens: &[u32]) {
         // Freed rows cannot be retained.
-        for rows in self.sequence.loaded().soft_tokens().of(tokens).unwrap_or_default() {
+        for rows in self.sequence.loaded().properties().soft_tokens.of(tokens).unwrap_or_default() {
             if !self.images.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
                 self.images.push(rows);
             }
@@ -36,7 +36,7 @@ impl Session {
         if self.images.is_empty() || !has_axes {
             return None;
         }
-        let (n_read, extra) = (self.sequence.len(), self.sequence.loaded().soft_tokens());
+        let (n_read, extra) = (self.sequence.len(), &self.sequence.loaded().properties().soft_tokens);
         let read = self.tokens.iter().chain(&self.draft_tokens).take(n_read).chain(tokens);
         let (mut next, mut first) = (0, 0);
         let mut place = |&token: &u32| {

@@ -4,7 +4,7 @@ use kvant_generate::LogitSource;
 use kvant_generate::sampler::Sampler;
 
 use super::Session;
-use crate::Error;
+use crate::error::Error;
 
 impl LogitSource for Session {
     type Error = Error;

@@ -6,7 +6,7 @@ use kvant_codec::random::Random;
 use kvant_model::LogitsFor;
 
 use super::Session;
-use crate::Error;
+use crate::error::Error;
 
 /// What measurements of speed and quality need of a [`Session`], and generation does not.
 pub trait Measure {
@@ -68,6 +68,6 @@ impl Measure for Session {
 
     fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
         self.recommit()?;
-        self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
+        self.sequence.loaded().kv_rows(self.sequence.id(), layer, head, side)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvant_codec::{DType, TILE};
 use kvant_kv::{ChannelScales, KvError, KvShape, Plan, Policies, Policy};
 
-use crate::Error;
+use crate::error::Error;
 
 /// Channel scales: keys and values are multiplied by them before quantization, and divided by them
 /// when read.

@@ -4,7 +4,8 @@ use kvant_generate::Sequence;
 use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 
 use super::{BatchItem, Session};
-use crate::{Error, HiddenStatePool};
+use crate::embed::HiddenStatePool;
+use crate::error::Error;
 
 /// A sequence of a batch, its session, and the tokens to feed.
 pub struct SequenceStep<'a> {

@@ -8,8 +8,8 @@ use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 use kvant_model::{Entry, LogitsFor};
 
 use super::Session;
-use crate::Error;
 use crate::clock::Stopwatch;
+use crate::error::Error;
 use crate::runtime::OnDraft;
 
 /// Maximum of rows in a verification step, uncommitted tokens included: the uncommitted tokens
@@ -43,7 +43,7 @@ impl Session {
     }
 
     fn predicts(&self) -> bool {
-        self.drafter.is_some() || self.sequence.loaded().predicts()
+        self.drafter.is_some() || self.sequence.loaded().properties().has_mtp
     }
 
     /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
@@ -53,8 +53,7 @@ impl Session {
             return self.with_drafter(|drafter, text| drafter.draft_behind(text, next, on_prediction));
         }
         self.discard_drafts();
-        let (loaded, id) = (self.sequence.loaded(), self.sequence.id());
-        loaded.predict(id, self.tokens.len(), next, on_prediction);
+        self.sequence.predict(self.tokens.len(), next, on_prediction);
     }
 
     /// Has the draft model prefill the tokens just fed here, where there were several: a prompt.
@@ -113,9 +112,7 @@ impl Session {
         let max = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
         match max {
             0 => 0,
-            max => {
-                self.sequence.loaded().reserve_draft(self.sequence.id(), self.uncommitted().len() + 1, max)
-            }
+            max => self.sequence.reserve_draft(self.uncommitted().len() + 1, max),
         }
     }
 
@@ -149,7 +146,7 @@ impl Session {
     /// where the cache could not keep them.
     pub(super) fn discard_drafts(&self) {
         if !self.draft_tokens().is_empty() {
-            self.sequence.loaded().truncate(self.sequence.id(), self.tokens.len());
+            self.sequence.truncate(self.tokens.len());
         }
     }
 

@@ -35,7 +35,7 @@ fn an_adapter_gives_the_logits_of_the_cpu() {
     if !runs_on("scalar", NAME) {
         return;
     }
-    if kvant::adapters().is_ok_and(|adapters| adapters.is_empty()) {
+    if kvant::devices::adapters().is_ok_and(|adapters| adapters.is_empty()) {
         assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "no adapter of Vulkan, Metal or DX12");
         eprintln!("skipped: {NAME}: no adapter of Vulkan, Metal or DX12");
         return;

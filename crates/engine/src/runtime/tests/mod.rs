@@ -2,5 +2,6 @@
 
 mod predictions;
 mod shared;
+mod split;
 mod states;
 mod windows;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use kvant_codec::DType;
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
-use kvant_kv::Policies;
+use kvant_kv::{BlockKey, Policies};
 use kvant_model::LayerRange;
 
 use super::super::*;
@@ -53,7 +53,7 @@ fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn LoadedModel>, Golden) {
 }
 
 fn start(model: &Arc<dyn LoadedModel>, dtype: DType) -> Sequence {
-    let plan = Plan::new(&model.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
+    let plan = Plan::new(&model.properties().kv_shape, dtype, dtype, &Policies::default()).unwrap();
     Sequence::start(Arc::clone(model), plan, ContextSize::Exactly(1000)).unwrap()
 }
 
@@ -65,7 +65,7 @@ fn feed(sequence: &Sequence, tokens: &[u32]) {
 /// Returns at most `max` predictions behind all tokens of a sequence and `next`.
 fn predict(sequence: &Sequence, next: u32, max: usize) -> Vec<(u32, f32)> {
     let mut chain = Vec::new();
-    sequence.loaded().predict(sequence.id(), sequence.len(), next, &mut |token, lead| {
+    sequence.predict(sequence.len(), next, &mut |token, lead| {
         chain.push((token, lead));
         chain.len() < max
     });
@@ -91,7 +91,7 @@ fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -
 fn mtp_predictions_equal_those_of_transformers() {
     for file in files() {
         let (model, golden) = open(&file, true);
-        assert!(model.predicts());
+        assert!(model.properties().has_mtp);
         let n_chain = golden.chains[0].len();
         let first = golden.tokens.len() + 1 - golden.chains.len();
         for pieces in [1, 3, 8, 20] {
@@ -135,13 +135,12 @@ fn rejected_draft_tokens_do_not_affect_predictions() {
             // As in sessions: two wrong draft tokens; tokens that the cache cannot keep are
             // recomputed.
             let known = &golden.tokens[sequence.len()..at];
-            let id = sequence.id();
-            model.reserve_draft(id, known.len(), 2);
+            sequence.reserve_draft(known.len(), 2);
             feed(&sequence, &[known, &[golden.tokens[at] ^ 3, 5]].concat());
-            let left = model.truncate(id, at);
+            let left = sequence.truncate(at);
             assert!(left <= at);
             let mut chain = Vec::new();
-            model.predict(id, at, golden.tokens[at], &mut |token, lead| {
+            sequence.predict(at, golden.tokens[at], &mut |token, lead| {
                 chain.push((token, lead));
                 chain.len() < n_chain
             });
@@ -159,7 +158,7 @@ fn the_mtp_layer_predicts_and_keeps_the_logits() {
             let sequence = start(model, DType::Turbo3);
             let batch = [sequence.step_row(golden.tokens.len(), LogitsFor::Last)];
             let logits = model.step(&batch, Entry::Tokens(&golden.tokens), None, None).unwrap().unwrap();
-            let mut row = vec![f32::NAN; model.n_vocab()];
+            let mut row = vec![f32::NAN; model.properties().n_vocab];
             logits.read(0, &mut row).unwrap();
             (row.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), predict(&sequence, 1, 3).len())
         };
@@ -167,8 +166,8 @@ fn the_mtp_layer_predicts_and_keeps_the_logits() {
         let (logits_without, n_without) = logits(&without);
         assert_eq!(logits_with, logits_without);
         assert!(n_with > 0 && n_without == 0, "{n_with}, {n_without}");
-        assert!(with.0.weight_bytes() > without.0.weight_bytes());
-        assert!(!without.0.predicts());
+        assert!(with.0.properties().weight_bytes > without.0.properties().weight_bytes);
+        assert!(!without.0.properties().has_mtp);
     }
 }
 
@@ -184,7 +183,7 @@ fn the_predicted_cache_size_includes_the_mtp_layer() {
                 let sequence = start(model, dtype);
                 text.chunks(100).for_each(|piece| feed(&sequence, piece));
                 let expected = model.bytes_for(sequence.plan(), text.len());
-                assert_eq!(model.n_bytes(sequence.id()), expected, "{what}, {dtype:?}");
+                assert_eq!(sequence.n_bytes(), expected, "{what}, {dtype:?}");
                 expected
             });
             assert!(taken[0] > taken[1], "{taken:?}");
@@ -199,12 +198,12 @@ fn attached_prefixes_predict_and_restored_ones_do_not() {
     let (model, golden) = open(&files()[0], true);
     let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
     let first = start(&model, DType::F16);
-    model.set_prefix_root(first.id(), BlockKey::root(&[b"test"]));
+    first.caches(|cache| cache.set_prefix_root(BlockKey::root(&[b"test"])));
     text.chunks(130).for_each(|piece| feed(&first, piece));
-    model.register_prefix(first.id(), &text);
+    first.caches(|cache| cache.register_prefix(&text));
     let second = start(&model, DType::F16);
-    model.set_prefix_root(second.id(), BlockKey::root(&[b"test"]));
-    let n = model.attach_prefix(second.id(), &text, 1000);
+    second.caches(|cache| cache.set_prefix_root(BlockKey::root(&[b"test"])));
+    let n = second.attach_prefix(&text, 1000);
     assert!(n > 100, "{n}");
     feed(&second, &text[n..]);
     let predicted = predict(&first, 9, 3);
@@ -220,11 +219,11 @@ fn attached_prefixes_predict_and_restored_ones_do_not() {
         images.push(image);
         Ok(())
     };
-    model.pages(first.id(), visit).unwrap();
-    let (plan, state) = (first.plan().clone(), model.state(first.id()));
+    first.pages(visit).unwrap();
+    let (plan, state) = (first.plan().clone(), first.state());
     let restored =
         Sequence::restore(Arc::clone(&model), plan, 1000, state, &mut |i| Ok(images[i].clone())).unwrap();
     feed(&restored, &[1]);
     assert!(predict(&restored, 9, 3).is_empty());
-    restored.loaded().truncate(restored.id(), 0);
+    restored.truncate(0);
 }

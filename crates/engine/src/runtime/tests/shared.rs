@@ -9,7 +9,7 @@ use kvant_kv::Policies;
 use kvant_model::{LayerRange, LayerState};
 
 use super::super::*;
-use crate::model::POCKET;
+use crate::bundled::POCKET;
 
 /// The layer with a cache, and the layer that shares it.
 const OWNER: usize = 1;
@@ -50,7 +50,7 @@ fn open(gguf: &Arc<Gguf>, state: LayerState) -> Arc<dyn LoadedModel> {
 }
 
 fn start(loaded: &Arc<dyn LoadedModel>, dtype: DType) -> Sequence {
-    let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
+    let plan = Plan::new(&loaded.properties().kv_shape, dtype, dtype, &Policies::default()).unwrap();
     Sequence::start(Arc::clone(loaded), plan, ContextSize::Exactly(700)).unwrap()
 }
 
@@ -67,7 +67,7 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
         let logits =
             sequences[0].loaded().step(&batch, Entry::Tokens(&entered), None, None).unwrap().unwrap();
         for which in 0..2 {
-            let mut row = vec![f32::NAN; sequences[0].loaded().n_vocab()];
+            let mut row = vec![f32::NAN; sequences[0].loaded().properties().n_vocab];
             logits.read(which, &mut row).unwrap();
             bits.extend(row.into_iter().map(f32::to_bits));
         }
@@ -79,17 +79,16 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
 fn shared_kv_gives_the_logits_of_equal_own_kv() {
     let gguf = with_equal_layers();
     let (own, shared) = (open(&gguf, LayerState::Own), open(&gguf, LayerState::Shared(OWNER)));
-    assert_eq!(shared.kv_shape().layers.len() + 1, own.kv_shape().layers.len());
+    assert_eq!(shared.properties().kv_shape.layers.len() + 1, own.properties().kv_shape.layers.len());
     for dtype in [DType::F16, DType::Turbo3] {
         for chunk in [256, 23, 1] {
             let sequences = [&own, &shared].map(|model| [start(model, dtype), start(model, dtype)]);
             let [want, got] = sequences.each_ref().map(|[a, b]| feed([a, b], chunk));
             assert!(want == got, "{dtype} in chunks of {chunk}");
-            let bytes = |model: &Arc<dyn LoadedModel>, sequence: &Sequence| model.n_bytes(sequence.id());
-            let [n_own, n_shared] = [own.kv_shape(), shared.kv_shape()].map(|shape| shape.layers.len());
+            let [n_own, n_shared] = [&own, &shared].map(|model| model.properties().kv_shape.layers.len());
             assert_eq!(
-                bytes(&own, &sequences[0][0]) * n_shared,
-                bytes(&shared, &sequences[1][0]) * n_own,
+                sequences[0][0].n_bytes() * n_shared,
+                sequences[1][0].n_bytes() * n_own,
                 "one layer less"
             );
         }

@@ -7,7 +7,7 @@ use kvant_kv::Policies;
 use kvant_model::LayerRange;
 
 use super::super::*;
-use crate::model::POCKET;
+use crate::bundled::POCKET;
 
 /// The bundled model with a sliding window of `window` tokens in every other layer.
 fn windowed(window: Option<usize>) -> Arc<dyn LoadedModel> {
@@ -23,14 +23,14 @@ fn start(loaded: &Arc<dyn LoadedModel>, dtype: DType) -> Sequence {
 }
 
 fn start_with(loaded: &Arc<dyn LoadedModel>, dtype: DType, policies: &Policies) -> Sequence {
-    let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, policies).unwrap();
+    let plan = Plan::new(&loaded.properties().kv_shape, dtype, dtype, policies).unwrap();
     Sequence::start(Arc::clone(loaded), plan, ContextSize::Exactly(3000)).unwrap()
 }
 
 /// Feeds tokens `from..to` in chunks; returns the last logits.
 fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
     let tokens: Vec<u32> = (from..to).map(|i| i * 37 % 500).collect();
-    let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
+    let mut row = vec![f32::NAN; sequence.loaded().properties().n_vocab];
     for tokens in tokens.chunks(chunk) {
         let batch = [sequence.step_row(tokens.len(), LogitsFor::Last)];
         let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
@@ -46,8 +46,8 @@ fn restored(model: &Arc<dyn LoadedModel>, sequence: &Sequence) -> Sequence {
         images.push(image);
         Ok(())
     };
-    model.pages(sequence.id(), visit).unwrap();
-    let (plan, state) = (sequence.plan().clone(), model.state(sequence.id()));
+    sequence.pages(visit).unwrap();
+    let (plan, state) = (sequence.plan().clone(), sequence.state());
     let next = &mut |index: usize| Ok(images[index].clone());
     Sequence::restore(Arc::clone(model), plan, 3000, state, next).unwrap()
 }
@@ -70,11 +70,11 @@ fn windowed_layers_are_chunk_invariant_and_free_old_blocks() {
         );
 
         // Tokens before 451 are outside every window: three of five blocks of half the layers.
-        let (bytes, all) = (model.n_bytes(sequence.id()), plain.n_bytes(without.id()));
+        let (bytes, all) = (sequence.n_bytes(), without.n_bytes());
         assert!(bytes < all, "{dtype}: {bytes} of {all}");
-        assert_eq!(bytes, sequence.plan().n_bytes(&model.kv_shape(), 600), "{dtype}");
+        assert_eq!(bytes, sequence.plan().n_bytes(&model.properties().kv_shape, 600), "{dtype}");
         // Freed tokens must be fed again.
-        assert_eq!(model.truncate(sequence.id(), 520), 0);
+        assert_eq!(sequence.truncate(520), 0);
         assert_eq!(feed(&sequence, 0, 600, 100), at_once, "{dtype}");
     }
 }
@@ -86,21 +86,21 @@ fn checkpoints_survive_in_memory_and_in_page_images() {
     for (len, border) in [(128, 0), (2605, 2560)] {
         let sequence = start(&model, DType::Turbo3);
         feed(&sequence, 0, len, 512);
-        let bytes = model.n_bytes(sequence.id());
-        model.set_checkpoint(sequence.id());
-        assert_eq!(model.n_bytes(sequence.id()), bytes, "nothing is copied yet");
+        let bytes = sequence.n_bytes();
+        sequence.caches(|cache| cache.set_checkpoint());
+        assert_eq!(sequence.n_bytes(), bytes, "nothing is copied yet");
         feed(&sequence, 3000, 3100, 100);
-        assert_eq!(model.state(sequence.id()).mark.map(|(len, _)| len), Some(len as usize));
+        assert_eq!(sequence.state().mark.map(|(len, _)| len), Some(len as usize));
         let restored = restored(&model, &sequence);
 
         let fresh = start(&model, DType::Turbo3);
         feed(&fresh, 0, len - 1, 512);
         let want = feed(&fresh, len - 1, len + 35, 36);
         for sequence in [sequence, restored] {
-            assert_eq!(model.truncate(sequence.id(), len as usize - 1), len as usize - 1);
+            assert_eq!(sequence.truncate(len as usize - 1), len as usize - 1);
             assert_eq!(feed(&sequence, len - 1, len + 35, 5), want, "{len} tokens");
             // Truncating before the checkpoint drops it; the aligned prefix remains.
-            assert_eq!(model.truncate(sequence.id(), len as usize - 5), border);
+            assert_eq!(sequence.truncate(len as usize - 5), border);
         }
     }
 }
@@ -111,8 +111,8 @@ fn a_tail_longer_than_the_window_leaves_empty_blocks() {
     for len in [300, 511, 512, 513, 700] {
         let sequence = start_with(&model, DType::Turbo3, &policies);
         feed(&sequence, 0, len, 512);
-        let planned = sequence.plan().n_bytes(&model.kv_shape(), len as usize);
-        assert_eq!(model.n_bytes(sequence.id()), planned, "{len} tokens");
+        let planned = sequence.plan().n_bytes(&model.properties().kv_shape, len as usize);
+        assert_eq!(sequence.n_bytes(), planned, "{len} tokens");
         let restored = restored(&model, &sequence);
         assert_eq!(feed(&restored, len, len + 200, 200), feed(&sequence, len, len + 200, 7), "{len} tokens");
     }

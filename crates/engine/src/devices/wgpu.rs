@@ -1,74 +1,82 @@
-//! Vulkan, Metal and DX12 adapters: lists them, tunes them and loads models onto them.
+//! Vulkan, Metal and DX12 adapters: reports them, tunes them and loads models onto them.
 
 use std::sync::Arc;
 
+use kvant_backend::BackendError;
 use kvant_gguf::{Gguf, printable};
 use kvant_model::{Config, LayerRange};
 use kvant_wgpu::{AdapterReport, AttendTrial, AttendVariant, CodebookLookup, TypeClass, WgpuDevice};
 
-use crate::Error;
-use crate::device::WgpuInfo;
+use super::OpenDevice;
+use super::report::{DeviceReport, VariantTrial, WgpuDetails};
+use super::tuning_file::{self, AdapterId, AttendVariantName, TuningFile};
+use crate::error::Error;
 use crate::runtime::{self, LoadedModel};
-use crate::tuning::{self, AdapterId, AttendVariantName, TuningFile, VariantTrial};
 
 /// Characters of a foreign name shown in an error.
 const MAX_SHOWN: usize = 40;
 
-/// Lists the adapters of this machine, in the order of their indices.
-///
-/// # Errors
-/// In a build without the feature `wgpu`.
-pub fn adapters() -> Result<Vec<WgpuInfo>, Error> {
-    let kept = tuning::kept();
-    let adapter = |report: AdapterReport| {
-        let (tuned, default) =
-            (tuned(&report, &kept).and_then(Result::ok), AttendVariant::of_adapter(&report));
-        let is_tuned = tuned.is_some();
-        let way = |class| {
-            let found = tuned.iter().flatten().find(|(of, _)| *of == class);
-            named(class, found.map_or(default, |(_, way)| *way))
-        };
-        let ways = TypeClass::ALL.map(way).into();
-        let AdapterReport { device, product, interface, driver, is_software, max_binding, features, .. } =
-            report;
-        let features = features.into_iter().map(str::to_owned).collect();
-        WgpuInfo {
-            device,
-            product,
-            interface,
-            driver,
-            is_software,
-            max_binding,
-            features,
-            variants: ways,
-            is_tuned,
-        }
-    };
-    Ok(kvant_wgpu::adapters().into_iter().map(adapter).collect())
+/// Reports the adapters of this machine, in the order of their indices.
+pub fn adapters() -> Result<Vec<DeviceReport<WgpuDetails>>, Error> {
+    let saved = tuning_file::saved();
+    Ok(kvant_wgpu::adapters().into_iter().map(|adapter| report(adapter, &saved)).collect())
 }
 
-/// Loads a part of a model onto adapter `index`, with the attention variants tuned for it.
-pub(crate) fn load(
-    index: usize,
-    config: Config,
-    part: &LayerRange,
-    gguf: &Arc<Gguf>,
-    progress: &mut dyn FnMut(f32),
-) -> Result<Arc<dyn LoadedModel>, Error> {
+/// Opens adapter `index` with the attention variants tuned for it.
+pub fn open(index: usize) -> Result<Box<dyn OpenDevice>, Error> {
     let mut device = WgpuDevice::open(index)?;
-    if let Some(Ok(ways)) = tuned(device.report(), &tuning::kept()) {
-        for (class, way) in ways {
-            device = device.with_way(&[class], way)?;
+    if let Some(Ok(variants)) = tuned(device.report(), &tuning_file::saved()) {
+        for (class, variant) in variants {
+            device = device.with_way(&[class], variant)?;
         }
     }
-    runtime::load(device, config, part, gguf, progress)
+    Ok(Box::new(device))
+}
+
+impl OpenDevice for WgpuDevice {
+    fn memory_bandwidth(&self) -> Result<f64, Error> {
+        Err(Error::Device(BackendError::Unsupported {
+            op: "memory_bandwidth",
+            requested: self.report().device.clone(),
+            has: "clocks for cpu and cuda:N".to_owned(),
+        }))
+    }
+
+    fn load(
+        self: Box<Self>,
+        config: Config,
+        part: &LayerRange,
+        gguf: &Arc<Gguf>,
+        progress: &mut dyn FnMut(f32),
+    ) -> Result<Arc<dyn LoadedModel>, Error> {
+        runtime::load(*self, config, part, gguf, progress)
+    }
+}
+
+/// Reports an adapter with the attention variants that models on it use.
+fn report(adapter: AdapterReport, saved: &TuningFile) -> DeviceReport<WgpuDetails> {
+    let (tuned, default) = (tuned(&adapter, saved).and_then(Result::ok), AttendVariant::of_adapter(&adapter));
+    let variant = |class| {
+        let found = tuned.iter().flatten().find(|(of, _)| *of == class);
+        named(class, found.map_or(default, |(_, variant)| *variant))
+    };
+    DeviceReport {
+        device: adapter.device,
+        product: Some(adapter.product),
+        driver: Some(adapter.driver),
+        details: WgpuDetails {
+            interface: adapter.interface,
+            is_software: adapter.is_software,
+            max_binding: adapter.max_binding,
+            features: adapter.features.into_iter().map(str::to_owned).collect(),
+            variants: TypeClass::ALL.map(variant).into(),
+            is_tuned: tuned.is_some(),
+        },
+    }
 }
 
 /// Times the attention variants of adapter `index`.
-pub(crate) fn tune(
-    index: usize,
-    progress: &mut dyn FnMut(f32),
-) -> Result<(AdapterId, Vec<VariantTrial>), Error> {
+pub fn tune(index: usize, progress: &mut dyn FnMut(f32)) -> Result<(AdapterId, Vec<VariantTrial>), Error> {
     let mut device = WgpuDevice::open(index)?;
     let trials = device.tune(progress)?;
     let trial = |AttendTrial { class, way, seconds, is_taken }| VariantTrial {
@@ -80,12 +88,12 @@ pub(crate) fn tune(
 }
 
 /// Returns the indices of adapters that cannot use their saved attention variants, and why.
-pub(crate) fn unfit(kept: &TuningFile) -> Vec<(usize, String)> {
-    if kept.adapters.is_empty() {
+pub fn unfit(saved: &TuningFile) -> Vec<(usize, String)> {
+    if saved.adapters.is_empty() {
         return Vec::new();
     }
     let reports = kvant_wgpu::adapters();
-    let why = |report: &AdapterReport| tuned(report, kept)?.err();
+    let why = |report: &AdapterReport| tuned(report, saved)?.err();
     let reasons = (0..).zip(&reports).filter_map(|(index, report)| Some((index, why(report)?)));
     reasons.map(|(index, why)| (index, format!("wgpu:{index}: {why}"))).collect()
 }
@@ -94,10 +102,10 @@ pub(crate) fn unfit(kept: &TuningFile) -> Vec<(usize, String)> {
 /// variants are saved for it.
 fn tuned(
     report: &AdapterReport,
-    kept: &TuningFile,
+    saved: &TuningFile,
 ) -> Option<Result<Vec<(TypeClass, AttendVariant)>, String>> {
     let name = name_of(report);
-    let kept = kept.adapters.iter().find(|kept| kept.adapter == name)?;
+    let kept = saved.adapters.iter().find(|kept| kept.adapter == name)?;
     Some(kept.ways.iter().map(|way| resolve_variant(report, way)).collect())
 }
 
@@ -134,7 +142,7 @@ fn resolve_variant(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tuning::AdapterTuning;
+    use crate::devices::tuning_file::AdapterTuning;
 
     fn report(has_subgroups: bool) -> AdapterReport {
         AdapterReport {

@@ -87,3 +87,8 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<TuningFile>> {
         Err(error) => Err(error),
     }
 }
+
+/// Returns the saved results; defaults where the file cannot be read.
+pub(crate) fn saved() -> TuningFile {
+    path().and_then(|path| read(&path).ok()?).unwrap_or_default()
+}
