@@ -150,6 +150,7 @@ mod runtime;
 mod session;
 pub mod synthetic;
 pub mod tuning;
+mod turn;
 mod vision;
 
 pub use adapter::adapters;
@@ -168,6 +169,7 @@ pub use kvant_codec::DType;
 pub use kvant_cpu::PrefillPrecision;
 pub use kvant_files as files;
 pub use kvant_generate as generate;
+pub use kvant_generate::conversation::{Conversation, ToolChoice, ToolSet, TurnOptions};
 pub use kvant_generate::sampler::{
     Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, SequenceBreakers, Xtc,
 };
@@ -188,4 +190,5 @@ pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rerank::Reranker;
 pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Measure, SequenceStep, Session, SessionOptions};
+pub use turn::Turn;
 pub use vision::{EncodedImage, check_mmproj};

@@ -212,6 +212,19 @@ impl Constraints {
         Self { now: None, later }
     }
 
+    /// Constrains an answer by the first of these that applies: one without a trigger applies from
+    /// the beginning of the answer.
+    pub fn with_triggers(all: Vec<(Option<Trigger>, Constraint)>) -> Self {
+        let mut constraints = Self::default();
+        for (trigger, constraint) in all {
+            match trigger {
+                Some(trigger) => constraints.later.push((trigger, constraint)),
+                None => constraints.now = Some(constraint),
+            }
+        }
+        constraints
+    }
+
     /// Returns the same guides for another answer.
     pub fn fork(&self) -> Self {
         let fork = |(cue, guide): &(Trigger, Constraint)| Some((cue.clone(), guide.fork()?));

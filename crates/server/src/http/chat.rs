@@ -8,10 +8,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use kvant::Turn;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::{Finish, TokenLogprobs};
 use kvant::generate::output_parser::{Call, OutputParser, Part};
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::openai_envelope::{Envelope, timings, usage_fields};
@@ -27,7 +28,7 @@ pub(super) async fn chat(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     unsupported::check_chat(&fields)?;
-    let (request, Opening { tokens, parser, .. }) =
+    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
     let head = Envelope::new(&hosted, &fields, &request, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { parser: parser.clone(), n_calls: 0 }; request.n];

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use kvant::generate::constraint::schema::SupportedSchema;
-use kvant::generate::constraint::{ConstraintError, Constraints, OutputFormat, Trigger};
+use kvant::generate::constraint::{ConstraintError, Constraints, OutputFormat};
 use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
 use kvant::generate::output_parser::tool_calls::Tool;
 use kvant::generate::reasoning_budget::ReasoningBudget;
@@ -87,25 +87,14 @@ impl ServedModel {
         tools: Option<&ToolConstraint>,
         caller: &Caller,
     ) -> Result<Constraints, ConstraintError> {
-        let guide = async |form: OutputFormat| {
-            self.grammars.constraint(&self.model, form, caller.owner.clone()).await
-        };
-        // The constraint applies after the reasoning.
-        let is_thinking = request.answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open);
-        let FormatSet { now, later } = request.forms(tools, self.tokenizer());
-        if let Some(form) = now {
-            let guide = guide(form).await?;
-            return Ok(if is_thinking {
-                Constraints::later(vec![(Trigger::ReasoningEnd, guide)])
-            } else {
-                Constraints::now(guide)
-            });
+        let is_reasoning = request.answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open);
+        let formats = FormatSet::of(tools, request.form.as_ref(), self.tokenizer());
+        let mut guides = Vec::new();
+        for (trigger, format) in formats.triggered(is_reasoning) {
+            let guide = self.grammars.constraint(&self.model, format, caller.owner.clone()).await?;
+            guides.push((trigger, guide));
         }
-        let mut guides = Vec::with_capacity(later.len());
-        for (cue, form) in later {
-            guides.push((cue, guide(form).await?));
-        }
-        Ok(Constraints::later(guides))
+        Ok(Constraints::with_triggers(guides))
     }
 
     async fn try_schema(&self, schema: &Value, caller: &Caller) -> Result<(), ConstraintError> {

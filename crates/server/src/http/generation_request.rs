@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvant::generate::constraint::OutputFormat;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::DecodingOptions;
 use kvant::generate::gbnf;
-use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
+use kvant::generate::output_parser::constraint::ToolConstraint;
 use kvant::{EncodedImage, KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::ServedModel;
-use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::ModelOptions;
@@ -105,22 +105,12 @@ impl GenerationRequest {
         })
     }
 
-    /// Applies the tool constraint of a conversation.
-    pub fn apply_tools(&mut self, conversation: &Conversation) {
-        self.tools = conversation.tool_constraint();
-        if let (Some(tools), Some(OutputFormat::Schema(schema))) = (&mut self.tools, &self.form) {
-            tools.value = Some(Arc::clone(schema));
-        }
-    }
-
-    /// Returns the constraints of the answer: those of the tools, unless an output format excludes
-    /// tool calls.
-    pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> FormatSet {
-        match (tools, &self.form) {
-            (Some(tools), None | Some(OutputFormat::Schema(_))) => tools.forms(tokenizer),
-            (Some(tools), Some(_)) if tools.is_required => tools.forms(tokenizer),
-            (_, form) => FormatSet { now: form.clone(), later: Vec::new() },
-        }
+    /// Applies the answer format of a turn.
+    pub fn apply(&mut self, format: &mut AnswerFormat) {
+        self.answer.call_marks = std::mem::take(&mut format.call_marks);
+        self.answer.reasoning_budget = format.reasoning_budget.take();
+        self.tools = format.tools.take();
+        self.tools.iter_mut().for_each(|tools| tools.set_format(self.form.as_ref()));
     }
 
     /// Returns the seed of the answer at this index. With an explicit seed equal prompts have equal

@@ -12,7 +12,6 @@ mod error;
 mod fields;
 mod fim;
 mod generation_request;
-mod history;
 mod images;
 mod llama_cpp;
 mod loras;
@@ -43,7 +42,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use kvant::{Model, SamplerParams, Special, Tokenizer};
+use kvant::{Model, SamplerParams, Special, Tokenizer, Turn};
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
@@ -59,7 +58,7 @@ use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Options, ServerSampling};
 pub(crate) use body::Bodies;
 use constraints::RequestConstraints;
-use conversation::{Conversation, Opening};
+use conversation::ConversationRequest;
 pub(crate) use error::ApiError;
 use fields::Fields;
 use generation_request::GenerationRequest;
@@ -190,9 +189,9 @@ impl ServedModel {
     }
 
     /// Reads the conversation of a request.
-    pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
+    pub fn conversation(&self, fields: &Fields) -> Result<ConversationRequest, ApiError> {
         let usual = (self.enable_thinking, self.thinking_budget);
-        Conversation::read(fields, self.model.chat_template()?, usual)
+        ConversationRequest::read(fields, self.model.chat_template()?, usual)
     }
 
     pub fn status(&self) -> Status {
@@ -242,19 +241,17 @@ impl ServedModel {
         fields: &Fields,
         defaults: &ServerSampling,
         caller: &Caller,
-    ) -> Result<(GenerationRequest, Opening), ApiError> {
+    ) -> Result<(GenerationRequest, Turn), ApiError> {
         let mut request = GenerationRequest::read(fields, defaults, self)?;
         let conversation = self.conversation(fields)?;
-        request.apply_tools(&conversation);
-        request.answer.call_marks = conversation.call_marks(self.tokenizer());
-        let mut opening = self.opening(conversation, caller).await?;
-        request.answer.reasoning_budget = opening.thinking.take();
-        request.images = std::mem::take(&mut opening.images);
-        Ok((request, opening))
+        let mut turn = self.turn(conversation, caller).await?;
+        request.apply(&mut turn.answer);
+        request.images = std::mem::take(&mut turn.images);
+        Ok((request, turn))
     }
 
     /// Renders the prompt of the next turn of a conversation.
-    pub async fn opening(&self, conversation: Conversation, caller: &Caller) -> Result<Opening, ApiError> {
+    pub async fn turn(&self, conversation: ConversationRequest, caller: &Caller) -> Result<Turn, ApiError> {
         let (owner, n_ctx, n_bytes) = (caller.owner.clone(), self.n_ctx, conversation.n_bytes());
         let open = move |model: &Model, client: &ClientAlive| {
             conversation.open(model, n_ctx, |file| {

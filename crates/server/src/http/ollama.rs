@@ -9,15 +9,15 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use kvant::Model;
 use kvant::chat::ReasoningParser;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::Finish;
 use kvant::generate::output_parser::{Call, OutputParser, Part};
+use kvant::{Model, Turn};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::fim::FimTokens;
@@ -175,7 +175,7 @@ pub(super) async fn chat(
     if let Some(tools) = fields.value("tools") {
         into.insert("tools".to_owned(), tools.clone());
     }
-    let (request, Opening { tokens, parser, .. }) =
+    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
     let format = Ollama::new(&hosted, parser, true);
     Ok(hosted.answer(vec![tokens], &request, &caller, format).await?)
@@ -211,7 +211,7 @@ pub(super) async fn generate(
         let question = message(json!({ "role": "user", "content": prompt, "images": images }))?;
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
-        let (request, Opening { tokens, parser, .. }) =
+        let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
             hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
         (request, tokens, parser)
     };
