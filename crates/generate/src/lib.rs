@@ -10,6 +10,7 @@
 pub mod constraint;
 pub mod conversation;
 pub mod decoding;
+pub mod fim;
 pub mod gbnf;
 pub mod output_parser;
 pub mod reasoning_budget;

@@ -11,6 +11,7 @@ mod masks;
 mod masks;
 #[cfg(feature = "constraint")]
 mod priority;
+mod reduction;
 pub mod schema;
 
 use std::sync::Arc;
@@ -21,14 +22,13 @@ use serde_json::{Value, json};
 
 use crate::output_parser::json_calls::CallScanner;
 #[cfg(feature = "constraint")]
-pub use compiler::{
-    COMPILER_STACK, CompiledConstraint, ConstraintCompiler, MaskCancellation, SchemaReduction,
-};
+pub use compiler::{COMPILER_STACK, CompiledConstraint, ConstraintCompiler, MaskCancellation};
 pub use masks::Constraint;
 #[cfg(not(feature = "constraint"))]
 pub use masks::ConstraintCompiler;
 #[cfg(feature = "constraint")]
 pub use priority::lower_priority;
+pub use reduction::SchemaReduction;
 use schema::SupportedSchema;
 
 /// Maximum time for the compilation of a constraint that a client waits for.

@@ -1,6 +1,7 @@
 //! Conversations: renders messages, tools and reasoning options as the prompt of the next turn, and
 //! chooses how its answer is parsed and constrained.
 
+mod constraints;
 mod history;
 mod tools;
 
@@ -14,6 +15,7 @@ use crate::output_parser::OutputParser;
 use crate::output_parser::constraint::ToolConstraint;
 use crate::output_parser::tool_calls::{Format, Tool, format_of, tool_instructions};
 use crate::reasoning_budget::ReasoningBudget;
+pub use constraints::{AnswerConstraints, AnswerRules, CompilingConstraint};
 pub use tools::{ToolChoice, ToolSet};
 
 /// Error text of templates that accept one tool call per message.
@@ -138,7 +140,27 @@ pub struct AnswerFormat {
     pub tools: Option<ToolConstraint>,
 }
 
+impl Default for AnswerFormat {
+    /// Returns the format of an answer that is text.
+    fn default() -> Self {
+        let parser = OutputParser::new(ReasoningParser::none(), None);
+        Self { parser, reasoning_budget: None, call_marks: Vec::new(), tools: None }
+    }
+}
+
 impl Conversation {
+    /// Converts messages as [`Conversation::new`], from their JSON text.
+    ///
+    /// # Errors
+    /// As there, and a text that is no list of messages.
+    pub fn from_json(
+        messages: &str,
+        options: TurnOptions,
+        template: &ChatTemplate,
+    ) -> Result<Self, ConversationError> {
+        Self::new(list("messages", "a JSON list of messages", messages)?, options, template)
+    }
+
     /// Converts messages for `template`: objects with `role` and `content` (a text or, with images,
     /// parts `{"type": "text", "text": ..}` and `{"type": "image"}`), `tool_calls` and
     /// `tool_call_id` as in OpenAI's API.
@@ -244,6 +266,11 @@ impl Conversation {
         let Self { is_required, parallel, .. } = *self;
         Some(ToolConstraint { format, tools, parallel, is_required, value: None })
     }
+}
+
+/// Parses the list in a JSON text.
+fn list(name: &'static str, expected: &'static str, json: &str) -> Result<Vec<Value>, InvalidConversation> {
+    serde_json::from_str(json).map_err(|error| InvalidConversation::new(name, expected, error))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Tools of a turn: which of them the model may call, and whether it must.
 
+use std::str::FromStr;
+
 use serde_json::{Value, json};
 
 use super::InvalidConversation;
@@ -50,6 +52,19 @@ impl ToolChoice {
     }
 }
 
+/// Parses a name as in [`ToolChoice::named`], or the JSON text of an object as in
+/// [`ToolChoice::from_json`].
+impl FromStr for ToolChoice {
+    type Err = InvalidConversation;
+
+    fn from_str(choice: &str) -> Result<Self, InvalidConversation> {
+        match serde_json::from_str(choice) {
+            Ok(choice @ Value::Object(_)) => Self::from_json(&choice),
+            _ => Self::named(choice),
+        }
+    }
+}
+
 /// Callable tools of a turn.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ToolSet {
@@ -84,6 +99,14 @@ impl ToolSet {
         }
         let tools = described.iter().map(tool).collect::<Result<_, _>>()?;
         Ok(Self { described, tools, is_required })
+    }
+
+    /// Works as [`ToolSet::new`], from the JSON text of a list of descriptions.
+    ///
+    /// # Errors
+    /// As there, and a text that is no list.
+    pub fn from_json(described: &str, choice: &ToolChoice) -> Result<Self, InvalidConversation> {
+        Self::new(super::list("tools", "a JSON list of tools", described)?, choice)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -126,6 +149,8 @@ mod tests {
         for choice in [json!("b"), json!({ "name": "c" }), json!(3)] {
             assert!(of(&choice).unwrap_err().to_string().starts_with("tool_choice: expected"), "{choice}");
         }
+        assert_eq!(r#"{"name": "a"}"#.parse(), Ok(ToolChoice::Tool("a".to_owned())));
+        assert_eq!("required".parse(), Ok(ToolChoice::Required));
         let error = ToolSet::new(Vec::new(), &ToolChoice::Required).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -83,9 +83,4 @@ impl ToolConstraint {
             self.value = Some(Arc::clone(schema));
         }
     }
-
-    /// Replaces the schema of the arguments of the tool at `index`.
-    pub fn set_schema(&mut self, index: usize, schema: Value) {
-        self.tools[index].parameters = schema;
-    }
 }

@@ -34,7 +34,7 @@ pub(super) async fn messages(
     let hosted = server.hosted(&fields).await?;
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
-    unsupported::check_messages(&fields)?;
+    unsupported::check_all(&fields, &unsupported::OF_MESSAGES)?;
     let fields = to_openai(&fields)?;
     let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
@@ -309,10 +309,7 @@ impl ApiFormat for Messages {
     }
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
-        let mut parts = self.parser.push(piece.text);
-        if piece.finish.is_some() {
-            parts.extend(self.parser.rest());
-        }
+        let parts = self.parser.push_text(piece.text, piece.finish.is_some());
         parts.iter().for_each(|part| self.part(part, out));
         let Some(finish) = piece.finish else { return };
         self.close(out);

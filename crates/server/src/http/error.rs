@@ -156,7 +156,7 @@ impl From<ConversationError> for ApiError {
     fn from(error: ConversationError) -> Self {
         match error {
             ConversationError::Invalid(error) => error.into(),
-            ConversationError::Template(error) => kvant::Error::from(error).into(),
+            error => kvant::Error::from(error).into(),
         }
     }
 }

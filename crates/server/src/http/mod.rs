@@ -42,6 +42,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
+use kvant::generate::conversation::AnswerConstraints;
 use kvant::{Model, SamplerParams, Special, Tokenizer, Turn};
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -57,7 +58,7 @@ use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Options, ServerSampling};
 pub(crate) use body::Bodies;
-use constraints::RequestConstraints;
+
 use conversation::ConversationRequest;
 pub(crate) use error::ApiError;
 use fields::Fields;
@@ -289,7 +290,7 @@ impl ServedModel {
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let RequestConstraints { guides, warnings } = self.held(request, caller).await?;
+        let AnswerConstraints { constraints, warnings } = self.constraints(request, caller).await?;
         format.warn(warnings);
         let stored = self.stored(&request.model_options, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
@@ -299,7 +300,7 @@ impl ServedModel {
                 images: request.images.clone(),
                 prompt: prompt.into(),
                 kind: CacheKey { spec: Arc::clone(&stored), owner: caller.owner.clone() },
-                guides: guides.fork(),
+                guides: constraints.fork(),
                 n: request.n,
                 first,
                 n_answers,

@@ -313,10 +313,7 @@ impl Responses {
     }
 
     fn push(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Chunk>) {
-        let mut parts = self.parser.push(text);
-        if is_last {
-            parts.extend(self.parser.rest());
-        }
+        let parts = self.parser.push_text(text, is_last);
         parts.into_iter().for_each(|part| self.part(part, out));
         if is_last {
             self.close(out);
