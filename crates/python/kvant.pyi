@@ -90,6 +90,38 @@ class Session:
         prefix of the context and the prompt is reused, and the rest is dropped. `stop` texts end it
         and are excluded; `logit_bias` is added to the logits of tokens; `format` constrains the text
         and is {"json_schema": schema}, {"regex": pattern}, {"grammar": Lark} or {"choice": texts}."""
+    def chat(
+        self,
+        prompt: "Union[Sequence[Mapping[str, Any]], str, Sequence[int]]",
+        *,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        tool_choice: Union[str, Mapping[str, Any]] = "auto",
+        parallel_tool_calls: Optional[bool] = None,
+        enable_thinking: Optional[bool] = None,
+        reasoning_effort: Optional[str] = None,
+        reasoning_budget: Optional[int] = None,
+        **generate: Any,
+    ) -> "Answer":
+        """Feeds a conversation and generates its next message, as text, reasoning and tool calls.
+        Messages may have `tool_calls` and `tool_call_id`, and `tools` are described, as in OpenAI's
+        API; `tool_choice` is none, auto, required or {"name": ...}. `reasoning_budget` is the maximum
+        of reasoning tokens, `reasoning_effort` and `enable_thinking` are for templates that read
+        them. `generate` are the keyword arguments of `generate`."""
+    def answers(
+        self,
+        prompt: "Union[Sequence[Mapping[str, Any]], str, Sequence[int]]",
+        n: int,
+        *,
+        tools: Optional[Sequence[Mapping[str, Any]]] = None,
+        tool_choice: Union[str, Mapping[str, Any]] = "auto",
+        parallel_tool_calls: Optional[bool] = None,
+        enable_thinking: Optional[bool] = None,
+        reasoning_effort: Optional[str] = None,
+        reasoning_budget: Optional[int] = None,
+        **generate: Any,
+    ) -> "Answers":
+        """Generates `n` answers at once, with the seeds `seed`, `seed` + 1, ... The prompt is fed
+        once, and each answer forks the session, which then holds the prompt."""
     def feed(self, prompt: Prompt) -> None:
         """Appends a prompt to the context."""
     def logits(self) -> "array[float]":
@@ -129,6 +161,41 @@ class Generation(Iterator[str]):
     @property
     def decode_tps(self) -> float:
         """Decode speed in tok/s; 0 when no token was decoded."""
+
+@final
+class Answer(Iterator[Tuple[str, str]]):
+    """Iterator over the parts of an answer, each a kind and a text: ("text", content),
+    ("reasoning", reasoning), ("call", name of a tool) and ("arguments", more of the last call's
+    arguments, as JSON). Another use of the session ends it."""
+
+    def __iter__(self) -> "Answer": ...
+    def __next__(self) -> Tuple[str, str]: ...
+    @property
+    def message(self) -> "dict[str, Any]":
+        """The message so far, for the next turn of the conversation: `content`, and where present
+        `reasoning_content` and `tool_calls`."""
+    @property
+    def warnings(self) -> "list[str]":
+        """Warnings about schemas of tools that are enforced in part."""
+    @property
+    def finish(self) -> Optional[str]:
+        """stop, length, context or cancelled, after the end."""
+    @property
+    def n_prompt(self) -> int:
+        """Prompt tokens processed, without cached tokens."""
+    @property
+    def n_gen(self) -> int:
+        """Tokens generated so far."""
+
+@final
+class Answers(Iterator[Tuple[int, str, str]]):
+    """Iterator over the parts of several answers, each the index of its answer, a kind and a text."""
+
+    def __iter__(self) -> "Answers": ...
+    def __next__(self) -> Tuple[int, str, str]: ...
+    @property
+    def messages(self) -> "list[dict[str, Any]]":
+        """The messages so far, one for each answer."""
 
 @final
 class KvUse:

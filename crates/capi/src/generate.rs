@@ -130,7 +130,7 @@ impl KvantGenerateOptions {
     ///
     /// # Safety
     /// The pointers satisfy the contract of this library.
-    unsafe fn read(&self) -> Result<GenerateOptions, CallError> {
+    pub(crate) unsafe fn read(&self) -> Result<GenerateOptions, CallError> {
         let &Self { max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos, .. } = self;
         let &Self { repeat_penalty, repeat_last_n, .. } = self;
         let sampler = SamplerParams {
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn kvant_session_generate(
 ///
 /// # Safety
 /// `on_text` may be called with `user`.
-unsafe fn call_on_text(
+pub(crate) unsafe fn call_on_text(
     mut text: String,
     on_text: unsafe extern "C" fn(*mut c_void, *const c_char, usize) -> bool,
     user: *mut c_void,
@@ -237,7 +237,7 @@ fn generate(
     Ok(generation.stats())
 }
 
-fn to_c(stats: GenerationStats) -> KvantGenerated {
+pub(crate) fn to_c(stats: GenerationStats) -> KvantGenerated {
     let finish = match stats.finish {
         Some(FinishReason::Stop) => KvantFinish::Stop,
         Some(FinishReason::Length) => KvantFinish::Length,

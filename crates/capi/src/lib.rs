@@ -10,11 +10,13 @@
 //! session is used by one thread at a time.
 #![allow(clippy::missing_safety_doc)] // See above.
 
+mod chat;
 mod ffi;
 mod generate;
 mod model;
 mod session;
 
+pub use chat::{KvantChat, kvant_session_chat};
 pub use ffi::{KvantStatus, kvant_string_free};
 pub use generate::{
     KvantFinish, KvantGenerateOptions, KvantGenerated, KvantOnText, kvant_generate_options_default,

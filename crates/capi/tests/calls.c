@@ -180,6 +180,43 @@ static void a_generation_runs_until_a_limit_or_cancel(kvant_model *model) {
     kvant_session_free(session);
 }
 
+static void a_chat_answers_with_a_message_in_json(const kvant_model *model) {
+    kvant_session *session = NULL;
+    HOLDS(kvant_session_new(model, NULL, &session, &error) == KVANT_STATUS_OK);
+    kvant_generate_options options = kvant_generate_options_default();
+    options.temperature = 0;
+    kvant_chat chat = {.messages = "[{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]"};
+    struct received content = {.max_calls = 1000}, one = {.max_calls = 1};
+    kvant_generated result;
+    char *message = NULL;
+    HOLDS(kvant_session_chat(session, &chat, &options, receive, &content, &message, &result, &error) == KVANT_STATUS_OK);
+    HOLDS(strstr(content.text, "Paris") != NULL && strstr(message, content.text) != NULL);
+    HOLDS(result.finish == KVANT_FINISH_STOP && strstr(message, "\"role\":\"assistant\"") != NULL);
+    kvant_string_free(message);
+    HOLDS(kvant_session_chat(session, &chat, &options, receive, &one, NULL, &result, &error) == KVANT_STATUS_OK);
+    HOLDS(result.finish == KVANT_FINISH_CANCELLED && one.n_calls == 1);
+
+    chat.tools = "[{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"parameters\": {\"type\": \"object\", "
+                 "\"properties\": {\"city\": {\"enum\": [\"Oslo\", \"Rome\"]}}, \"required\": [\"city\"], "
+                 "\"additionalProperties\": false}}}]";
+    chat.tool_choice = "{\"name\": \"weather\"}";
+    HOLDS(kvant_session_chat(session, &chat, &options, NULL, NULL, &message, &result, &error) == KVANT_STATUS_OK);
+    HOLDS(strstr(message, "\"name\":\"weather\"") != NULL && strstr(message, "city") != NULL);
+    kvant_string_free(message);
+    chat.tool_choice = "weather";
+    HOLDS(refused(kvant_session_chat(session, &chat, NULL, NULL, NULL, NULL, NULL, &error), KVANT_STATUS_REFUSED,
+                  "tool_choice: expected"));
+    chat.tool_choice = NULL;
+    chat.tools = "{}";
+    HOLDS(refused(kvant_session_chat(session, &chat, NULL, NULL, NULL, NULL, NULL, &error), KVANT_STATUS_REFUSED,
+                  "tools: expected"));
+    chat.messages = "Hello";
+    HOLDS(refused(kvant_session_chat(session, &chat, NULL, NULL, NULL, NULL, NULL, &error), KVANT_STATUS_REFUSED,
+                  "expected a JSON list"));
+    HOLDS(refused(kvant_session_chat(session, NULL, NULL, NULL, NULL, NULL, NULL, &error), KVANT_STATUS_ARGUMENT, "chat"));
+    kvant_session_free(session);
+}
+
 // Reads the logits of a session with this LoRA scale, or the default one.
 static void logits_of(const kvant_model *model, const float *scale, float logits[64]) {
     const uint32_t tokens[3] = {1, 2, 3};
@@ -262,6 +299,7 @@ int main(int argc, char *argv[]) {
     tokens_decode_to_their_text(model);
     texts_have_embeddings(model);
     sessions_feed_and_rewind(model);
+    a_chat_answers_with_a_message_in_json(model);
     a_generation_runs_until_a_limit_or_cancel(model);
     puts("all held");
     return 0;

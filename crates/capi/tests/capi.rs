@@ -38,7 +38,7 @@ fn run(program: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 #[test]
 fn the_header_matches_the_code() {
     let config = cbindgen::Config::from_file(path_in_crate("cbindgen.toml")).unwrap();
-    let sources = ["src/ffi.rs", "src/model.rs", "src/session.rs", "src/generate.rs"];
+    let sources = ["src/ffi.rs", "src/model.rs", "src/session.rs", "src/generate.rs", "src/chat.rs"];
     let builder =
         sources.iter().fold(cbindgen::Builder::new(), |builder, file| builder.with_src(path_in_crate(file)));
     let mut generated = Vec::new();
@@ -61,6 +61,14 @@ fn the_example_answers_and_reports_a_faulty_file() {
     let (code, stdout, stderr) = run(&program, &[path_in_crate("Cargo.toml").to_str().unwrap()]);
     assert_eq!((code, stdout.as_str(), stderr.lines().count()), (Some(1), "", 1), "{stderr}");
     assert!(stderr.contains("not a GGUF file"), "{stderr}");
+}
+
+#[test]
+fn the_tools_example_calls_a_tool_and_reads_its_result() {
+    let Some(program) = compile(&path_in_crate("examples/tools.c"), "tools") else { return };
+    let (code, stdout, stderr) = run(&program, &[]);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.contains("\"tool_calls\"") && stdout.contains("\"name\":\"weather\""), "{stdout}");
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use kvant_generate::Sequence;
 use kvant_generate::constraint::{Constraints, OutputFormat};
+use kvant_generate::conversation::{AnswerConstraints, AnswerFormat, AnswerRules};
 use kvant_generate::decoding::{DecodingOptions, Finish, SampleResult, SequenceDecoder};
+use kvant_generate::reasoning_budget::ReasoningBudget;
 use kvant_generate::sampler::SamplerParams;
 use kvant_model::ModelError;
 
@@ -181,27 +183,48 @@ pub struct GenerationState {
     stats: GenerationStats,
 }
 
-/// Returns the decoder of a generation.
-fn decoder(session: &Session, options: GenerateOptions) -> Result<SequenceDecoder, Error> {
-    let (model, sampler) = (session.model(), options.sampler);
-    let constraints = match &options.format {
-        Some(format) => Constraints::now(model.constraint(format)?),
-        None => Constraints::default(),
-    };
-    let options = DecodingOptions {
-        breakers: if sampler.dry.is_on() { model.default_breakers()? } else { Default::default() },
-        sampler,
-        max_tokens: options.max_tokens.unwrap_or(usize::MAX),
-        stop: options.stop,
-        bias: options.bias,
-        ignore_eos: options.ignore_eos,
-        ..DecodingOptions::default()
-    };
-    Ok(SequenceDecoder::new(Arc::new(options), constraints, 0))
+/// Options and constraints from which the decoders of all answers to a prompt begin.
+pub(crate) struct DecoderSpec {
+    options: Arc<DecodingOptions>,
+    constraints: Constraints,
+    /// Warnings about schemas that are enforced in part.
+    pub warnings: Vec<String>,
+}
+
+impl DecoderSpec {
+    /// Returns those of a generation, in the format of an answer.
+    pub fn new(session: &Session, options: GenerateOptions, answer: &AnswerFormat) -> Result<Self, Error> {
+        let (model, sampler) = (session.model(), options.sampler);
+        let mut tools = answer.tools.clone();
+        tools.iter_mut().for_each(|tools| tools.set_format(options.format.as_ref()));
+        let AnswerConstraints { constraints, warnings } = model.constraints(AnswerRules {
+            tools: tools.as_ref(),
+            format: options.format.as_ref(),
+            is_reasoning: answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open),
+        })?;
+        let options = DecodingOptions {
+            breakers: if sampler.dry.is_on() { model.default_breakers()? } else { Default::default() },
+            sampler,
+            max_tokens: options.max_tokens.unwrap_or(usize::MAX),
+            stop: options.stop,
+            bias: options.bias,
+            ignore_eos: options.ignore_eos,
+            reasoning_budget: answer.reasoning_budget.clone(),
+            call_marks: answer.call_marks.clone(),
+            ..DecodingOptions::default()
+        };
+        Ok(Self { options: Arc::new(options), constraints, warnings })
+    }
+
+    /// Returns the sequence of the `index`-th answer to a prompt, with its own seed.
+    pub fn sequence(&self, prompt: &[u32], index: usize) -> Sequence {
+        let decoder = SequenceDecoder::new(Arc::clone(&self.options), self.constraints.fork(), index);
+        Sequence::new(prompt.to_vec(), decoder)
+    }
 }
 
 /// Rejects an invalid prompt before the session drops any cached token.
-fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result<(), Error> {
+pub(crate) fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result<(), Error> {
     let (model, n_ctx) = (session.model(), session.n_ctx());
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
@@ -229,9 +252,21 @@ impl GenerationState {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         check(session, prompt, &options)?;
-        let draft_max = options.draft_max.unwrap_or_else(|| session.model().max_draft_tokens());
-        let sequence = Sequence::new(prompt.to_vec(), decoder(session, options)?);
-        let started = Stopwatch::start();
+        let draft_max = options.draft_max;
+        let spec = DecoderSpec::new(session, options, &AnswerFormat::default())?;
+        Self::prefill(session, spec.sequence(prompt, 0), draft_max, cancel, progress)
+    }
+
+    /// Feeds the prompt of a sequence.
+    pub(crate) fn prefill(
+        session: &mut Session,
+        sequence: Sequence,
+        draft_max: Option<usize>,
+        cancel: &CancelFlag,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Self, Error> {
+        let draft_max = draft_max.unwrap_or_else(|| session.model().max_draft_tokens());
+        let (started, prompt) = (Stopwatch::start(), sequence.tokens());
         let kept = session.reuse_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
             progress(done);
@@ -242,6 +277,12 @@ impl GenerationState {
         let (n_prompt, prefill_time) = (prompt.len() - kept, started.elapsed());
         let stats = GenerationStats { n_prompt, prefill_time, ..GenerationStats::default() };
         Ok(Self { sequence, draft_max, cancel: cancel.clone(), ending: None, stats })
+    }
+
+    /// Returns the generation of another answer to the prompt that this has fed.
+    pub(crate) fn another(&self, sequence: Sequence) -> Self {
+        let (draft_max, cancel) = (self.draft_max, self.cancel.clone());
+        Self { sequence, draft_max, cancel, ending: None, stats: self.stats }
     }
 
     /// Returns the counts and times so far.
@@ -262,7 +303,17 @@ impl GenerationState {
         if self.stats.finish.is_some() {
             return None;
         }
-        match self.advance(session) {
+        let result = self.advance(session);
+        self.record(session, result)
+    }
+
+    /// Records the end of the generation, if `result` is one.
+    fn record(
+        &mut self,
+        session: &mut Session,
+        result: Result<Result<Token, FinishReason>, Error>,
+    ) -> Option<Result<Token, Error>> {
+        match result {
             Ok(Ok(token)) => Some(Ok(token)),
             Ok(Err(finish)) => {
                 self.stats.finish = Some(finish);
@@ -277,35 +328,78 @@ impl GenerationState {
         }
     }
 
-    /// Returns the next token, or why the generation ended.
-    fn advance(&mut self, session: &mut Session) -> Result<Result<Token, FinishReason>, Error> {
+    /// Works as [`GenerationState::next`] where the last token has been fed by a step that began at
+    /// `started`.
+    pub(crate) fn next_fed(
+        &mut self,
+        session: &mut Session,
+        started: Stopwatch,
+    ) -> Option<Result<Token, Error>> {
+        let result = match self.ending(session) {
+            Some(finish) => Ok(Err(finish)),
+            None => {
+                self.count_step(started.elapsed());
+                self.sample(session)
+            }
+        };
+        self.record(session, result)
+    }
+
+    /// Returns the sequence, for a step.
+    pub(crate) fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+
+    /// Returns the maximum of draft tokens.
+    pub(crate) fn draft_max(&self) -> usize {
+        self.draft_max
+    }
+
+    /// Returns why no further token follows.
+    pub(crate) fn ending(&self, session: &Session) -> Option<FinishReason> {
         if self.cancel.is_cancelled() {
-            return Ok(Err(FinishReason::Cancelled));
+            return Some(FinishReason::Cancelled);
         }
-        if let Some(finish) = self.ending {
-            return Ok(Err(finish));
+        if self.ending.is_some() {
+            return self.ending;
         }
         if self.sequence.decoder().n_left() == 0 {
-            return Ok(Err(FinishReason::Length));
+            return Some(FinishReason::Length);
         }
-        let is_decode = session.tokens().len() < self.sequence.tokens().len();
-        if is_decode && session.tokens().len() == session.n_ctx() {
-            return Ok(Err(FinishReason::ContextFull));
+        let is_full = self.is_decode(session) && session.tokens().len() == session.n_ctx();
+        is_full.then_some(FinishReason::ContextFull)
+    }
+
+    /// Reports whether the last token of the sequence has not been fed yet.
+    fn is_decode(&self, session: &Session) -> bool {
+        session.tokens().len() < self.sequence.tokens().len()
+    }
+
+    /// Returns the next token, or why the generation ended.
+    fn advance(&mut self, session: &mut Session) -> Result<Result<Token, FinishReason>, Error> {
+        if let Some(finish) = self.ending(session) {
+            return Ok(Err(finish));
+        }
+        if !self.is_decode(session) {
+            return self.sample(session);
         }
         let started = Stopwatch::start();
-        let n_rows = match is_decode {
-            true => session.queue_sequence(&mut self.sequence, self.draft_max)?,
-            false => 0,
-        };
-        let model = session.model().clone();
-        let sampled = self.sequence.sample(session, model.tokenizer()?)?;
-        if is_decode {
-            let time = started.elapsed();
-            self.sequence.drafting().1.observe_step_time(n_rows, time);
-            self.stats.decode_time += time;
-            self.stats.n_decode_steps += 1;
-        }
-        Ok(match sampled {
+        let n_rows = session.queue_sequence(&mut self.sequence, self.draft_max)?;
+        let sampled = self.sample(session)?;
+        let time = started.elapsed();
+        self.sequence.drafting().1.observe_step_time(n_rows, time);
+        self.count_step(time);
+        Ok(sampled)
+    }
+
+    fn count_step(&mut self, time: Duration) {
+        self.stats.decode_time += time;
+        self.stats.n_decode_steps += 1;
+    }
+
+    /// Samples a token from the logits of `session`.
+    fn sample(&mut self, session: &mut Session) -> Result<Result<Token, FinishReason>, Error> {
+        Ok(match session.sample_sequence(&mut self.sequence)? {
             SampleResult::Token(output, finish) => {
                 self.ending = finish.map(FinishReason::from);
                 Ok(Token { id: output.token, text: output.text })

@@ -31,6 +31,8 @@
 //! | KV cache | [`KvOptions`], [`DType`], [`Policy`], [`KvPlan`], [`KvBalance`], [`Session::kv`] |
 //! | chat | [`Message`], [`Model::chat_prompt`], [`ChatTemplate`], [`RenderOptions`] |
 //! | generate | [`Session::generate`], [`GenerateOptions`], [`SamplerParams`], [`CancelFlag`] |
+//! | tools, reasoning | [`Session::answer`], [`TurnOptions`], [`ToolSet`], [`Conversation`], [`Part`] |
+//! | several answers | [`Session::answers`], [`Answers`] |
 //! | token by token | [`Session::feed`], [`Session::sample`], [`Session::logits`], [`Sampler`] |
 //! | batch | [`Session::step_batch`], [`BatchItem`], [`Session::fork`], [`Session::rewind`] |
 //! | speculative decoding | [`Drafter`], [`Session::draft`], [`Session::verify`] |
@@ -56,6 +58,90 @@
 //!     print!("{}", token?.text);
 //! }
 //! println!(" ({:.0} tok/s)", generation.stats().decode_tps());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Tools and reasoning
+//!
+//! [`Session::answer`] yields the answer to a turn in parts: text, reasoning and tool calls, whose
+//! arguments match the schemas of their tools. [`TurnOptions`] has the tools, the tool choice and
+//! the reasoning budget; a [`Conversation`] takes any fields that a template reads.
+//!
+//! ```
+//! use kvant::{Conversation, GenerateOptions, Model, ToolChoice, ToolSet, TurnOptions};
+//! use serde_json::json;
+//! # fn main() -> Result<(), kvant::Error> {
+//! # let model = Model::bundled(Default::default())?;
+//! let city = json!({ "type": "object", "properties": { "city": { "enum": ["Oslo", "Rome"] } },
+//!     "required": ["city"], "additionalProperties": false });
+//! let tool = json!({ "type": "function", "function": { "name": "weather", "parameters": city } });
+//! let mut messages = vec![json!({ "role": "user", "content": "How is the weather in Oslo?" })];
+//! let mut session = model.session(Default::default())?;
+//! for choice in [ToolChoice::Required, ToolChoice::None] {
+//!     let tools = ToolSet::new(vec![tool.clone()], &choice)?;
+//!     let options = TurnOptions { tools, ..Default::default() };
+//!     let conversation = Conversation::new(messages.clone(), options, model.chat_template()?)?;
+//!     let turn = model.turn(&conversation, Vec::new())?;
+//!     let options = GenerateOptions { max_tokens: Some(100), ..Default::default() };
+//!     let answer = session.answer(&turn, options)?.parsed()?;
+//!     messages.push(answer.message());
+//!     for (index, call) in answer.calls.iter().enumerate() {
+//!         assert_eq!(call.name, "weather");
+//!         println!("{} {}", call.name, call.arguments);
+//!         let id = format!("call_{index}");
+//!         messages.push(json!({ "role": "tool", "tool_call_id": id, "content": "Rain." }));
+//!     }
+//!     println!("{}", answer.text);
+//! }
+//! assert_eq!(messages.len(), 4); // question, call, result, answer
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Structured output
+//!
+//! An [`OutputFormat`] constrains a text to a JSON schema, a regular expression or a grammar.
+//!
+//! ```
+//! use kvant::{GenerateOptions, Message, OutputFormat};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let model = kvant::Model::bundled(Default::default())?;
+//! let schema = r#"{ "type": "object", "properties": {
+//!     "city": { "enum": ["Paris", "Rome"] }, "size": { "type": "integer", "maximum": 9 } },
+//!     "required": ["city", "size"], "additionalProperties": false }"#;
+//! let format = Some(OutputFormat::json_schema(schema)?);
+//! let mut session = model.session(Default::default())?;
+//! let prompt = model.chat_prompt(&[Message::user("What is the capital of France?")])?;
+//! let mut answer = String::new();
+//! for token in session.generate(&prompt, GenerateOptions { format, ..Default::default() })? {
+//!     answer += &token?.text;
+//! }
+//! let answer: serde_json::Value = serde_json::from_str(&answer)?;
+//! assert!(answer["city"] == "Paris" || answer["city"] == "Rome");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Several answers
+//!
+//! [`Session::answers`] feeds the prompt once; each answer has a fork of the session, and one batch
+//! serves all.
+//!
+//! ```
+//! use kvant::{CancelFlag, GenerateOptions, Message, Part, TurnOptions};
+//! # fn main() -> Result<(), kvant::Error> {
+//! # let model = kvant::Model::bundled(Default::default())?;
+//! let mut session = model.session(Default::default())?;
+//! let turn = model.chat_turn(&[Message::user("Name a colour.")], TurnOptions::default())?;
+//! let options = GenerateOptions { max_tokens: Some(16), ..Default::default() };
+//! let mut texts = vec![String::new(); 3];
+//! for part in session.answers(&turn, 3, options, &CancelFlag::default(), &mut |_| ())? {
+//!     if let (index, Part::Text(text)) = part? {
+//!         texts[index] += &text;
+//!     }
+//! }
+//! assert!(texts.iter().all(|text| !text.is_empty()));
 //! # Ok(())
 //! # }
 //! ```
@@ -128,6 +214,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod answer;
+mod answers;
 mod bundled;
 mod clock;
 mod constraint;
@@ -145,8 +233,11 @@ mod prompt;
 mod rerank;
 mod runtime;
 mod session;
+mod turn;
 mod vision;
 
+pub use answer::{Answer, AnswerState};
+pub use answers::Answers;
 pub use context_file::{ContextFileError, SavedSession};
 pub use devices::{DeviceChoice, tuning};
 pub use embed::{EmbedOptions, HiddenStatePool, Pooling};
@@ -161,6 +252,9 @@ pub use kvant_codec::DType;
 pub use kvant_cpu::PrefillPrecision;
 pub use kvant_files as files;
 pub use kvant_generate as generate;
+pub use kvant_generate::constraint::OutputFormat;
+pub use kvant_generate::conversation::{Conversation, ToolChoice, ToolSet, TurnOptions};
+pub use kvant_generate::output_parser::{Call, ParsedAnswer, Part};
 pub use kvant_generate::sampler::{
     Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, SequenceBreakers, Xtc,
 };
@@ -181,4 +275,5 @@ pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use rerank::Reranker;
 pub use runtime::StageTime;
 pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Measure, SequenceStep, Session, SessionOptions};
+pub use turn::Turn;
 pub use vision::{EncodedImage, check_mmproj};

@@ -1,5 +1,6 @@
 //! Prompts: tokenizes text and conversations.
 
+use kvant_generate::fim::FimTokens;
 use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::Special;
 
@@ -33,6 +34,11 @@ impl Model {
     /// When the text cannot be encoded.
     pub fn rendered_prompt(&self, text: &Rendered) -> Result<Vec<u32>, Error> {
         self.encode(text.as_str(), text.special(), usize::MAX)
+    }
+
+    /// Returns the fill-in-the-middle tokens of the model, if it has them.
+    pub fn fim_tokens(&self) -> Option<FimTokens> {
+        FimTokens::of(self.gguf(), self.tokenizer().ok()?)
     }
 
     fn chat_tokens(&self, messages: &[Message], n_ctx: usize) -> Result<Vec<u32>, Error> {

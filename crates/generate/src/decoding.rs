@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvant_text::tokenizer::{DecodeStream, Tokenizer};
+use kvant_text::tokenizer::{DecodeStream, Special, Tokenizer, TokenizerError};
 
 use crate::LogitSource;
 use crate::constraint::{ConstraintError, Constraints};
@@ -54,6 +54,18 @@ impl DecodingOptions {
         let has_penalty = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
         has_penalty || !self.bias.is_empty() || !self.bad_words.is_empty() || self.min_tokens > 0
     }
+}
+
+/// Tokenizes texts as [`DecodingOptions::bad_words`], both at the beginning of a word and within
+/// one.
+///
+/// # Errors
+/// A text that cannot be encoded.
+pub fn bad_words(tokenizer: &Tokenizer, texts: &[String]) -> Result<Vec<Vec<u32>>, TokenizerError> {
+    let texts = texts.iter().flat_map(|text| [text.clone(), format!(" {}", text.trim_start())]);
+    let tokens = texts.map(|text| tokenizer.encode(&text, Special::AsText, false));
+    let tokens = tokens.filter(|tokens| !tokens.as_ref().is_ok_and(Vec::is_empty));
+    tokens.collect()
 }
 
 /// Reason why no token could be sampled.

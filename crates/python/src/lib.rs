@@ -5,9 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-mod format;
+mod answer;
 mod generation;
 mod model;
+mod options;
 mod prompt;
 mod session;
 
@@ -27,5 +28,7 @@ fn kvant_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<model::Model>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::KvUse>()?;
-    module.add_class::<generation::Generation>()
+    module.add_class::<generation::Generation>()?;
+    module.add_class::<answer::Answer>()?;
+    module.add_class::<answer::Answers>()
 }

@@ -1,17 +1,17 @@
 //! `kvant.Session` and `kvant.KvUse`.
 
-use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use kvant::{CancelFlag, GenerateOptions, GenerationState, SamplerParams};
+use kvant::CancelFlag;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyModule};
+use pyo3::types::{PyBytes, PyDict, PyModule};
 
-use crate::format::{Format, Stop};
+use crate::answer::{Answer, Answers};
 use crate::generation::Generation;
-use crate::prompt::Prompt;
+use crate::options::{Function, Keywords};
+use crate::prompt::{Prompt, TurnPrompt};
 use crate::{KvantError, refused};
 
 /// A conversation: tokens and their KV cache.
@@ -123,63 +123,70 @@ fn until_signal<T>(
     }
 }
 
-/// Feeds a prompt.
-fn begin(
-    session: &mut kvant::Session,
-    prompt: &[u32],
-    options: GenerateOptions,
-) -> PyResult<GenerationState> {
-    until_signal(|cancel, check_signals| session.begin(prompt, options, cancel, &mut |_| check_signals()))
-}
-
 #[pymethods]
 impl Session {
-    #[pyo3(signature = (
-        prompt, *, max_tokens = None, temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05, repeat_penalty = 1.0,
-        repeat_last_n = 64, seed = 0, ignore_eos = false, stop = None, logit_bias = None, format = None
-    ))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    #[pyo3(
+        signature = (prompt, **keywords),
+        text_signature = "($self, prompt, *, max_tokens=None, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0, repeat_last_n=64, seed=0, ignore_eos=False, stop=None, logit_bias=None, format=None)"
+    )]
     fn generate(
         slf: &Bound<'_, Self>,
         prompt: Prompt,
-        max_tokens: Option<usize>,
-        temperature: f32,
-        top_k: usize,
-        top_p: f32,
-        min_p: f32,
-        repeat_penalty: f32,
-        repeat_last_n: usize,
-        seed: u64,
-        ignore_eos: bool,
-        stop: Option<Stop>,
-        logit_bias: Option<BTreeMap<u32, f32>>,
-        format: Option<Format>,
+        keywords: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Generation> {
-        let sampler = SamplerParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repeat_penalty,
-            repeat_last_n,
-            seed,
-            ..SamplerParams::default()
-        };
-        let options = GenerateOptions {
-            max_tokens,
-            sampler,
-            ignore_eos,
-            stop: stop.map_or_else(Vec::new, Stop::texts),
-            bias: logit_bias.into_iter().flatten().collect(),
-            format: format.map(|format| format.0),
-            ..GenerateOptions::default()
-        };
+        let options = Keywords::read(Function::Generate, keywords)?.generate;
         let (generation, turn) = slf.get().with(slf.py(), |shared| {
             let session = shared.begin_use();
             let tokens = prompt.tokens(session.model())?;
-            Ok((begin(session, &tokens, options)?, shared.turn))
+            let generation = until_signal(|cancel, check_signals| {
+                session.begin(&tokens, options, cancel, &mut |_| check_signals())
+            })?;
+            Ok((generation, shared.turn))
         })?;
         Ok(Generation::new(slf.clone().unbind(), generation, turn))
+    }
+
+    #[pyo3(
+        signature = (prompt, **keywords),
+        text_signature = "($self, prompt, *, tools=None, tool_choice='auto', parallel_tool_calls=None, enable_thinking=None, reasoning_effort=None, reasoning_budget=None, **generate)"
+    )]
+    fn chat(
+        slf: &Bound<'_, Self>,
+        prompt: TurnPrompt,
+        keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Answer> {
+        let Keywords { generate, turn } = Keywords::read(Function::Chat, keywords)?;
+        let (answer, number) = slf.get().with(slf.py(), |shared| {
+            let session = shared.begin_use();
+            let turn = prompt.turn(session.model(), turn)?;
+            let answer = until_signal(|cancel, check_signals| {
+                session.begin_answer(&turn, generate, cancel, &mut |_| check_signals())
+            })?;
+            Ok((answer, shared.turn))
+        })?;
+        Ok(Answer::new(slf.clone().unbind(), answer, number))
+    }
+
+    #[pyo3(
+        signature = (prompt, n, **keywords),
+        text_signature = "($self, prompt, n, *, tools=None, tool_choice='auto', parallel_tool_calls=None, enable_thinking=None, reasoning_effort=None, reasoning_budget=None, **generate)"
+    )]
+    fn answers(
+        &self,
+        py: Python<'_>,
+        prompt: TurnPrompt,
+        n: usize,
+        keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Answers> {
+        let Keywords { generate, turn } = Keywords::read(Function::Answers, keywords)?;
+        let answers = self.with(py, |shared| {
+            let session = shared.begin_use();
+            let turn = prompt.turn(session.model(), turn)?;
+            until_signal(|cancel, check_signals| {
+                session.answers(&turn, n, generate, cancel, &mut |_| check_signals())
+            })
+        })?;
+        Ok(Answers::new(answers, n))
     }
 
     fn feed(&self, py: Python<'_>, prompt: Prompt) -> PyResult<()> {

@@ -71,6 +71,61 @@ class Generating(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "format: expected"):
                 text(**wrong)
 
+    def test_a_chat_has_text_and_tool_calls(self):
+        answer = self.model.session().chat(FRANCE, temperature=0)
+        parts = list(answer)
+        self.assertEqual({kind for kind, _ in parts}, {"text"})
+        self.assertEqual(answer.message, {"role": "assistant", "content": "".join(text for _, text in parts)})
+        self.assertIn("Paris", answer.message["content"])
+        self.assertEqual((answer.finish, answer.warnings), ("stop", []))
+        self.assertGreater(answer.n_prompt, answer.n_gen)
+        with self.assertRaisesRegex(TypeError, "unexpected keyword argument 'tols'"):
+            self.model.session().chat(FRANCE, tols=[])
+        with self.assertRaisesRegex(TypeError, "argument 'top_k'"):
+            self.model.session().chat(FRANCE, top_k="a")
+        with self.assertRaisesRegex(kvant.KvantError, "tool_choice: expected one of the tools"):
+            self.model.session().chat(FRANCE, tool_choice={"name": "a"})
+        for refused in (3, b"abc", [3.5], ["a"]):
+            with self.assertRaises(TypeError):
+                self.model.session().chat(refused)
+
+    def test_a_tool_is_called_and_its_result_is_read(self):
+        parameters = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        }
+        weather = {"name": "weather", "description": "The weather in a city", "parameters": parameters}
+        tools = [{"type": "function", "function": weather}]
+        session = self.model.session()
+        messages = [{"role": "user", "content": "How is the weather in Oslo?"}]
+        answer = session.chat(messages, tools=tools, tool_choice="required", temperature=0)
+        self.assertEqual({kind for kind, _ in answer}, {"call", "arguments"})
+        (call,) = answer.message["tool_calls"]
+        self.assertEqual(call["function"]["name"], "weather")
+        self.assertIn(json.loads(call["function"]["arguments"])["city"], ("Oslo", "Rome"))
+        messages += [answer.message, {"role": "tool", "tool_call_id": call["id"], "content": "Rain, 4 degrees."}]
+        answer = session.chat(messages, tools=tools, tool_choice="none", temperature=0, max_tokens=32)
+        list(answer)
+        self.assertTrue(answer.message["content"])
+
+    def test_several_answers_share_one_prompt(self):
+        options = {"max_tokens": 12, "temperature": 1.5}
+        session = self.model.session()
+        answers = session.answers("Once upon a time", 3, seed=5, **options)
+        self.assertEqual({index for index, _, _ in answers}, {0, 1, 2})
+        texts = [message["content"] for message in answers.messages]
+        alone = [
+            "".join(self.model.session().generate("Once upon a time", seed=5 + index, **options)) for index in range(3)
+        ]
+        self.assertEqual(texts, alone)
+        self.assertEqual(len(set(texts)), 3)
+        self.assertEqual(session.tokens, self.model.tokens("Once upon a time"))
+        for n in (0, 129):
+            with self.assertRaisesRegex(kvant.KvantError, "n: expected a number from 1 to 128"):
+                session.answers(FRANCE, n)
+
     def test_a_repeated_conversation_reuses_its_prefix(self):
         session = self.model.session()
         first = session.generate(FRANCE, max_tokens=2, temperature=0)

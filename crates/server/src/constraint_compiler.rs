@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use kvant::generate::constraint::{
     COMPILE_TIME, COMPILER_STACK, Constraint, ConstraintCompiler, ConstraintError, MASK_TIME,
-    MaskCancellation, OutputFormat, Owner, SchemaReduction, lower_priority,
+    MaskCancellation, OutputFormat, Owner, lower_priority,
 };
 use kvant::{Model, Tokenizer};
-use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -66,17 +65,6 @@ impl ConstraintCompilers {
             self.cache.keep(key, &constraint);
         }
         Ok(constraint)
-    }
-
-    /// Returns the supported part of an object schema: an unsupported part accepts any value.
-    pub async fn supported_subset(self: &Arc<Self>, model: &Model, schema: &Value, owner: Owner) -> Value {
-        let mut reduction = SchemaReduction::of(schema);
-        loop {
-            let result = self.constraint(model, reduction.format(), owner.clone()).await;
-            if let Some(schema) = reduction.next(result.map(drop)) {
-                return schema;
-            }
-        }
     }
 
     /// Starts a thread that compiles a constraint, which stops if the receiver is dropped.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvant::{Config, CudaInfo, DType, Gguf, KvOptions, KvShape, Plan, limits};
+use kvant::{Config, DType, Gguf, KvOptions, KvShape, Plan, devices, limits};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -90,9 +90,9 @@ impl Fit {
 /// Returns the memory of the CPU and of each NVIDIA GPU; other adapters report none.
 fn memories() -> Vec<Memory> {
     let cpu = limits::available_bytes().map(|free| Memory { device: "cpu".to_owned(), free });
-    let gpus = (0..CudaInfo::count().unwrap_or(0)).filter_map(|index| {
-        let (free, _) = CudaInfo::open(index).ok()?.memory().ok()?;
-        Some(Memory { device: format!("cuda:{index}"), free })
+    let gpus = (0..devices::cuda_count().unwrap_or(0)).filter_map(|index| {
+        let report = devices::cuda_report(index).ok()?;
+        Some(Memory { device: report.device, free: report.details.free_bytes })
     });
     cpu.into_iter().chain(gpus).collect()
 }

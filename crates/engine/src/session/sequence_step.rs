@@ -1,11 +1,18 @@
 //! Steps of sequences: each feeds its next tokens and, in decode, verifies draft tokens.
 
+use std::slice;
+
 use kvant_generate::Sequence;
+use kvant_generate::decoding::{SampleResult, SamplingError, TokenLogprobs, token_logprobs};
 use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 
 use super::{BatchItem, Session};
+use crate::clock::Stopwatch;
 use crate::embed::HiddenStatePool;
 use crate::error::Error;
+
+/// Maximum tokens per step when all are scored: their logits are held in memory.
+const MAX_SCORED_TOKENS: usize = 64;
 
 /// A sequence of a batch, its session, and the tokens to feed.
 pub struct SequenceStep<'a> {
@@ -13,13 +20,13 @@ pub struct SequenceStep<'a> {
     sequence: &'a mut Sequence,
     n: usize,
     pooled: Option<&'a mut HiddenStatePool>,
-    n_rows: Option<usize>,
+    result: Option<Result<usize, Error>>,
 }
 
 impl<'a> SequenceStep<'a> {
     /// Creates the step that feeds `session` the next `n` tokens of its sequence.
     pub fn new(session: &'a mut Session, sequence: &'a mut Sequence, n: usize) -> Self {
-        Self { session, sequence, n, pooled: None, n_rows: None }
+        Self { session, sequence, n, pooled: None, result: None }
     }
 
     /// Passes the hidden states of the tokens to `pooled`; the step then has no logits.
@@ -27,10 +34,11 @@ impl<'a> SequenceStep<'a> {
         Self { pooled, ..self }
     }
 
-    /// Returns the rows of the step, draft tokens included, once its tokens have been fed: none for
-    /// an accepted draft token.
-    pub fn n_rows(&self) -> Option<usize> {
-        self.n_rows
+    /// Returns the rows of the step, draft tokens included, if its tokens have been fed (0 for an
+    /// accepted draft token), or the error of a sequence [at fault](Session::isolate_faults).
+    /// `None`: a failed step has left some of its tokens.
+    pub fn into_result(self) -> Option<Result<usize, Error>> {
+        self.result
     }
 
     /// Returns the input of the step with at most `most` draft tokens.
@@ -55,7 +63,13 @@ impl<'a> SequenceStep<'a> {
         }
         let n_drafted = if is_accepted { 0 } else { self.session.draft_tokens().len() };
         self.sequence.record_step(is_accepted, n_drafted);
-        self.n_rows = Some(if is_accepted { 0 } else { self.n + n_drafted });
+        self.result = Some(Ok(if is_accepted { 0 } else { self.n + n_drafted }));
+    }
+
+    /// Records the time of a step that it ran alone.
+    fn observe_time(&mut self, started: Stopwatch) {
+        let n_rows = self.result.as_ref().and_then(|result| result.as_ref().ok());
+        self.sequence.drafting().1.observe_step_time(n_rows.map_or(0, |&n_rows| n_rows), started.elapsed());
     }
 }
 
@@ -64,8 +78,9 @@ impl Session {
     /// `draft_max` draft tokens for each that decodes, as long as the batch is small.
     ///
     /// # Errors
-    /// As [`Session::step_batch`]; steps with [`SequenceStep::n_rows`] have completed.
+    /// As [`Session::step_batch`]; steps with a [result](SequenceStep::into_result) have completed.
     pub fn step_sequences(steps: &mut [SequenceStep<'_>], draft_max: usize) -> Result<(), Error> {
+        let started = Stopwatch::start();
         let n_fed: usize = steps.iter().map(|step| step.n).sum();
         let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / steps.len().max(1);
         let is_alone = steps.len() == 1;
@@ -80,7 +95,58 @@ impl Session {
         for (step, (end, is_accepted)) in steps.iter_mut().zip(ends) {
             step.record(end, is_accepted);
         }
+        if let [step] = steps {
+            step.observe_time(started);
+        }
         result
+    }
+
+    /// Finds the sequences at fault for the `error` of [`Session::step_sequences`]: runs the steps
+    /// that it has left one after the other, each with its own error. A single one keeps `error`.
+    pub fn isolate_faults(steps: &mut [SequenceStep<'_>], draft_max: usize, error: Error) {
+        let mut left: Vec<_> = steps.iter_mut().filter(|step| step.result.is_none()).collect();
+        if let [step] = &mut left[..] {
+            step.result = Some(Err(error));
+            return;
+        }
+        for step in left {
+            if let Err(error) = Self::step_sequences(slice::from_mut(step), draft_max) {
+                step.result = Some(Err(error));
+            }
+        }
+    }
+
+    /// Feeds at most `n` of the next tokens of a sequence, which starts here, and appends the
+    /// logprobs of the token behind each to `scored`, with the `top` most probable ones. Logprobs
+    /// that are there already, from before the session was replaced, are not computed again.
+    /// Returns the number of tokens fed.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn score_sequence(
+        &mut self,
+        sequence: &Sequence,
+        n: usize,
+        top: usize,
+        scored: &mut Vec<TokenLogprobs>,
+    ) -> Result<usize, Error> {
+        let (at, tokens) = (self.tokens.len(), sequence.tokens());
+        let n = n.min(MAX_SCORED_TOKENS).min(self.max_tokens());
+        self.feed_scored(&tokens[at..at + n], 0, &mut |row, logits| {
+            if let Some(&next) = tokens.get(at + row + 1).filter(|_| scored.len() == at + row) {
+                scored.push(token_logprobs(logits, next, top));
+            }
+        })?;
+        Ok(n)
+    }
+
+    /// Samples the token that follows this context for a sequence, and appends it there.
+    ///
+    /// # Errors
+    /// As [`Sequence::sample`]; a model without a tokenizer.
+    pub fn sample_sequence(&mut self, sequence: &mut Sequence) -> Result<SampleResult, SamplingError<Error>> {
+        let model = self.model.clone();
+        sequence.sample(self, model.tokenizer().map_err(SamplingError::Source)?)
     }
 
     /// Feeds the next token of a sequence without waiting for the device, and verifies at most

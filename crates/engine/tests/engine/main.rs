@@ -3,6 +3,7 @@
 //! own.
 
 mod adapter;
+mod answers;
 mod experts;
 mod families;
 mod golden;

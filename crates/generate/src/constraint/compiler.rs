@@ -11,20 +11,15 @@ use kvant_text::tokenizer::{TokenKind, Tokenizer};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::masks::{ComputedMask, MaskThreads};
-use super::schema::{self, SupportedSchema};
-use super::{
-    Constraint, ConstraintError, LITTLE_SPACE, MASK_TIME, OPTIONS, OutputFormat, Owner,
-    with_limited_whitespace,
-};
+use super::schema;
+use super::{Constraint, ConstraintError, MASK_TIME, OutputFormat, Owner, with_limited_whitespace};
 
 /// Stack of a thread that compiles, in bytes: the maximum levels of 12 KiB each. Untouched pages
 /// use no memory.
 pub const COMPILER_STACK: usize = 128 << 20;
-/// Maximum parts of a schema that are dropped one by one.
-const MAX_FAULTS: usize = 8;
 
 /// Compiles constraints for one vocabulary, which is prepared on first use, and computes their
 /// masks.
@@ -153,49 +148,6 @@ impl ConstraintCompiler {
         let factory = self.factory.get_or_init(|| factory(tokenizer));
         factory.as_ref().map_err(|why| ConstraintError::Invalid(why.clone()))
     }
-}
-
-/// Drops the unsupported parts of an object schema one by one, as `compile` reports them: an
-/// unsupported part accepts any value.
-pub struct SchemaReduction {
-    schema: Value,
-    n_left: usize,
-}
-
-impl SchemaReduction {
-    /// Begins with the supported keywords of a schema.
-    pub fn of(schema: &Value) -> Self {
-        Self { schema: with_lenient_one_of(SupportedSchema::of(schema).schema), n_left: MAX_FAULTS }
-    }
-
-    /// Returns the format to compile next.
-    pub fn format(&self) -> OutputFormat {
-        OutputFormat::schema(self.schema.clone())
-    }
-
-    /// Accepts the result of compiling [`SchemaReduction::format`]. Returns the schema once it
-    /// compiles; that of any object where that is out of reach.
-    pub fn next(&mut self, result: Result<(), ConstraintError>) -> Option<Value> {
-        let place = match result {
-            Ok(()) => return Some(std::mem::take(&mut self.schema)),
-            Err(ConstraintError::InvalidAt { place, .. }) if !place.is_empty() && self.n_left > 1 => place,
-            Err(_) => return Some(json!({ "type": "object" })),
-        };
-        self.n_left -= 1;
-        match self.schema.pointer_mut(&place) {
-            Some(part) => *part = json!({}),
-            None => return Some(json!({ "type": "object" })),
-        }
-        None
-    }
-}
-
-/// Returns a schema whose `oneOf` accepts one or more matching alternatives.
-fn with_lenient_one_of(mut schema: Value) -> Value {
-    if let Some(fields) = schema.as_object_mut() {
-        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": LITTLE_SPACE, "lenient": true }));
-    }
-    schema
 }
 
 fn grammar(format: &OutputFormat) -> TopLevelGrammar {

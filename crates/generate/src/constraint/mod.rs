@@ -11,6 +11,7 @@ mod masks;
 mod masks;
 #[cfg(feature = "constraint")]
 mod priority;
+mod reduction;
 pub mod schema;
 
 use std::sync::Arc;
@@ -21,14 +22,13 @@ use serde_json::{Value, json};
 
 use crate::output_parser::json_calls::CallScanner;
 #[cfg(feature = "constraint")]
-pub use compiler::{
-    COMPILER_STACK, CompiledConstraint, ConstraintCompiler, MaskCancellation, SchemaReduction,
-};
+pub use compiler::{COMPILER_STACK, CompiledConstraint, ConstraintCompiler, MaskCancellation};
 pub use masks::Constraint;
 #[cfg(not(feature = "constraint"))]
 pub use masks::ConstraintCompiler;
 #[cfg(feature = "constraint")]
 pub use priority::lower_priority;
+pub use reduction::SchemaReduction;
 use schema::SupportedSchema;
 
 /// Maximum time for the compilation of a constraint that a client waits for.
@@ -210,6 +210,19 @@ impl Constraints {
     /// Constrains an answer from the first of these triggers on.
     pub fn later(later: Vec<(Trigger, Constraint)>) -> Self {
         Self { now: None, later }
+    }
+
+    /// Constrains an answer by the first of these that applies: one without a trigger applies from
+    /// the beginning of the answer.
+    pub fn with_triggers(all: Vec<(Option<Trigger>, Constraint)>) -> Self {
+        let mut constraints = Self::default();
+        for (trigger, constraint) in all {
+            match trigger {
+                Some(trigger) => constraints.later.push((trigger, constraint)),
+                None => constraints.now = Some(constraint),
+            }
+        }
+        constraints
     }
 
     /// Returns the same guides for another answer.

@@ -27,15 +27,36 @@ pub struct ToolConstraint {
 /// Output formats of a constraint.
 pub struct FormatSet {
     /// Applies from the beginning of the answer.
-    pub now: Option<OutputFormat>,
+    now: Option<OutputFormat>,
     /// The first whose trigger occurs applies from there on.
-    pub later: Vec<(Trigger, OutputFormat)>,
+    later: Vec<(Trigger, OutputFormat)>,
+}
+
+impl FormatSet {
+    /// Returns the formats of an answer: those of the tools, unless an output format excludes tool
+    /// calls.
+    pub fn of(tools: Option<&ToolConstraint>, format: Option<&OutputFormat>, tokenizer: &Tokenizer) -> Self {
+        match (tools, format) {
+            (Some(tools), None | Some(OutputFormat::Schema(_))) => tools.formats(tokenizer),
+            (Some(tools), Some(_)) if tools.is_required => tools.formats(tokenizer),
+            (_, format) => Self { now: format.cloned(), later: Vec::new() },
+        }
+    }
+
+    /// Returns the formats, each with its trigger; one without a trigger applies from the beginning
+    /// of the answer. That of an answer that begins with reasoning applies after it.
+    pub fn triggered(self, is_reasoning: bool) -> Vec<(Option<Trigger>, OutputFormat)> {
+        match self.now {
+            Some(format) => vec![(is_reasoning.then_some(Trigger::ReasoningEnd), format)],
+            None => self.later.into_iter().map(|(trigger, format)| (Some(trigger), format)).collect(),
+        }
+    }
 }
 
 impl ToolConstraint {
     /// Returns the output formats. A required call takes precedence over a value; with optional
     /// calls either is an answer, and without a value so is any text.
-    pub fn forms(&self, tokenizer: &Tokenizer) -> FormatSet {
+    fn formats(&self, tokenizer: &Tokenizer) -> FormatSet {
         let Self { format, tools, parallel, .. } = self;
         let now = match &self.value {
             _ if self.is_required => Some(format.grammar(tools, false, *parallel, tokenizer)),
@@ -56,8 +77,10 @@ impl ToolConstraint {
         FormatSet { now: None, later: own.into_iter().chain([plain]).collect() }
     }
 
-    /// Replaces the schema of the arguments of the tool at `index`.
-    pub fn set_schema(&mut self, index: usize, schema: Value) {
-        self.tools[index].parameters = schema;
+    /// Applies the output format of the answer: a value of its schema is an alternative to a call.
+    pub fn set_format(&mut self, format: Option<&OutputFormat>) {
+        if let Some(OutputFormat::Schema(schema)) = format {
+            self.value = Some(Arc::clone(schema));
+        }
     }
 }

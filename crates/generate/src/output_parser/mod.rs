@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tool_calls::{AfterCall, Format, Tool};
 
 /// Part of the output.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// Content.
     Text(String),
@@ -44,6 +44,59 @@ impl Call {
     pub fn object(&self) -> Value {
         let value: Option<Value> = serde_json::from_str(&self.arguments).ok();
         value.filter(Value::is_object).unwrap_or_else(|| json!({}))
+    }
+}
+
+/// Answer, as far as it has been parsed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ParsedAnswer {
+    /// Content.
+    pub text: String,
+    /// Reasoning.
+    pub reasoning: String,
+    /// Tool calls.
+    pub calls: Vec<Call>,
+}
+
+impl ParsedAnswer {
+    /// Returns the message of this answer for the next turn of the conversation, as in OpenAI's
+    /// API. The calls have the ids `call_0`, `call_1`, ..., which their results refer to.
+    pub fn message(&self) -> Value {
+        let mut message = json!({ "role": "assistant", "content": self.text });
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = self.reasoning.as_str().into();
+        }
+        if !self.calls.is_empty() {
+            let call = |(index, call): (usize, &Call)| {
+                let function = json!({ "name": call.name, "arguments": call.arguments });
+                json!({ "id": format!("call_{index}"), "type": "function", "function": function })
+            };
+            message["tool_calls"] = self.calls.iter().enumerate().map(call).collect();
+        }
+        message
+    }
+}
+
+impl Extend<Part> for ParsedAnswer {
+    fn extend<I: IntoIterator<Item = Part>>(&mut self, parts: I) {
+        for part in parts {
+            match part {
+                Part::Text(text) => self.text += &text,
+                Part::Reasoning(text) => self.reasoning += &text,
+                Part::Call(name) => self.calls.push(Call::of(name)),
+                Part::Arguments(text) => {
+                    self.calls.iter_mut().last().into_iter().for_each(|call| call.arguments += &text);
+                }
+            }
+        }
+    }
+}
+
+impl FromIterator<Part> for ParsedAnswer {
+    fn from_iter<I: IntoIterator<Item = Part>>(parts: I) -> Self {
+        let mut answer = Self::default();
+        answer.extend(parts);
+        answer
     }
 }
 
@@ -95,6 +148,15 @@ impl OutputParser {
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         let text_parts = self.reasoning.push(text);
         self.parse_parts(text_parts)
+    }
+
+    /// Parses more text. After the last text, includes what it has withheld.
+    pub fn push_text(&mut self, text: &str, is_last: bool) -> Vec<Part> {
+        let mut parts = self.push(text);
+        if is_last {
+            parts.extend(self.rest());
+        }
+        parts
     }
 
     /// Parses a whole answer: each call has at most one part of arguments.

@@ -9,10 +9,11 @@ use axum::response::Response;
 use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
 
+use kvant::Turn;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::Finish;
 use kvant::generate::output_parser::{Call, OutputParser, Part};
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
@@ -33,9 +34,9 @@ pub(super) async fn messages(
     let hosted = server.hosted(&fields).await?;
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
-    unsupported::check_messages(&fields)?;
+    unsupported::check_all(&fields, &unsupported::OF_MESSAGES)?;
     let fields = to_openai(&fields)?;
-    let (request, Opening { tokens, parser, .. }) =
+    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
     let format = Messages {
@@ -61,7 +62,7 @@ pub(super) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let conversation = hosted.conversation(&to_openai(&fields)?)?;
-    let Opening { tokens, .. } = hosted.opening(conversation, &caller).await?;
+    let Turn { tokens, .. } = hosted.turn(conversation, &caller).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
@@ -308,10 +309,7 @@ impl ApiFormat for Messages {
     }
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
-        let mut parts = self.parser.push(piece.text);
-        if piece.finish.is_some() {
-            parts.extend(self.parser.rest());
-        }
+        let parts = self.parser.push_text(piece.text, piece.finish.is_some());
         parts.iter().for_each(|part| self.part(part, out));
         let Some(finish) = piece.finish else { return };
         self.close(out);

@@ -8,10 +8,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use kvant::Turn;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::{Finish, TokenLogprobs};
-use kvant::generate::output_parser::{Call, OutputParser, Part};
+use kvant::generate::output_parser::{Call, OutputParser, ParsedAnswer, Part};
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::openai_envelope::{Envelope, timings, usage_fields};
@@ -27,7 +28,7 @@ pub(super) async fn chat(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     unsupported::check_chat(&fields)?;
-    let (request, Opening { tokens, parser, .. }) =
+    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
     let head = Envelope::new(&hosted, &fields, &request, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { parser: parser.clone(), n_calls: 0 }; request.n];
@@ -104,18 +105,8 @@ impl Chat {
     }
 
     fn message(&self, answer: &Accumulated) -> (Value, usize) {
-        let mut parser = self.parser.clone();
-        let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::<Call>::new());
-        for part in parser.whole(&answer.text) {
-            match part {
-                Part::Text(text) => content += &text,
-                Part::Reasoning(text) => reasoning += &text,
-                Part::Call(name) => calls.push(Call::of(name)),
-                Part::Arguments(text) => {
-                    calls.iter_mut().last().into_iter().for_each(|call| call.arguments += &text)
-                }
-            }
-        }
+        let parsed = self.parser.clone().whole(&answer.text);
+        let ParsedAnswer { text: content, reasoning, calls } = parsed.into_iter().collect();
         let n_calls = calls.len();
         let is_silent = content.is_empty() && n_calls > 0;
         let content = if is_silent { Value::Null } else { content.into() };
@@ -155,10 +146,7 @@ impl ApiFormat for Chat {
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         let answer = &mut self.answers[piece.index];
-        let mut parts = answer.parser.push(piece.text);
-        if piece.finish.is_some() {
-            parts.extend(answer.parser.rest());
-        }
+        let parts = answer.parser.push_text(piece.text, piece.finish.is_some());
         let mut deltas: Vec<Value> = parts.into_iter().map(|part| answer.delta(part)).collect();
         let has_token = self.head.request.return_tokens && piece.token.is_some();
         if deltas.is_empty() && (!piece.logprobs.is_empty() || has_token) {

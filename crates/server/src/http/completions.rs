@@ -27,7 +27,7 @@ pub(super) async fn completions(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    unsupported::check_completions(&fields)?;
+    unsupported::check_all(&fields, &unsupported::OF_COMPLETIONS)?;
     let request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));

@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use kvant::generate::constraint::ConstraintError;
+use kvant::generate::conversation::{ConversationError, InvalidConversation};
 
 use crate::scheduler::Refusal;
 
@@ -142,6 +143,21 @@ impl From<Refusal> for ApiError {
 impl From<ConstraintError> for ApiError {
     fn from(error: ConstraintError) -> Self {
         Self::invalid(shortened(&error.to_string()))
+    }
+}
+
+impl From<InvalidConversation> for ApiError {
+    fn from(error: InvalidConversation) -> Self {
+        Self::field(error.name, error.expected, error.got)
+    }
+}
+
+impl From<ConversationError> for ApiError {
+    fn from(error: ConversationError) -> Self {
+        match error {
+            ConversationError::Invalid(error) => error.into(),
+            error => kvant::Error::from(error).into(),
+        }
     }
 }
 

@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvant::generate::constraint::OutputFormat;
-use kvant::generate::decoding::DecodingOptions;
+use kvant::generate::conversation::AnswerFormat;
+use kvant::generate::decoding::{self, DecodingOptions};
 use kvant::generate::gbnf;
-use kvant::generate::output_parser::constraint::{FormatSet, ToolConstraint};
-use kvant::{EncodedImage, KvOptions, SamplerParams, Tokenizer};
+use kvant::generate::output_parser::constraint::ToolConstraint;
+use kvant::{Answers, EncodedImage, KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::ServedModel;
-use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::ModelOptions;
@@ -23,8 +23,6 @@ use crate::ServerSampling;
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
     ["max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "num_predict"];
-/// Maximum choices per prompt.
-const MAX_ANSWERS: usize = 128;
 /// Maximum top logprobs per token.
 const MAX_LOGPROBS: usize = 100;
 /// Maximum stop strings.
@@ -78,7 +76,7 @@ enum Bias {
 impl GenerationRequest {
     pub fn read(fields: &Fields, defaults: &ServerSampling, hosted: &ServedModel) -> Result<Self, ApiError> {
         let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
-        if !(1..=MAX_ANSWERS).contains(&n) {
+        if !(1..=Answers::MAX).contains(&n) {
             return Err(ApiError::field("n", "a number from 1 to 128", n));
         }
         let limit: Option<i64> = fields.any(&MAX_TOKENS, "a whole number")?;
@@ -105,22 +103,12 @@ impl GenerationRequest {
         })
     }
 
-    /// Applies the tool constraint of a conversation.
-    pub fn apply_tools(&mut self, conversation: &Conversation) {
-        self.tools = conversation.tool_constraint();
-        if let (Some(tools), Some(OutputFormat::Schema(schema))) = (&mut self.tools, &self.form) {
-            tools.value = Some(Arc::clone(schema));
-        }
-    }
-
-    /// Returns the constraints of the answer: those of the tools, unless an output format excludes
-    /// tool calls.
-    pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> FormatSet {
-        match (tools, &self.form) {
-            (Some(tools), None | Some(OutputFormat::Schema(_))) => tools.forms(tokenizer),
-            (Some(tools), Some(_)) if tools.is_required => tools.forms(tokenizer),
-            (_, form) => FormatSet { now: form.clone(), later: Vec::new() },
-        }
+    /// Applies the answer format of a turn.
+    pub fn apply(&mut self, format: &mut AnswerFormat) {
+        self.answer.call_marks = std::mem::take(&mut format.call_marks);
+        self.answer.reasoning_budget = format.reasoning_budget.take();
+        self.tools = format.tools.take();
+        self.tools.iter_mut().for_each(|tools| tools.set_format(self.form.as_ref()));
     }
 
     /// Returns the seed of the answer at this index. With an explicit seed equal prompts have equal
@@ -181,17 +169,12 @@ fn answer(
     })
 }
 
-/// Tokenizes `bad_words`, both at the beginning of a word and within one.
 fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
     let words: Vec<String> = fields.get("bad_words", "a list of texts")?.unwrap_or_default();
     if words.len() > MAX_BAD_WORDS {
         return Err(ApiError::field("bad_words", "at most 256 texts", words.len()));
     }
-    let texts = words.iter().flat_map(|word| [word.clone(), format!(" {}", word.trim_start())]);
-    let tokens = texts.map(|text| tokenizer.encode(&text, kvant::Special::AsText, false));
-    let tokens =
-        tokens.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::invalid(error.to_string()))?;
-    Ok(tokens.into_iter().filter(|tokens| !tokens.is_empty()).collect())
+    decoding::bad_words(tokenizer, &words).map_err(|error| ApiError::invalid(error.to_string()))
 }
 
 /// Reads the number of top logprobs. Chat has a flag and a number, completions have a number,

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use kvant::Special;
 use kvant::generate::decoding::{Finish, token_text};
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::fim::{FimRequest, FimTokens};
+use super::fim;
 use super::generation_request::GenerationRequest;
 use super::openai_envelope::{Envelope, kv, progress_json, timings};
 use super::prompt::{Prompt, prompts};
@@ -41,19 +40,15 @@ pub(super) async fn infill(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
-    let gap = FimRequest::read(&fields)?;
-    let known = FimTokens::of(&hosted.model).ok_or_else(|| {
+    let gap = fim::read(&fields)?;
+    let known = hosted.model.fim_tokens().ok_or_else(|| {
         ApiError::invalid("this model does not support fill-in-the-middle: its vocabulary has no tokens for prefix and suffix")
     })?;
     let n_ctx = hosted.n_ctx;
     let tokens = hosted
         .tokenize(gap.n_bytes(), move |model, _| {
-            let tokenizer = model.tokenizer()?;
-            let encode = |text: &str| {
-                let tokens = tokenizer.encode(text, Special::AsText, false);
-                tokens.map_err(|error| ApiError::invalid(error.to_string()))
-            };
-            gap.prompt(&known, tokenizer.bos().filter(|_| tokenizer.adds_bos()), n_ctx, encode)
+            let tokens = gap.prompt(&known, model.tokenizer()?, n_ctx);
+            tokens.map_err(|error| ApiError::invalid(error.to_string()))
         })
         .await?;
     let prompt = Prompt { text: hosted.tokenizer().decode(&tokens), tokens };

@@ -12,7 +12,6 @@ mod error;
 mod fields;
 mod fim;
 mod generation_request;
-mod history;
 mod images;
 mod llama_cpp;
 mod loras;
@@ -43,7 +42,8 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use kvant::{Model, SamplerParams, Special, Tokenizer};
+use kvant::generate::conversation::AnswerConstraints;
+use kvant::{Model, SamplerParams, Special, Tokenizer, Turn};
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
@@ -58,8 +58,8 @@ use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Options, ServerSampling};
 pub(crate) use body::Bodies;
-use constraints::RequestConstraints;
-use conversation::{Conversation, Opening};
+
+use conversation::ConversationRequest;
 pub(crate) use error::ApiError;
 use fields::Fields;
 use generation_request::GenerationRequest;
@@ -190,9 +190,9 @@ impl ServedModel {
     }
 
     /// Reads the conversation of a request.
-    pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
+    pub fn conversation(&self, fields: &Fields) -> Result<ConversationRequest, ApiError> {
         let usual = (self.enable_thinking, self.thinking_budget);
-        Conversation::read(fields, self.model.chat_template()?, usual)
+        ConversationRequest::read(fields, self.model.chat_template()?, usual)
     }
 
     pub fn status(&self) -> Status {
@@ -242,19 +242,17 @@ impl ServedModel {
         fields: &Fields,
         defaults: &ServerSampling,
         caller: &Caller,
-    ) -> Result<(GenerationRequest, Opening), ApiError> {
+    ) -> Result<(GenerationRequest, Turn), ApiError> {
         let mut request = GenerationRequest::read(fields, defaults, self)?;
         let conversation = self.conversation(fields)?;
-        request.apply_tools(&conversation);
-        request.answer.call_marks = conversation.call_marks(self.tokenizer());
-        let mut opening = self.opening(conversation, caller).await?;
-        request.answer.reasoning_budget = opening.thinking.take();
-        request.images = std::mem::take(&mut opening.images);
-        Ok((request, opening))
+        let mut turn = self.turn(conversation, caller).await?;
+        request.apply(&mut turn.answer);
+        request.images = std::mem::take(&mut turn.images);
+        Ok((request, turn))
     }
 
     /// Renders the prompt of the next turn of a conversation.
-    pub async fn opening(&self, conversation: Conversation, caller: &Caller) -> Result<Opening, ApiError> {
+    pub async fn turn(&self, conversation: ConversationRequest, caller: &Caller) -> Result<Turn, ApiError> {
         let (owner, n_ctx, n_bytes) = (caller.owner.clone(), self.n_ctx, conversation.n_bytes());
         let open = move |model: &Model, client: &ClientAlive| {
             conversation.open(model, n_ctx, |file| {
@@ -292,7 +290,7 @@ impl ServedModel {
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let RequestConstraints { guides, warnings } = self.held(request, caller).await?;
+        let AnswerConstraints { constraints, warnings } = self.constraints(request, caller).await?;
         format.warn(warnings);
         let stored = self.stored(&request.model_options, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
@@ -302,7 +300,7 @@ impl ServedModel {
                 images: request.images.clone(),
                 prompt: prompt.into(),
                 kind: CacheKey { spec: Arc::clone(&stored), owner: caller.owner.clone() },
-                guides: guides.fork(),
+                guides: constraints.fork(),
                 n: request.n,
                 first,
                 n_answers,

@@ -3,24 +3,23 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use kvant::Model;
 use kvant::chat::ReasoningParser;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::Finish;
-use kvant::generate::output_parser::{Call, OutputParser, Part};
+use kvant::generate::output_parser::{Call, OutputParser, ParsedAnswer, Part};
+use kvant::{Model, Turn};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::fim::FimTokens;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, ServedModel, Server, sampling, unsupported};
@@ -144,7 +143,7 @@ fn capabilities(model: &Model) -> Vec<&'static str> {
         ("tools", !template.is_empty()),
         ("thinking", ReasoningParser::of(&template, "") != ReasoningParser::none()),
         ("vision", model.supports_images()),
-        ("insert", FimTokens::of(model).is_some()),
+        ("insert", model.fim_tokens().is_some()),
     ]
     .into_iter()
     .filter_map(|(name, can)| can.then_some(name))
@@ -175,7 +174,7 @@ pub(super) async fn chat(
     if let Some(tools) = fields.value("tools") {
         into.insert("tools".to_owned(), tools.clone());
     }
-    let (request, Opening { tokens, parser, .. }) =
+    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
     let format = Ollama::new(&hosted, parser, true);
     Ok(hosted.answer(vec![tokens], &request, &caller, format).await?)
@@ -203,7 +202,7 @@ pub(super) async fn generate(
         let request =
             GenerationRequest::read(&Fields::new(into), &server.sampling_defaults(&hosted), &hosted)?;
         let tokens = hosted.text_tokens(prompt).await?;
-        (request, tokens, OutputParser::new(ReasoningParser::none(), None))
+        (request, tokens, AnswerFormat::default().parser)
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));
@@ -211,7 +210,7 @@ pub(super) async fn generate(
         let question = message(json!({ "role": "user", "content": prompt, "images": images }))?;
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
-        let (request, Opening { tokens, parser, .. }) =
+        let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
             hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
         (request, tokens, parser)
     };
@@ -280,12 +279,12 @@ fn loaded(hosted: &ServedModel, mut response: Value) -> Response {
 fn to_openai(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     // Options with equal names in both APIs.
     const NAMES: [&str; 5] = ["seed", "stop", "presence_penalty", "frequency_penalty", "num_predict"];
-    unsupported::check_ollama(fields)?;
+    unsupported::check_all(fields, &unsupported::OF_OLLAMA)?;
     let (options, mut into) = (fields.object("options")?, Map::new());
     let missing = unsupported::SAMPLERS.map(|(name, _)| name);
-    for name in NAMES.into_iter().chain(sampling::NAMES).chain(missing) {
-        if let Some(value) = options.value(name) {
-            into.insert(name.to_owned(), value.clone());
+    for name in NAMES.into_iter().chain(missing).map(str::to_owned).chain(sampling::names()) {
+        if let Some(value) = options.value(&name) {
+            into.insert(name, value.clone());
         }
     }
     // Ollama streams by default.
@@ -351,56 +350,39 @@ struct Ollama {
     whole: OutputParser,
     parser: OutputParser,
     /// Output received and not yet sent.
-    reasoning: String,
-    content: String,
-    calls: Vec<Value>,
-    /// Tool call in progress.
-    open: Option<Call>,
+    output: ParsedAnswer,
+    /// Tool call in progress: ollama sends calls whole.
+    call: Option<Call>,
     is_chat: bool,
 }
 
 impl Ollama {
     fn new(hosted: &ServedModel, parser: OutputParser, is_chat: bool) -> Self {
         let (model, whole) = (hosted.name.clone(), parser.clone());
-        let (reasoning, content, calls, open) = Default::default();
-        Self { model, whole, parser, reasoning, content, calls, open, is_chat }
+        Self { model, whole, parser, output: ParsedAnswer::default(), call: None, is_chat }
     }
 
     fn push(&mut self, text: &str, is_last: bool) {
-        let mut parts = self.parser.push(text);
-        if is_last {
-            parts.extend(self.parser.rest());
-        }
-        for part in parts {
-            if !matches!(part, Part::Arguments(_)) {
-                self.end_call();
-            }
-            match part {
-                Part::Text(text) => self.content += &text,
-                Part::Reasoning(text) => self.reasoning += &text,
-                Part::Call(name) => self.open = Some(Call::of(name)),
-                Part::Arguments(text) => self.open.iter_mut().for_each(|call| call.arguments += &text),
+        for part in self.parser.push_text(text, is_last) {
+            match (part, &mut self.call) {
+                (Part::Arguments(text), Some(call)) => call.arguments += &text,
+                (part, call) => {
+                    self.output.calls.extend(call.take());
+                    match part {
+                        Part::Call(name) => *call = Some(Call::of(name)),
+                        part => self.output.extend([part]),
+                    }
+                }
             }
         }
         if is_last {
-            self.end_call();
-        }
-    }
-
-    /// Completes a tool call: ollama sends calls whole.
-    fn end_call(&mut self) {
-        if let Some(call) = self.open.take() {
-            self.calls.push(json!({ "function": { "name": call.name, "arguments": call.object() } }));
+            self.output.calls.extend(self.call.take());
         }
     }
 
     /// Takes the output received since the last line.
     fn take(&mut self) -> Map<String, Value> {
-        let (content, reasoning, calls) = (
-            std::mem::take(&mut self.content),
-            std::mem::take(&mut self.reasoning),
-            std::mem::take(&mut self.calls),
-        );
+        let ParsedAnswer { text: content, reasoning, calls } = std::mem::take(&mut self.output);
         let mut line = Map::new();
         line.insert("model".to_owned(), self.model.as_str().into());
         line.insert("created_at".to_owned(), timestamp().into());
@@ -416,7 +398,8 @@ impl Ollama {
             message["thinking"] = reasoning.into();
         }
         if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
+            let call = |call: Call| json!({ "function": { "name": call.name, "arguments": call.object() } });
+            message["tool_calls"] = calls.into_iter().map(call).collect();
         }
         line.insert("message".to_owned(), message);
         line
@@ -452,8 +435,7 @@ impl ApiFormat for Ollama {
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         self.push(piece.text, piece.finish.is_some());
-        let has_news = !(self.content.is_empty() && self.reasoning.is_empty() && self.calls.is_empty());
-        if has_news {
+        if self.output != ParsedAnswer::default() {
             let mut line = self.take();
             line.insert("done".to_owned(), false.into());
             out.push_back(Chunk(line.into()));
@@ -480,23 +462,7 @@ impl ApiFormat for Ollama {
 
 /// Returns the current time in ollama's format: RFC 3339 in UTC.
 fn timestamp() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    written(now.as_secs(), now.subsec_micros())
-}
-
-/// Formats seconds since 1970 as RFC 3339, by Hinnant's `civil_from_days`.
-fn written(seconds: u64, micros: u32) -> String {
-    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    // Months count from March, so that a leap day is the last day of a year.
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + 400 * era + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }
 
 #[cfg(test)]
@@ -505,17 +471,9 @@ mod tests {
 
     #[test]
     fn timestamps_are_rfc_3339_in_utc() {
-        // Expected values by `date -u -d @N`.
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00.000000Z"),
-            (951_782_399, "2000-02-28T23:59:59.000000Z"),
-            (951_782_400, "2000-02-29T00:00:00.000000Z"),
-            (1_709_251_199, "2024-02-29T23:59:59.000000Z"),
-            (1_767_225_600, "2026-01-01T00:00:00.000000Z"),
-            (4_107_542_400, "2100-03-01T00:00:00.000000Z"),
-        ] {
-            assert_eq!(written(seconds, 0), text);
-        }
-        assert!(written(1, 42).ends_with("01.000042Z"));
+        let written = timestamp();
+        let read: jiff::Timestamp = written.parse().unwrap();
+        assert!((written.len(), &written[10..11], &written[26..]) == (27, "T", "Z"), "{written}");
+        assert!(jiff::Timestamp::now().duration_since(read).abs() < jiff::SignedDuration::from_hours(1));
     }
 }

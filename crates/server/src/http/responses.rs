@@ -10,10 +10,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use kvant::Turn;
+use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::Finish;
 use kvant::generate::output_parser::{Call, OutputParser, Part};
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
@@ -30,7 +31,7 @@ pub(super) async fn responses(
     unsupported::check_responses(&fields)?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = to_openai(&fields)?;
-    let (request, Opening { tokens, parser, .. }) =
+    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&words, &server.sampling_defaults(&hosted), &caller).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (id, number) = (new_id("resp"), 0);
@@ -312,10 +313,7 @@ impl Responses {
     }
 
     fn push(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Chunk>) {
-        let mut parts = self.parser.push(text);
-        if is_last {
-            parts.extend(self.parser.rest());
-        }
+        let parts = self.parser.push_text(text, is_last);
         parts.into_iter().for_each(|part| self.part(part, out));
         if is_last {
             self.close(out);

@@ -8,30 +8,6 @@ use super::error::ApiError;
 use super::fields::{Fields, short};
 use crate::ServerSampling;
 
-/// Field names, without the seed and vLLM's aliases.
-pub(super) const NAMES: [&str; 20] = [
-    "temperature",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "repeat_penalty",
-    "repeat_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-];
-
 /// Maximum sequence breakers, and the maximum bytes of one.
 const MAX_BREAKERS: usize = 64;
 const MAX_BREAKER: usize = 256;
@@ -117,6 +93,12 @@ pub(super) fn breakers(
         return Ok(SequenceBreakers::default());
     }
     hosted.model.breakers(texts).map_err(|error| ApiError::invalid(error.to_string()))
+}
+
+/// Returns the field names, without the seed and vLLM's aliases.
+pub(super) fn names() -> impl Iterator<Item = String> {
+    let names = param_fields(&SamplerParams::default()).into_iter().map(|(name, _)| name);
+    names.chain(["dry_sequence_breakers".to_owned()])
 }
 
 /// Returns the sampling parameters by the field names of requests.

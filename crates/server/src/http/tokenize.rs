@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use kvant::Special;
 use kvant::generate::decoding::token_text;
+use kvant::{Special, Turn};
 use serde_json::{Value, json};
 
-use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::{Caller, Server};
@@ -86,7 +85,7 @@ pub(super) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let conversation = hosted.conversation(&fields)?;
-    let Opening { tokens, .. } = hosted.opening(conversation, &caller).await?;
+    let Turn { tokens, .. } = hosted.turn(conversation, &caller).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens.len() })))
 }
 

@@ -11,10 +11,10 @@ use super::fields::{Fields, short};
 pub(super) const SAMPLERS: [(&str, f64); 2] = [("tfs_z", 1.0), ("adaptive_target", -1.0)];
 
 /// Field, its neutral value, and the expectation in the error.
-type Missing = (&'static str, Off, &'static str);
+pub(super) type Missing = (&'static str, Off, &'static str);
 
 #[derive(Clone, Copy)]
-enum Off {
+pub(super) enum Off {
     /// `false`, an empty list, object or text, or `none`.
     Empty,
     True,
@@ -56,7 +56,7 @@ const OF_CHAT: [Missing; 4] = [
 ];
 
 /// Fields of text completions.
-const OF_COMPLETIONS: [Missing; 1] =
+pub(super) const OF_COMPLETIONS: [Missing; 1] =
     [("add_special_tokens", Off::True, "true: for none, send token numbers as the prompt")];
 
 /// Fields of the Responses API, where nothing is stored and every request is answered at once.
@@ -69,14 +69,14 @@ const OF_RESPONSES: [Missing; 5] = [
 ];
 
 /// Fields of Anthropic's API.
-const OF_MESSAGES: [Missing; 3] = [
+pub(super) const OF_MESSAGES: [Missing; 3] = [
     ("container", Off::Empty, "nothing: there are no containers here"),
     ("mcp_servers", Off::Empty, "nothing: the client calls its servers itself"),
     ("context_management", Off::Empty, "nothing: the client edits the conversation itself"),
 ];
 
 /// Fields of ollama's API.
-const OF_OLLAMA: [Missing; 3] = [
+pub(super) const OF_OLLAMA: [Missing; 3] = [
     ("suffix", Off::Empty, "nothing: /infill fills gaps"),
     ("template", Off::Empty, "nothing: the server's --chat-template sets it"),
     ("context", Off::Empty, "nothing: /api/chat takes the whole conversation"),
@@ -104,11 +104,6 @@ pub(super) fn check_chat(fields: &Fields) -> Result<(), ApiError> {
     check_all(fields, &OF_CHAT)
 }
 
-/// Rejects fields of text completions.
-pub(super) fn check_completions(fields: &Fields) -> Result<(), ApiError> {
-    check_all(fields, &OF_COMPLETIONS)
-}
-
 /// Rejects fields of the Responses API.
 pub(super) fn check_responses(fields: &Fields) -> Result<(), ApiError> {
     if fields.value("truncation").is_some_and(|value| value == "auto") {
@@ -127,17 +122,8 @@ pub(super) fn check_responses(fields: &Fields) -> Result<(), ApiError> {
     check_all(fields, &OF_RESPONSES)
 }
 
-/// Rejects fields of Anthropic's API.
-pub(super) fn check_messages(fields: &Fields) -> Result<(), ApiError> {
-    check_all(fields, &OF_MESSAGES)
-}
-
-/// Rejects fields of ollama's API.
-pub(super) fn check_ollama(fields: &Fields) -> Result<(), ApiError> {
-    check_all(fields, &OF_OLLAMA)
-}
-
-fn check_all(fields: &Fields, missing: &[Missing]) -> Result<(), ApiError> {
+/// Rejects fields of a table that are set.
+pub(super) fn check_all(fields: &Fields, missing: &[Missing]) -> Result<(), ApiError> {
     for &(name, off, expected) in missing {
         if let Some(value) = fields.value(name).filter(|value| !is_off(value, off)) {
             return Err(ApiError::field(name, expected, short(value)));

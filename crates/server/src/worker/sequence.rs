@@ -4,16 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvant::generate;
-use kvant::generate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
+use kvant::generate::decoding::{SequenceDecoder, TokenLogprobs};
 use kvant::{Error, HiddenStatePool, PREFIX_ALIGNMENT, SequenceStep, Session, TOKENS_PER_BLOCK};
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{AnswerStats, Event, Job, Progress};
 use crate::events::{BlockHolder, Blocks, Medium};
-
-/// Maximum prompt tokens per step when all are scored: their logits are held in memory.
-const MAX_SCORED_TOKENS: usize = 64;
 
 /// Sequence of a job.
 pub(super) struct Sequence {
@@ -86,16 +83,7 @@ impl Sequence {
     /// of tokens fed.
     pub fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
         let Some(session) = &mut self.session else { return Ok(0) };
-        let at = session.tokens().len();
-        let n = n.min(MAX_SCORED_TOKENS).min(session.max_tokens());
-        let (prompt, scored) = (&self.job.prompt, &mut self.scored);
-        session.feed_scored(&self.text.tokens()[at..at + n], 0, &mut |row, logits| {
-            // Logprobs computed before a preemption are not recorded again.
-            if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
-                scored.push(token_logprobs(logits, next, top));
-            }
-        })?;
-        Ok(n)
+        session.score_sequence(&self.text, n, top, &mut self.scored)
     }
 
     /// Returns the step that feeds its next `n` tokens. `None` without a session.

@@ -1,11 +1,14 @@
 //! Claims about the events of a worker.
 
+use kvant::generate::constraint::Constraints;
+use kvant::generate::decoding::DecodingOptions;
 use kvant::{DType, KvOptions, OpenOptions};
 use tokio::sync::mpsc::channel;
 
 use super::*;
 use crate::Options;
 use crate::models::ModelRegistry;
+use crate::trace::Trace;
 
 /// Channel capacity beside the events that answers may emit at once.
 const AHEAD: usize = 8;

@@ -2,33 +2,25 @@
 
 use serde_json::{Map, Value, json};
 
-use kvant::generate::output_parser::tool_calls::Format;
+use super::InvalidConversation;
+use crate::output_parser::tool_calls::Format;
 
-use super::error::ApiError;
-use super::images::content;
-
-/// Converts a message: its content becomes text, or parts if it has images, and the arguments of
-/// its calls become objects.
-pub(super) fn message(
-    mut message: Map<String, Value>,
-    format: &Format,
-    images: &mut Vec<Vec<u8>>,
-) -> Result<Value, ApiError> {
+/// Converts a message: the ids and the arguments of its calls get the form of the template.
+pub(super) fn message(message: Value, format: &Format) -> Result<Value, InvalidConversation> {
+    let Value::Object(mut message) = message else {
+        return Err(InvalidConversation::new("messages", "a list of messages", message));
+    };
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     if role.is_empty() {
-        return Err(ApiError::field("messages", "a role in every message", Value::Object(message)));
+        return Err(InvalidConversation::new("messages", "a role in every message", Value::Object(message)));
     }
     // Newer clients' name of a system message.
     if role == "developer" {
         message.insert("role".to_owned(), "system".into());
     }
-    let content = match message.remove("content").unwrap_or_default() {
-        text @ Value::String(_) => text,
-        Value::Null => "".into(),
-        Value::Array(parts) => content(&parts, images)?,
-        other => return Err(ApiError::field("content", "a text or a list of parts", other)),
-    };
-    message.insert("content".to_owned(), content);
+    if message.get("content").is_none_or(Value::is_null) {
+        message.insert("content".to_owned(), "".into());
+    }
     if let Some(id) = message.get_mut("tool_call_id") {
         *id = format.id(id);
     }
