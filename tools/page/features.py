@@ -1,5 +1,5 @@
-"""Checks of single features of the chat page: settings, files, search, code, math, the KV meter, keys and
-accessibility. `check.py` runs them.
+"""Checks of single features of the chat page, run by `check.py`: reasoning, models, files, search,
+code, math, the KV meter, and accessibility.
 """
 
 import json
