@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 
-from check import Page, run, sync_playwright
+from driver import Page, run, sync_playwright
 
 # The ten questions of the model's card, and a word of each answer.
 QUESTIONS = {

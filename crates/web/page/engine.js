@@ -1,8 +1,16 @@
-/* ---- The engine: WebAssembly in a worker of this page instead of a server ----
-   Has the interface of crates/server/assets/page/server.js: `server`, `why`, `get` and `ask`. */
+// The engine: WebAssembly in a worker of this page instead of a server. Has the interface of
+// crates/server/assets/page/server.js: `server`, `why`, `get` and `ask`.
 
 /** The engine's properties, once it is ready, and its labels on the page. */
-const server = { types: [], room: 0, about: '', waitingLabel: 'Waits for the engine', defaultLabel: 'by default' };
+const server = {
+  types: [], room: 0, isKnown: false, models: [], vision: false, measured: load('kvant.measured', null), about: '',
+  waitingLabel: 'Waits for the engine', defaultLabel: 'by default', dropLabel: 'Drop a GGUF file to run it, or texts to attach them',
+  opens(file) {
+    const isModel = file.name.endsWith('.gguf');
+    if (isModel) change(file);
+    return isModel;
+  },
+};
 const why = error => error.message;
 
 // The one script that may become a worker.
@@ -73,7 +81,7 @@ function meterOf({ types }, kv) {
 }
 
 /** Yields the chunks of an answer in the server's format. */
-async function* ask(messages, { system, ...options }, signal) {
+async function* ask(messages, { system, reasoning, ...options }, signal) {
   const at = liveEngine(), events = [];
   await at.ready;
   if (signal.aborted) throw new Error('stopped');
@@ -117,28 +125,19 @@ async function change(file) {
   const last = engine;
   engine = next;
   last.end(`${file.name} was opened`);
-  server.room = 0; // Unknown until the next poll.
+  server.isKnown = false;
   notice(`${file.name} is open.`);
   poll();
 }
 
 function wireModels() {
-  const drop = el('div', { id: 'drop', hidden: true }, 'Drop a GGUF file to run it here');
   const input = el('input', { type: 'file', id: 'gguf', accept: '.gguf', hidden: true, onchange: () => { if (input.files[0]) change(input.files[0]); input.value = ''; } });
-  document.body.append(drop, input);
+  document.body.append(input);
   ICONS.model = 'm8 1.8 5.5 3v6.4L8 14.2l-5.5-3V4.8zm0 6 5.5-3M8 7.8l-5.5-3M8 7.8v6.4';
   $('foot').before(el('p', { class: 'runs', id: 'runs' }));
   $('foot').append(iconButton('model', 'Open a GGUF file', () => input.click()));
-  // Only servers have API keys.
-  $('settings').querySelector('[name=key]').closest('label').remove();
-  const isFile = event => event.dataTransfer?.types.includes('Files');
-  addEventListener('dragover', event => { if (isFile(event)) { event.preventDefault(); drop.hidden = false; } });
-  addEventListener('dragleave', event => { if (!event.relatedTarget) drop.hidden = true; });
-  addEventListener('drop', event => {
-    drop.hidden = true;
-    const [file] = event.dataTransfer?.files ?? [];
-    if (file) { event.preventDefault(); change(file); }
-  });
+  // Only servers have API keys and these samplers.
+  for (const name of ['key', 'top_k', 'min_p', 'repeat_penalty', 'presence_penalty']) $('settings').querySelector(`[name=${name}]`).closest('label').remove();
 }
 
 wireModels();

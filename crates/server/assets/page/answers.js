@@ -1,13 +1,15 @@
-/* ---- Requests ---- */
+// Answers: requests, their streams, and the views of messages.
 
 /** Returns the options of a request by the current settings. Without a seed a random one is set
     here, so that an answer from another cache samples the same way. */
 function requestOptions() {
   const options = {};
-  for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
+  for (const name of [...NUMBERS.split(' '), 'thinking_budget_tokens']) {
     if (settings[name] !== '' && Number.isFinite(+settings[name])) options[name] = +settings[name];
   }
   options.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+  if (settings.reasoning) options.reasoning = settings.reasoning;
+  if (server.models.includes(settings.model)) options.model = settings.model;
   if (settings.system.trim()) options.system = settings.system;
   if (settings.kv) options.kv_type = settings.kv;
   return options;
@@ -25,8 +27,8 @@ const runs = new Map();
 
 /** Starts an answer, which continues asynchronously. */
 function answer(conversation, user, options) {
-  const node = conversation.add(user, { role: 'assistant', thought: '', end: '', asked: options, stats: { type: typeName(options) ?? '' } });
-  runs.set(node.id, { conversation, abort: new AbortController(), progress: null, n: 0, since: 0 });
+  const node = conversation.add(user, { role: 'assistant', thought: '', end: '', asked: options, stats: { type: typeName(options) ?? '', ...(options.model && { model: options.model }) } });
+  runs.set(node.id, { conversation, abort: new AbortController(), progress: null, n: 0, begun: performance.now(), since: 0, announced: 0, spoken: 0 });
   markUpdated(conversation);
   runRequest(node, runs.get(node.id), conversation.messages(user, options.system));
   return node;
@@ -47,7 +49,19 @@ async function runRequest(node, run, messages) {
   if (run.conversation !== current) return;
   paint(node.id);
   paintRest();
-  announce(node.error ? `Error: ${node.error}` : `Answer: ${splitReasoning(node).text}`);
+  announce(node.error ? `Error: ${node.error}` : splitReasoning(node).text.slice(run.spoken) || 'The answer ends.');
+}
+
+/** Announces the whole sentences of an answer as it grows, at most every three seconds: a screen reader
+    finishes one announcement before the next. */
+function announceGrowth(node, run) {
+  if (performance.now() - run.announced < 3000) return;
+  const { text } = splitReasoning(node), rest = text.slice(run.spoken);
+  const end = /^[^]*[.!?:;\n](?=\s)/.exec(rest)?.[0].length ?? 0;
+  if (!end) return;
+  announce(rest.slice(0, end));
+  run.spoken += end;
+  run.announced = performance.now();
 }
 
 function applyChunk(node, run, chunk) {
@@ -57,7 +71,7 @@ function applyChunk(node, run, chunk) {
   if (choice?.delta?.reasoning_content || choice?.delta?.content) {
     node.thought += choice.delta.reasoning_content ?? '';
     node.text += choice.delta.content ?? '';
-    run.since ||= performance.now();
+    if (!run.since) node.stats.ttft = Math.round((run.since = performance.now()) - run.begun);
     run.n++;
     saveSoon(run.conversation);
   }
@@ -66,10 +80,14 @@ function applyChunk(node, run, chunk) {
   if (kv) Object.assign(stats, { bytes: kv.bytes, f16: kv.bytes_f16 });
   if (timings) Object.assign(stats, { said: timings.predicted_n, rate: timings.predicted_per_second, read: timings.prompt_per_second });
   if (usage) Object.assign(stats, { prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details?.cached_tokens ?? 0 });
+  if (stats.bytes && stats.prompt) save('kvant.measured', server.measured = { bytes: stats.bytes, f16: stats.f16, used: stats.prompt + (stats.said ?? 0) });
   run.due ||= requestAnimationFrame(() => {
-    const stays = isAtEnd();
     run.due = 0;
+    if (run.conversation !== current) return;
+    const stays = isAtEnd();
     paint(node.id);
+    paintHorizon();
+    announceGrowth(node, run);
     if (stays) toEnd();
   });
 }
@@ -82,16 +100,16 @@ function splitReasoning({ thought = '', text }) {
   return isReasoning ? { thought: thought + found[1].trim(), text: text.slice(found[0].length) } : { thought, text };
 }
 
-function send(text) {
+function send(text, files = []) {
   conversations.set(current.id, current);
-  current.title ||= text.trim().split('\n')[0].slice(0, 60);
+  current.title ||= (text.trim() || files[0]?.name || '').split('\n')[0].slice(0, 60);
   const last = current.path().at(-1) ?? current.root;
   // Roles alternate: an unanswered message is replaced by the new one, and remains as its sibling.
-  sendUserMessage(current, last.role === 'user' ? current.parent(last) : last, text);
+  sendUserMessage(current, last.role === 'user' ? current.parent(last) : last, text, files);
 }
 
-function sendUserMessage(conversation, parent, text) {
-  const user = conversation.add(parent, { role: 'user', text });
+function sendUserMessage(conversation, parent, text, files = []) {
+  const user = conversation.add(parent, { role: 'user', text, ...(files.length && { files }) });
   [parent.pick, parent.beside] = [user.id, []];
   answer(conversation, user, requestOptions());
   showList();
@@ -142,16 +160,18 @@ function versionButtons(conversation, node) {
 
 function userView(conversation, node) {
   const tools = el('div', { class: 'tools' });
-  const bubble = el('div', { class: 'bubble' }, node.text);
-  const root = el('article', { class: 'user', 'aria-label': 'You' }, bubble, tools);
+  const files = node.files?.length && el('div', { class: 'files' }, node.files.map(file => fileView(file)));
+  const bubble = el('div', { class: 'bubble', hidden: !node.text, tabindex: node.text.length > 2000 && 0 }, node.text);
+  const shown = [files, bubble, tools].filter(Boolean);
+  const root = el('article', { class: 'user', 'aria-label': 'You' }, ...shown);
   const paint = () => {
     const copyButton = iconButton('copy', 'Copy', () => copy(node.text, copyButton));
     tools.replaceChildren(...[versionButtons(conversation, node), copyButton, iconButton('pen', 'Edit', edit)].filter(Boolean));
   };
   const edit = () => root.replaceChildren(editor(node.text, text => {
-    root.replaceChildren(bubble, tools);
+    root.replaceChildren(...shown);
     if (text === null) tools.lastChild.focus();
-    else sendUserMessage(conversation, conversation.parent(node), text);
+    else sendUserMessage(conversation, conversation.parent(node), text, node.files);
   }));
   root.addEventListener('edit', edit);
   return { root, paint };
@@ -234,11 +254,13 @@ const ENDS = { stopped: 'stopped', length: 'cut at the token limit' };
 /** Returns the cost of an answer: "turbo3: 1.2 MiB (f16 5.9 MiB, 4.9×)". */
 function cost({ stats, end }) {
   const parts = [];
+  if (stats?.model) parts.push(stats.model);
   if (ENDS[end]) parts.push(ENDS[end]);
   if (stats?.rate) parts.push(rate(stats.rate));
+  if (stats?.ttft && stats.prompt) parts.push(`TTFT ${seconds(stats.ttft)}`);
   if (stats?.prompt) parts.push(`${count(stats.cached ?? 0)} of ${plural(stats.prompt, 'prompt token')} cached`);
   if (!stats?.bytes) return parts.length ? el('p', { class: 'cost' }, parts.join(' · ')) : null;
-  const bar = el('span', { class: 'bar', 'aria-hidden': 'true' }, el('i', { class: 'shared' }));
+  const bar = el('span', { class: 'bar', 'aria-hidden': 'true' }, el('i'));
   bar.firstChild.style.width = share(stats.bytes, stats.f16);
   return el('p', { class: 'cost', 'data-bytes': stats.bytes }, bar, el('b', {}, `${stats.type ?? 'KV'}: ${bytes(stats.bytes)}`),
     [` (f16 ${bytes(stats.f16)}, ${times(stats.f16 / stats.bytes)})`, ...parts].join(' · '));

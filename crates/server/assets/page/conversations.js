@@ -1,7 +1,21 @@
-/* ---- Conversations ----
-   A conversation is a tree: an edited message or another answer adds a sibling, nothing is
-   overwritten. Each node records which of its children is selected, and which are shown beside that
-   one. */
+// Conversations, their export and import. A conversation is a tree: an edited message or another
+// answer adds a sibling, nothing is overwritten. Each node records which of its children is selected,
+// and which are shown beside that one.
+
+const NUMBERS = 'temperature top_p top_k min_p repeat_penalty presence_penalty max_tokens seed';
+const IMAGE = /^data:image\/(?:png|jpeg|webp|gif|bmp);base64,[A-Za-z0-9+/=]+$/;
+
+const isFile = ({ name, text, image }) => name && (image === undefined ? text !== undefined : text === undefined && IMAGE.test(image));
+
+/** Returns the content of a message as a request has it: files are texts before its own. */
+function contentOf({ text, files = [] }) {
+  const fences = (text.match(/`{3,}/g) ?? []).concat(files.flatMap(file => file.text?.match(/`{3,}/g) ?? []), '``');
+  const fence = `${fences.reduce((a, b) => a.length > b.length ? a : b)}\``;
+  const texts = files.filter(file => file.text !== undefined).map(file => `${file.name}:\n${fence}\n${file.text}\n${fence}\n\n`);
+  const images = files.filter(file => file.image).map(file => ({ type: 'image_url', image_url: { url: file.image } }));
+  const whole = texts.join('') + text;
+  return images.length ? [...images, { type: 'text', text: whole }] : whole;
+}
 
 class Conversation {
   constructor({ id = newId(), title = '', created = Date.now(), updated = created } = {}) {
@@ -32,7 +46,7 @@ class Conversation {
   messages(node, system) {
     const messages = [];
     for (let at = node; at !== this.root; at = this.parent(at)) {
-      if (at.role === 'user' || at.text) messages.unshift({ role: at.role, content: at.text, ...(at.thought && { reasoning_content: at.thought }) });
+      if (at.role === 'user' || at.text) messages.unshift({ role: at.role, content: contentOf(at), ...(at.thought && { reasoning_content: at.thought }) });
     }
     return system ? [{ role: 'system', content: system }, ...messages] : messages;
   }
@@ -62,8 +76,9 @@ class Conversation {
     const parent = this.nodes.get(node.parent);
     if (!node.id || this.nodes.has(node.id) || !parent) throw new Error('a message lacks an id, or what it answers');
     if (node.role !== (parent.role === 'user' ? 'assistant' : 'user')) throw new Error('user and assistant take turns');
-    if (json.asked) node.asked = typed(json.asked, 'system kv_type', 'temperature top_p max_tokens seed');
-    if (json.stats) node.stats = typed(json.stats, 'type', 'bytes f16 prompt cached said rate read');
+    if (json.asked) node.asked = typed(json.asked, 'system kv_type model reasoning', `${NUMBERS} thinking_budget_tokens`);
+    if (json.stats) node.stats = typed(json.stats, 'type model', 'bytes f16 prompt cached said rate read ttft');
+    if (Array.isArray(json.files)) node.files = json.files.map(file => typed(file, 'name text image')).filter(isFile);
     this.add(parent, node);
   }
 }
@@ -74,65 +89,21 @@ function typed(object, texts, numbers = '') {
   return Object.fromEntries([...those(texts, value => typeof value === 'string'), ...those(numbers, Number.isFinite)]);
 }
 
-/* ---- Storage: one key per conversation, so that windows do not overwrite each other ---- */
+/* ---- Export and import ---- */
 
-const KEY = 'kvant.talk.';
-const conversations = new Map();
-const settings = { temperature: '', top_p: '', max_tokens: '', seed: '', system: '', key: '', theme: '', kv: '' };
-let current = new Conversation();
-
-function load(key, otherwise) {
-  try { return JSON.parse(localStorage.getItem(key)) ?? otherwise; } catch { return otherwise; }
-}
-
-function save(key, value) {
-  try {
-    localStorage.setItem(key, JSON.stringify(value));
-  } catch {
-    notice('This browser keeps no more: export and delete some.', 'Export', exportAll);
-  }
-}
-
-function saveConversation(conversation) {
-  if (conversations.has(conversation.id)) save(KEY + conversation.id, conversation);
-}
-
-function markUpdated(conversation) {
-  conversation.updated = Date.now();
-  saveConversation(conversation);
-}
-
-/** Saves a growing conversation at most once a second. */
-function saveSoon(conversation) {
-  conversation.due ||= setTimeout(() => { conversation.due = 0; saveConversation(conversation); }, 1000);
-}
-
-function loadConversation(key) {
-  try {
-    const conversation = Conversation.from(load(key));
-    // An answer without a request was interrupted.
-    for (const node of conversation.nodes.values()) {
-      if (node.role === 'assistant') node.end ||= 'stopped';
-    }
-    conversations.set(conversation.id, conversation);
-  } catch { /* Of another program or version: it is left as it is. */ }
-}
-
-/** Reloads a conversation that another window has changed, so that this one does not overwrite it.
-    */
-function changedElsewhere({ key, newValue }) {
-  const id = key?.startsWith(KEY) && key.slice(KEY.length);
-  if (!id || [...runs.values()].some(run => run.conversation.id === id)) return;
-  newValue ? loadConversation(key) : conversations.delete(id);
-  if (id === current.id) open(conversations.get(id) ?? new Conversation(), false);
-  showList();
-}
-
-function exportConversations(selected, name) {
-  const text = JSON.stringify({ format: 'kvant-conversations', version: 1, conversations: selected }, null, 1);
-  const href = URL.createObjectURL(new Blob([text], { type: 'application/json' }));
-  el('a', { href, download: `${name.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40) || 'conversation'}.json` }).click();
+function download(text, name, type) {
+  const href = URL.createObjectURL(new Blob([text]));
+  el('a', { href, download: `${name.replace(/[^\p{L}\p{N}]+/gu, '-').slice(0, 40) || 'conversation'}.${type}` }).click();
   setTimeout(() => URL.revokeObjectURL(href), 10000);
+}
+
+const exportConversations = (selected, name) =>
+  download(JSON.stringify({ format: 'kvant-conversations', version: 1, conversations: selected }, null, 1), name, 'json');
+
+/** Exports what is shown of a conversation as Markdown. */
+function exportMarkdown(conversation) {
+  const turns = conversation.path().map(node => `## ${node.role === 'user' ? 'You' : 'Kvant'}\n\n${(node.files ?? []).map(({ name }) => `(${name})\n\n`).join('')}${splitReasoning(node).text.trim()}\n`);
+  download([`# ${conversation.title}\n`, ...turns].join('\n'), conversation.title, 'md');
 }
 
 const exportAll = () => exportConversations([...conversations.values()], 'kvant-conversations');

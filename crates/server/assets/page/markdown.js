@@ -1,9 +1,13 @@
-/* ---- Markdown ----
-   Text becomes nodes, never markup. The first parser that recognizes a block consumes its lines: it
-   returns the line after the block and a function that builds it, or nothing. */
+// Markdown: text becomes nodes, never markup. The first parser that recognizes a block consumes its
+// lines: it returns the line after the block and a function that builds it, or nothing.
 
 // Endless repetition, which models produce, stays cheap: every lookahead is bounded.
 const INLINE = new RegExp([
+  /\\\((?<round>[^]{1,999}?)\\\)/,
+  /\\\[(?<square>[^]{1,999}?)\\\]/,
+  /(?<![\w$])\$\$(?<dollars>[^]{1,999}?)\$\$/,
+  /(?<![\w$])\$(?![\s$])(?<dollar>(?:\\[^\n]|[^\\$\n]){1,500})(?<!\s)\$(?![\w$])/,
+  /<(?<br>br)\s*\/?>/,
   /\\(?<escaped>[!-\/:-@[-`{-~])/,
   /(?<!`)(?<tick>`+)(?!`)(?<code>[^]{1,4000}?)(?<!`)\k<tick>(?!`)/,
   /!?\[(?<label>[^[\]]*)\]\(\s*<?(?<href>[^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/,
@@ -11,6 +15,7 @@ const INLINE = new RegExp([
   /(?<bare>https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_~])/,
   /\*\*(?=\S)(?!\*\*)(?<bold>[^]{1,999}?)(?<!\s)\*\*(?!\*)/,
   /(?<!\w)__(?=[^\s_])(?<bold2>[^]{1,999}?)(?<!\s)__(?!\w)/,
+  /~~(?=\S)(?<struck>[^~]{1,999}?)(?<!\s)~~/,
   /\*(?=[^\s*])(?<italic>[^*]+?)(?<!\s)\*(?!\*)/,
   /(?<!\w)_(?=[^\s_])(?<italic2>[^_]+?)(?<!\s)_(?!\w)/,
 ].map(part => part.source).join('|'), 'g');
@@ -34,6 +39,10 @@ function inline(text) {
 
 function inlineNode({ 0: whole, groups: g }) {
   if (g.escaped) return g.escaped;
+  if (g.round ?? g.dollar) return math(g.round ?? g.dollar, false, whole);
+  if (g.square ?? g.dollars) return math(g.square ?? g.dollars, true, whole);
+  if (g.br) return el('br');
+  if (g.struck) return el('del', {}, inline(g.struck));
   if (g.code) return el('code', {}, g.code.replace(/^ (.+) $/, '$1'));
   if (g.label !== undefined) return link(g.href, g.label ? inline(g.label) : [g.href], whole);
   if (g.auto ?? g.bare) return link(g.auto ?? g.bare, [g.auto ?? g.bare], whole);
@@ -59,7 +68,20 @@ function fence(lines, at) {
   let end = at + 1;
   while (end < lines.length && !close.test(lines[end])) end++;
   const code = lines.slice(at + 1, end).join('\n');
-  return { end: end + 1, build: () => codeBlock(code, open[2]) };
+  return { end: end + 1, build: () => open[2] === 'math' ? math(code, true) : codeBlock(code, open[2]) };
+}
+
+/** Parses a formula on lines of its own; one that is not closed yet is text. */
+function formula(lines, at) {
+  const open = /^ {0,3}(?:(\$\$)|(\\\[)|\\begin\{((?:align|aligned|equation|gather|cases|[pbv]?matrix)\*?)\})/.exec(lines[at]);
+  if (!open) return;
+  const close = open[1] ?? (open[2] ? '\\]' : `\\end{${open[3]}}`);
+  const rest = [lines[at].slice(open[0].length), ...lines.slice(at + 1, at + 60)];
+  const end = rest.findIndex(line => line.includes(close));
+  const [last, ...after] = rest[end]?.split(close) ?? [];
+  if (end < 0 || after.join('').trim()) return;
+  const source = [...rest.slice(0, end), last].join('\n');
+  return { end: at + end + 1, build: () => el('div', { class: 'scroll', tabindex: 0 }, math(open[3] ? open[0] + source + close : source, true)) };
 }
 
 function heading(lines, at) {
@@ -85,7 +107,7 @@ function table(lines, at) {
   let end = at + 2;
   while (!isBlank(lines[end]) && lines[end].includes('|')) end++;
   const row = (tag, given) => el('tr', {}, marks.map((mark, i) =>
-    el(tag, { class: /[^:]:$/.test(mark) && 'right' }, inline(given[i] ?? ''))));
+    el(tag, { class: mark.endsWith(':') && (mark.startsWith(':') ? 'centre' : 'right'), scope: tag === 'th' && 'col' }, inline(given[i] ?? ''))));
   const body = () => lines.slice(at + 2, end).map(line => row('td', cells(line)));
   const whole = () => el('table', {}, el('thead', {}, row('th', head)), el('tbody', {}, body()));
   return { end, build: () => el('div', { class: 'scroll', tabindex: 0 }, whole()) };
@@ -111,8 +133,18 @@ function list(lines, at) {
     } else break;
   }
   const build = () => el(ordered ? 'ol' : 'ul', { start: ordered && parseInt(first[2]) !== 1 && parseInt(first[2]) },
-    items.map(item => render(el('li'), item.join('\n'))));
+    items.map(listItem));
   return { end, build };
+}
+
+/** Returns an item; one that begins with "[ ]" or "[x]" is a task. */
+function listItem(lines) {
+  const task = /^\[([ xX])\]\s+/.exec(lines[0]);
+  if (!task) return render(el('li'), lines.join('\n'));
+  const box = el('span', { class: 'task', role: 'img', 'aria-label': task[1] === ' ' ? 'to do' : 'done' }, task[1] === ' ' ? '☐' : '☑');
+  const item = render(el('li', { class: 'has-task' }), [lines[0].slice(task[0].length), ...lines.slice(1)].join('\n'));
+  item.prepend(box);
+  return item;
 }
 
 function paragraph(lines, at) {
@@ -121,7 +153,7 @@ function paragraph(lines, at) {
   return { end, build: () => el('p', {}, inline(lines.slice(at, end).map(line => line.trim()).join('\n'))) };
 }
 
-const BLOCK_PARSERS = [fence, heading, rule, quote, table, list];
+const BLOCK_PARSERS = [fence, formula, heading, rule, quote, table, list];
 const startsBlock = (lines, at) => BLOCK_PARSERS.some(parse => parse(lines, at));
 
 /** Source of each block: while an answer grows, all blocks but the last are retained, and with them
@@ -158,7 +190,7 @@ function render(into, text) {
 
 function codeBlock(code, language) {
   const copies = button(' Copy', () => copy(code, copies), {}, icon('copy'));
-  const text = el('code', {}, code);
-  return el('figure', {}, el('figcaption', {}, el('span', {}, language), copies), el('pre', { tabindex: 0 }, text));
+  const text = el('code', {}, highlight(code, language));
+  return el('figure', {}, el('figcaption', {}, el('span', {}, language || 'text'), copies), el('pre', { tabindex: 0 }, text));
 }
 

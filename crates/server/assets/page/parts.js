@@ -1,4 +1,4 @@
-/* ---- Helpers ---- */
+// Helpers: elements, icons, numbers as text, the clipboard, short notices.
 
 const $ = id => document.getElementById(id);
 const SVG = 'http://www.w3.org/2000/svg';
@@ -23,6 +23,8 @@ const ICONS = {
   copy: 'M5.5 5.5h8v8h-8zM3 10.5h-.5v-8h8V3', pen: 'M10.5 3 13 5.5 5.5 13l-3 .5.5-3z', again: 'M13 8a5 5 0 1 1-1.5-3.6M13 2.5v3h-3',
   beside: 'M2 3h5v10H2zm7 0h5v10H9z', bin: 'M2.5 4.5h11M6 4.5v-2h4v2m-6 0 .7 9h6.6l.7-9m-5.3 3v3.5m2.6-3.5V11',
   out: 'M8 2.5V10m-3-3 3 3 3-3m-8 6.5h10', in: 'M8 10.5V3M5 6l3-3 3 3m-8 7.5h10',
+  search: 'M7 2.5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9zm3.3 7.8 3.2 3.2', more: 'M3.5 8h.1m4.3 0h.1m4.3 0h.1', down: 'M8 3v9.5m-4-4 4 4 4-4',
+  clip: 'M4.5 7v3.5a3.5 3.5 0 0 0 7 0V4.5a2.3 2.3 0 0 0-4.6 0v6a1.1 1.1 0 0 0 2.2 0V6', page: 'M3.5 1.8h6l3 3v9.4h-9zm2 5h5m-5 3h5',
   gear: 'M2.5 5H8m3 0h2.5M2.5 11H5m3 0h5.5M9.5 3.5v3m-3 3v3', dark: 'M13 9.5A5.5 5.5 0 1 1 6.5 3 4.5 4.5 0 0 0 13 9.5z',
   keys: 'M1.5 4h13v8.5h-13zm2.7 2.8h.1m2.4 0h.1m2.4 0h.1m2.4 0h.1M5 9.7h6',
 };
@@ -48,6 +50,7 @@ function bytes(n) {
 
 const count = n => Math.round(n).toLocaleString('en');
 const rate = n => `${n >= 100 ? count(n) : n.toFixed(1)} tok/s`;
+const seconds = ms => `${(ms / 1000).toFixed(2)} s`;
 const times = n => `${n.toFixed(1)}×`;
 const share = (part, whole) => `${whole > 0 ? Math.min(100, part / whole * 100) : 0}%`;
 const plural = (n, one) => `${count(n)} ${one}${n === 1 ? '' : 's'}`;
@@ -86,3 +89,14 @@ function notice(text, label, action) {
   notice.timer = setTimeout(hide, label ? 9000 : 5000);
 }
 
+
+/** Shows a menu of buttons at the one that opened it. */
+function popAt(menu, from, items) {
+  const at = from.getBoundingClientRect();
+  if (items) menu.replaceChildren(...items);
+  menu.showPopover();
+  const { width, height } = menu.getBoundingClientRect();
+  menu.style.left = `${Math.max(8, Math.min(at.left, innerWidth - width - 8))}px`;
+  menu.style.top = `${Math.max(8, at.bottom + height + 8 < innerHeight ? at.bottom + 4 : at.top - height - 4)}px`;
+  menu.querySelector('button').focus();
+}

@@ -1,9 +1,11 @@
-/* ---- The server ----
-   Backend of the page. The page with a built-in engine (crates/web) replaces this file by another
-   one with the same `server`, `why`, `get` and `ask`. */
+// The server: backend of the page. The page with a built-in engine (crates/web) replaces this file by
+// another one with the same `server`, `why`, `get` and `ask`.
 
 /** Properties of the server, once known, and its texts. */
-const server = { types: [], room: 0, about: '', waitingLabel: 'Waits for the server', defaultLabel: 'as served' };
+const server = {
+  types: [], room: 0, isKnown: false, models: [], vision: undefined, measured: load('kvant.measured', null), about: '',
+  waitingLabel: 'Waits for the server', defaultLabel: 'as served', dropLabel: 'Drop text files and images to attach them',
+};
 const headers = () => ({ 'Content-Type': 'application/json', ...(settings.key && { Authorization: `Bearer ${settings.key}` }) });
 
 async function refusal(response) {
@@ -21,8 +23,12 @@ async function get(path) {
   return response.json();
 }
 
+/** Returns the fields that set whether, and how much, a model reasons. */
+const reasoningFields = choice => choice === 'off' || choice === 'on' ? { enable_thinking: choice === 'on' } : choice ? { reasoning_effort: choice } : {};
+
 /** Yields the chunks of an answer. */
-async function* ask(messages, { system, ...options }, signal) {
+async function* ask(messages, { system, reasoning, ...options }, signal) {
+  Object.assign(options, reasoningFields(reasoning));
   const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...options };
   const response = await fetch('v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(body), signal });
   if (!response.ok) throw await refusal(response);
