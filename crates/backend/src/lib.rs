@@ -27,9 +27,9 @@ pub use device::{
 };
 pub use error::BackendError;
 pub use kv::{
-    ChannelScaleLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec, PREFIX_ALIGNMENT,
-    PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TileRef,
-    TileRows, TileWrite, TokenSpan, Writes, batch_rows,
+    ChannelScaleLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec,
+    PREFIX_ALIGNMENT, PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
+    TileLocation, TileRef, TileRows, TileWrite, TokenSpan, Writes, batch_rows,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};

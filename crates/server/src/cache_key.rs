@@ -160,9 +160,9 @@ impl KeyHash {
 
     fn policy(&mut self, policy: &Policy) {
         match policy {
-            Policy::AutoKeys { most } => {
+            Policy::AutoKeys { max_noise } => {
                 self.number(0);
-                self.number(most.to_bits());
+                self.number(max_noise.to_bits());
             }
             Policy::AutoAsymmetric => self.number(1),
             Policy::Boundary { first, last } => {

@@ -20,8 +20,8 @@ use crate::events::Blocks;
 use crate::idle_sessions::{IdleSession, IdleSessions};
 use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Request, Scheduler};
-use crate::store::Store;
 pub(crate) use crate::status::{AnswerStats, Progress, Status};
+use crate::store::Store;
 pub(crate) use job::{EVENTS_OF_ANSWER, Event, Job};
 use sequence::Sequence;
 

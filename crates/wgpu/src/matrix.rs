@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, decode_embedding_rows};
+use kvant_backend::{
+    BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, decode_embedding_rows,
+};
 use kvant_codec::DType;
 
 use crate::Gpu;

@@ -109,7 +109,12 @@ fn check_step_tiles<P: Page>(
 ) -> Result<()> {
     match part.step_bytes() {
         0 => Ok(()),
-        bytes => BackendError::check_at_least(op, "bytes of the step tiles", part.step_offset + bytes, step_tile_bytes),
+        bytes => BackendError::check_at_least(
+            op,
+            "bytes of the step tiles",
+            part.step_offset + bytes,
+            step_tile_bytes,
+        ),
     }
 }
 

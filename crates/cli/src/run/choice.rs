@@ -46,13 +46,13 @@ fn choose(
         }
         model = loop {
             let Some(line) = read("model [1]: ")? else { return Ok(None) };
-            let number = if line.is_empty() { Ok(1) } else { line.parse::<usize>() };
-            match number.ok().and_then(|number| models.get(number.wrapping_sub(1))) {
-                Some(model) => break Some(model.clone()),
-                // Another model by its name: a file, a folder, an id of the hub.
-                None if number.is_err() => break Some(line),
-                None => console::eprint_line(format_args!("expected 1 to {}, or a model", models.len())),
+            let number = if line.is_empty() { Some(1) } else { line.parse::<usize>().ok() };
+            // Another model by its name: a file, a folder, an id of the hub.
+            let Some(number) = number else { break Some(line) };
+            if let Some(model) = models.get(number.wrapping_sub(1)) {
+                break Some(model.clone());
             }
+            console::eprint_line(format_args!("expected 1 to {}, or a model", models.len()));
         };
     }
     loop {

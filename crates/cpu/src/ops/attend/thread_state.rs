@@ -82,7 +82,8 @@ impl ThreadState {
     pub(super) fn reset(&mut self, tensors: [&KvTensorSpec; 2]) {
         let [keys, values] = tensors;
         self.steps = 0;
-        for ((blocks, spec), dim) in self.blocks.iter_mut().zip(tensors).zip([keys.stored_dim(), values.stored_value_dim()])
+        for ((blocks, spec), dim) in
+            self.blocks.iter_mut().zip(tensors).zip([keys.stored_dim(), values.stored_value_dim()])
         {
             let layout = spec.main_layout();
             let per_octet = if Coding::of(layout.dtype()).is_some() { 1 } else { 2 };
