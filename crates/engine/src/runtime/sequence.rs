@@ -150,15 +150,14 @@ impl Sequence {
 
     /// See [`Cache::truncate`](kvant_kv::Cache::truncate).
     pub fn truncate(&self, n: usize) -> usize {
-        let mut n = n;
-        // A part may have to truncate further than the others.
+        let mut left = n;
+        // A part may have to truncate further than the others. Only then is it repeated: the MTP
+        // layer keeps the first `n` tokens where the model's cache has to recompute some of them.
         loop {
-            let mut cut = n;
-            self.caches(|cache| cut = cache.truncate(cut.min(cache.state().len)));
-            if cut == n {
-                return n;
+            self.caches(|cache| left = cache.truncate(left.min(cache.state().len)));
+            if shortest_if_unequal(&*self.loaded, self.id).is_none() {
+                return left;
             }
-            n = cut;
         }
     }
 
