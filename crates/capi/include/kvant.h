@@ -195,6 +195,22 @@ typedef struct {
   kvant_finish finish;
 } kvant_generated;
 
+// A conversation, and what the model may do in its next turn. A member that is NULL or 0 has its
+// default.
+typedef struct {
+  // JSON list of messages, as in OpenAI's API: `role` and `content`, and `tool_calls` and
+  // `tool_call_id` of calls and their results.
+  const char *messages;
+  // JSON list of tools, as in OpenAI's API.
+  const char *tools;
+  // `none`, `auto` (default), `required`, or `{"name": ...}` with the name of a tool.
+  const char *tool_choice;
+  // Effort of the reasoning, for templates that read it; `none` disables reasoning.
+  const char *reasoning_effort;
+  // Maximum reasoning tokens; 0 is unlimited.
+  size_t reasoning_budget;
+} kvant_chat;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -299,6 +315,19 @@ kvant_status kvant_session_generate(kvant_session *session,
                                     void *user,
                                     kvant_generated *generated,
                                     char **error);
+
+// Feeds a conversation and generates its next message. `on_text` receives its content, without
+// reasoning and calls. `*message` becomes the JSON text of the message, to be appended to
+// `messages`: `content`, `reasoning_content` and `tool_calls`; free it with kvant_string_free.
+// `options`, `on_text`, `message` and `generated` may be NULL.
+kvant_status kvant_session_chat(kvant_session *session,
+                                const kvant_chat *chat,
+                                const kvant_generate_options *options,
+                                kvant_on_text on_text,
+                                void *user,
+                                char **message,
+                                kvant_generated *generated,
+                                char **error);
 
 #ifdef __cplusplus
 }  // extern "C"
