@@ -278,7 +278,7 @@ mod tests {
             ("k", |all| all.options.k = DType::Turbo2),
             ("v", |all| all.options.v = DType::Turbo3),
             ("k and v", |all| std::mem::swap(&mut all.options.k, &mut all.options.v)),
-            ("auto-keys", |all| all.options.policies.0[0] = Policy::AutoKeys { most: 0.25 }),
+            ("auto-keys", |all| all.options.policies.0[0] = Policy::AutoKeys { max_noise: 0.25 }),
             ("auto-asymmetric", |all| _ = all.options.policies.0.remove(1)),
             ("boundary", |all| all.options.policies.0[2] = Policy::Boundary { first: 2, last: 2 }),
             ("its end", |all| all.options.policies.0[2] = Policy::Boundary { first: 1, last: 1 }),
