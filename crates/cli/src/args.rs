@@ -292,7 +292,7 @@ impl ModelArgs {
             n_threads: self.threads,
             weights: self.weights,
             maps_experts: self.experts == ExpertPlace::Mmap,
-            prompt_math: match self.prefill_precision {
+            prefill_precision: match self.prefill_precision {
                 PrefillPrecisionArg::Exact => PrefillPrecision::Exact,
                 PrefillPrecisionArg::Bf16 => PrefillPrecision::Bf16,
             },

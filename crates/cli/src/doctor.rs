@@ -142,7 +142,7 @@ fn tune_adapter(index: usize) -> Result<(Vec<Row>, PathBuf), Failure> {
     bar.finish_and_clear();
     let Tuned { trials, path } = tuned?;
     let row = |trial: &VariantTrial| {
-        gpu::variant_cells(&trial.way).chain(outcome(trial.seconds, trial.is_selected)).collect()
+        gpu::variant_cells(&trial.variant).chain(outcome(trial.seconds, trial.is_selected)).collect()
     };
     Ok((trials.iter().map(row).collect(), path))
 }

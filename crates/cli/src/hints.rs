@@ -74,7 +74,7 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
         "dim" => "--dim",
         "threads" => "-t",
         "maps_experts" => "--experts mmap",
-        "prompt_math" => "--prefill-precision",
+        "prefill_precision" => "--prefill-precision",
         "vectors" => "--vectors",
         "sink" => "--kv-policy sink",
         "recent" => "--kv-policy recent",

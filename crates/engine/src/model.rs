@@ -45,7 +45,7 @@ pub struct OpenOptions<'a> {
     pub maps_experts: bool,
     /// Arithmetic of prefill GEMMs. bf16 needs a CPU with a matrix unit, or bf16 products on 64-bit
     /// ARM, and all layers on that CPU.
-    pub prompt_math: PrefillPrecision,
+    pub prefill_precision: PrefillPrecision,
     /// Loads the multi-token prediction (MTP) layer where the file has one. It
     /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer. It
     /// takes memory, also in the KV cache, and the time of one layer in prefill. CPU only.
@@ -127,7 +127,7 @@ struct Inner {
     weights: Option<DType>,
     loras: Vec<LoraFile>,
     maps_experts: bool,
-    prompt_math: PrefillPrecision,
+    prefill_precision: PrefillPrecision,
     fingerprint: OnceLock<String>,
     /// Compiler of constraints, created at first use.
     compiler: OnceLock<ConstraintCompiler>,
@@ -220,7 +220,7 @@ impl Model {
             weights,
             maps_experts: options.maps_experts,
             mtp: options.mtp && options.draft.is_none(),
-            prompt_math: options.prompt_math,
+            prefill_precision: options.prefill_precision,
             loras: loras.collect::<Result<_, Error>>()?,
         };
         let bytes =
@@ -248,7 +248,7 @@ impl Model {
                 weights,
                 loras: options.loras,
                 maps_experts: options.maps_experts,
-                prompt_math: options.prompt_math,
+                prefill_precision: options.prefill_precision,
                 fingerprint: OnceLock::new(),
                 compiler: OnceLock::new(),
             }),
@@ -268,7 +268,7 @@ impl Model {
                 weights: None,
                 loras: Vec::new(),
                 maps_experts: false,
-                prompt_math: PrefillPrecision::Exact,
+                prefill_precision: PrefillPrecision::Exact,
                 fingerprint: OnceLock::new(),
                 compiler: OnceLock::new(),
             }),
@@ -345,7 +345,7 @@ impl Model {
             format!(" and {strength} of {}", fingerprint::find(file, folder.as_deref()))
         });
         let weights = self.inner.weights.map(|dtype| format!(" as {dtype}"));
-        let math = Some(self.inner.prompt_math).filter(|&math| math != PrefillPrecision::Exact);
+        let math = Some(self.inner.prefill_precision).filter(|&math| math != PrefillPrecision::Exact);
         let math = math.map(|math| format!(" with prompts in {math}"));
         let others: String = weights.into_iter().chain(loras).chain(math).collect();
         match self.fingerprint() {
@@ -371,9 +371,13 @@ impl Model {
         let plan = sequence.plan();
         // Formatting thousands of factors as digits would take longer than the TTFT of a short
         // prompt.
-        let balance: Vec<u8> =
-            plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
-        let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
+        let balance: Vec<u8> = plan
+            .channel_scales
+            .iter()
+            .flat_map(|balance| balance.values())
+            .flat_map(f32::to_le_bytes)
+            .collect();
+        let stored = Plan { notes: Vec::new(), channel_scales: None, ..plan.clone() };
         let uses_long_rope = self.config().uses_long_rope(sequence.n_ctx());
         let stored = format!("{stored:?}, turned long: {uses_long_rope}, {:?}", sequence.lora_scales());
         let parts = [Some(stored.as_bytes()), Some(&balance[..]), owner.map(str::as_bytes)];

@@ -93,7 +93,7 @@ pub struct KvPlan {
     /// Types, `[KV layers][n_kv_heads]`.
     pub types: Vec<Vec<HeadTypes>>,
     /// Channel scales of keys and values.
-    pub balance: Arc<ChannelScales>,
+    pub channel_scales: Arc<ChannelScales>,
     /// Measured quality.
     pub certificate: Certificate,
 }
@@ -245,7 +245,7 @@ impl KvPlan {
         if layers.len() != n {
             return Err(format!("expected {n} layers, got {}", layers.len()));
         }
-        Ok(Self { model, sink, types, balance: Arc::new(ChannelScales { layers }), certificate })
+        Ok(Self { model, sink, types, channel_scales: Arc::new(ChannelScales { layers }), certificate })
     }
 
     /// Checks that the plan belongs to that model.
@@ -254,7 +254,7 @@ impl KvPlan {
             let (expected, got) = (fingerprint.to_owned(), kvant_gguf::printable(&self.model, 64));
             return Err(PlanFileError::Model { path: path.to_owned(), expected, got });
         }
-        self.balance.check(shape).map_err(|error| corrupt(path, error.to_string()))?;
+        self.channel_scales.check(shape).map_err(|error| corrupt(path, error.to_string()))?;
         let apart = |types: &Vec<HeadTypes>| types.iter().find(|types| types.k != types.v).copied();
         let mut shared_kv =
             self.types.iter().zip(&shape.layers).enumerate().filter(|(_, (_, layer))| layer.shared_kv);
@@ -285,7 +285,7 @@ impl KvPlan {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let Self { model, sink, types, balance, certificate } = self;
+        let Self { model, sink, types, channel_scales: balance, certificate } = self;
         let (model, layers, certificate) = (model.clone(), types.len(), certificate.clone());
         let mut body = line(&Head { model, layers, sink: *sink, certificate });
         for (types, balance) in types.iter().zip(&balance.layers) {
@@ -311,7 +311,11 @@ impl KvPlan {
             }
         }
         let policies = Policies(vec![Policy::Sink(self.sink)]).with_table(&table)?;
-        Ok(KvOptions { policies, balance: KvBalance::Plan(Arc::clone(&self.balance)), ..Default::default() })
+        Ok(KvOptions {
+            policies,
+            balance: KvBalance::Plan(Arc::clone(&self.channel_scales)),
+            ..Default::default()
+        })
     }
 }
 
@@ -354,7 +358,7 @@ mod tests {
             model: fingerprint::find(&gguf(), None),
             sink: 16,
             types: shape.layers.iter().map(heads).collect(),
-            balance: Arc::new(ChannelScales { layers: shape.layers.iter().map(balance).collect() }),
+            channel_scales: Arc::new(ChannelScales { layers: shape.layers.iter().map(balance).collect() }),
             certificate: Certificate {
                 bits: 3.25,
                 bytes_per_1k: 1000,
@@ -381,7 +385,7 @@ mod tests {
     }
 
     fn balance(plan: &mut KvPlan) -> &mut ChannelScales {
-        Arc::make_mut(&mut plan.balance)
+        Arc::make_mut(&mut plan.channel_scales)
     }
 
     struct Folder(PathBuf);

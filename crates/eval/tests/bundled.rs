@@ -259,7 +259,7 @@ fn plans_meet_their_budget_and_certificates_are_reproducible() {
     let certificate = &found.certificate;
     assert!(certificate.bits <= 3.4 && certificate.bits > 3.0, "{certificate:?}");
     assert_eq!((found.model.as_str(), found.sink), (model.fingerprint(), 16));
-    found.balance.check(&model.config().kv_shape()).unwrap();
+    found.channel_scales.check(&model.config().kv_shape()).unwrap();
     // The same from the complete state, from a part of it and without one.
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
     let saved = std::fs::read_to_string(&state).unwrap();

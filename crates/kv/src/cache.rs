@@ -266,7 +266,8 @@ impl<P: Page> Cache<P> {
         backend: &B,
         pool: &BlockPool<P>,
     ) -> Result<(), KvError> {
-        let Some(balance) = self.layout.plan().balance.as_ref().filter(|_| self.channel_scales.is_empty())
+        let Some(balance) =
+            self.layout.plan().channel_scales.as_ref().filter(|_| self.channel_scales.is_empty())
         else {
             return Ok(());
         };

@@ -39,7 +39,7 @@ pub struct LayerScales {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WeightStatistics {
     /// Optimal channel scales of keys and values.
-    pub balance: Arc<ChannelScales>,
+    pub channel_scales: Arc<ChannelScales>,
     /// Variance of a KV head's scores, in nats squared, caused by a code of relative squared error
     /// 1 on keys with these factors, `[layers][n_kv_heads]`.
     pub score_noise: Vec<Vec<f64>>,

@@ -74,7 +74,8 @@ impl Layout {
                 }
             }
             let tensors = KvLayer::new(k, v, layer.window, sizes);
-            let scales_values = plan.balance.as_ref().is_some_and(|of| of.layers[index].scales_values());
+            let scales_values =
+                plan.channel_scales.as_ref().is_some_and(|of| of.layers[index].scales_values());
             layers.push(KvLayer { scales_values, ..tensors });
             group_of.push(group);
         }
@@ -108,7 +109,7 @@ impl Layout {
         let of_states = |states: &StateLayout| tokens.div_ceil(states.every).saturating_mul(states.n_bytes);
         let of_states = self.states.as_ref().map_or(0, of_states);
         let of_balance =
-            self.plan.balance.as_ref().filter(|_| tokens > 0).map_or(0, |balance| balance.n_bytes());
+            self.plan.channel_scales.as_ref().filter(|_| tokens > 0).map_or(0, |balance| balance.n_bytes());
         self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 

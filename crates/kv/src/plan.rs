@@ -104,7 +104,7 @@ pub struct Plan {
     /// Factor on every encoded vector's norm.
     pub alpha: f32,
     /// Channel scales of keys and values.
-    pub balance: Option<Arc<ChannelScales>>,
+    pub channel_scales: Option<Arc<ChannelScales>>,
     /// The changes made by policies, one line each, for the summary.
     pub notes: Vec<String>,
 }
@@ -149,7 +149,7 @@ impl Plan {
     /// Returns a plan of these types with default settings.
     fn of(types: Vec<Vec<HeadTypes>>) -> Self {
         let notes = Vec::new();
-        Self { types, sink_tokens: 0, recent_tokens: 0, tail: true, alpha: 1.0, balance: None, notes }
+        Self { types, sink_tokens: 0, recent_tokens: 0, tail: true, alpha: 1.0, channel_scales: None, notes }
     }
 
     /// Returns the plan of a range of layers, without the notes, which describe the whole model.
@@ -157,8 +157,13 @@ impl Plan {
     /// # Panics
     /// When `layers` is out of range.
     pub fn part(&self, layers: Range<usize>) -> Self {
-        let balance = self.balance.as_ref().map(|balance| Arc::new(balance.part(layers.clone())));
-        Self { types: self.types[layers].to_vec(), balance, notes: Vec::new(), ..self.clone() }
+        let balance = self.channel_scales.as_ref().map(|balance| Arc::new(balance.part(layers.clone())));
+        Self {
+            types: self.types[layers].to_vec(),
+            channel_scales: balance,
+            notes: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// Returns the KV tensor of one head and side: the same for both sides where it is shared.

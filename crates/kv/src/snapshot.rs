@@ -183,7 +183,7 @@ impl<P: Page> Cache<P> {
                 padded.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
             }
             restore_row(spec.rotates, &mut padded, &mut whole);
-            if let Some(balance) = &self.layout().plan().balance {
+            if let Some(balance) = &self.layout().plan().channel_scales {
                 balance.layers[layer].undo(
                     head,
                     if spec.shared_kv.is_some() { Side::K } else { side },

@@ -54,7 +54,7 @@ impl Config {
             balances.layers.push(balance);
             score_noise.push(noise);
         }
-        Ok(WeightStatistics { balance: Arc::new(balances), score_noise })
+        Ok(WeightStatistics { channel_scales: Arc::new(balances), score_noise })
     }
 
     /// Returns the squared columns of the attention output matrix of layer `index`, summed over the
@@ -401,7 +401,7 @@ mod tests {
     fn factors_are_those_of_all_rows_and_columns() {
         let tensors = tensors(12.0);
         let found = statistics(&tensors);
-        let layer = &found.balance.layers[0];
+        let layer = &found.channel_scales.layers[0];
         let gains = &tensors[0].2;
         let row = |which: usize, row: usize| -> f64 {
             let values = &tensors[which].2[row * N_EMBD..(row + 1) * N_EMBD];
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn even_heads_have_no_factors() {
-        assert!(statistics(&tensors(1.0)).balance.is_none());
+        assert!(statistics(&tensors(1.0)).channel_scales.is_none());
     }
 
     #[test]

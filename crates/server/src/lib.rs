@@ -83,12 +83,12 @@ pub struct Options {
     /// Cache options of requests that set none.
     pub kv: KvOptions,
     /// Sampling parameters of requests that set none.
-    pub drawing: ServerSampling,
+    pub sampling: ServerSampling,
     /// Whether every request without a seed uses the seed above; otherwise each derives its own
     /// from it.
-    pub has_one_seed: bool,
+    pub repeats_seed: bool,
     /// `enable_thinking` for the chat template of requests that set none; undefined when `None`.
-    pub thinks: Option<bool>,
+    pub enable_thinking: Option<bool>,
     /// Reasoning budget in tokens of requests that set none; the reasoning is closed at the limit.
     pub thinking_budget: Option<usize>,
     /// Maximum draft tokens per sequence; adaptive when `None`.
@@ -131,9 +131,9 @@ impl Options {
             weight_budget: u64::MAX,
             n_ctx: None,
             kv,
-            drawing: SamplerParams::default().into(),
-            has_one_seed: false,
-            thinks: None,
+            sampling: SamplerParams::default().into(),
+            repeats_seed: false,
+            enable_thinking: None,
             thinking_budget: None,
             draft_max: None,
             pooling: None,

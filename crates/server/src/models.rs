@@ -124,7 +124,7 @@ impl ModelRegistry {
     ) -> Result<Self, ServeError> {
         let metrics = Arc::new(Metrics::new());
         let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
-        let first = OpenedModel { model, kv: pool.options.kv.clone(), sampling: pool.options.drawing };
+        let first = OpenedModel { model, kv: pool.options.kv.clone(), sampling: pool.options.sampling };
         let first = pool.start(pool.options.name.clone(), first)?;
         let others = pool.options.others.iter().map(|_| None);
         *pool.all() = std::iter::once(Some(first)).chain(others).collect();
@@ -287,7 +287,7 @@ impl ModelRegistry {
             defaults: stored,
             defaults_of: Mutex::default(),
             sampling_defaults: drawing,
-            enable_thinking: options.thinks,
+            enable_thinking: options.enable_thinking,
             thinking_budget: options.thinking_budget,
             grammars: Arc::new(ConstraintCompilers::new()?),
             long_texts: Lanes::new(1, 1),

@@ -27,7 +27,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
     let mut device = WgpuDevice::open(adapter)?;
     if let Some(variant) = variant {
-        device = device.with_way(&TypeClass::ALL, variant)?;
+        device = device.with_attend_variant(&TypeClass::ALL, variant)?;
     }
     println!("{tokens} tokens, {rows} rows, {}", device.info().kernels);
     let workloads = types.iter().map(|&types| AttendWork::new(&device, types, tokens, rows));

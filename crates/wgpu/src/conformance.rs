@@ -99,7 +99,7 @@ fn every_attention_variant_gives_the_same_bits() {
     for variant in lookup_variants.into_iter().chain(more) {
         let Some(device) = device() else { return };
         let has_subgroups = device.report().has_subgroups;
-        let device = match device.with_way(&TypeClass::ALL, variant) {
+        let device = match device.with_attend_variant(&TypeClass::ALL, variant) {
             Ok(device) => device,
             Err(error) => {
                 assert!(variant.look_ups.needs_subgroups() && !has_subgroups, "{error}");
@@ -123,7 +123,7 @@ fn variants_without_kernels_are_rejected() {
     for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
         let Some(device) = device() else { return };
         let variant = AttendVariant { look_ups: CodebookLookup::Select, queries, words };
-        let refused = device.with_way(&[TypeClass::Floats], variant).map(|_| ());
+        let refused = device.with_attend_variant(&[TypeClass::Floats], variant).map(|_| ());
         assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
     }
 }

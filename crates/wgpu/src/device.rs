@@ -72,7 +72,7 @@ impl WgpuDevice {
     /// # Errors
     /// [`BackendError::Unsupported`] for look-ups that need a missing feature, and for values
     /// without kernels.
-    pub fn with_way(mut self, classes: &[TypeClass], variant: AttendVariant) -> Result<Self> {
+    pub fn with_attend_variant(mut self, classes: &[TypeClass], variant: AttendVariant) -> Result<Self> {
         classes.iter().try_for_each(|class| self.set_way(*class, variant))?;
         Ok(self)
     }

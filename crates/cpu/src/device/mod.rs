@@ -31,7 +31,7 @@ pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
     is_tuned: bool,
-    prompt_math: PrefillPrecision,
+    prefill_precision: PrefillPrecision,
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
@@ -49,7 +49,7 @@ impl CpuDevice {
             isa,
             pool: Pool::new(n_threads)?,
             is_tuned: false,
-            prompt_math: PrefillPrecision::Exact,
+            prefill_precision: PrefillPrecision::Exact,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
@@ -83,8 +83,8 @@ impl CpuDevice {
     /// [`BackendError::Setting`] for a precision that the kernel set lacks.
     pub fn with_prefill_precision(mut self, math: PrefillPrecision) -> Result<Self> {
         math.check(self.isa)?;
-        self.prompt_math = math;
-        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prompt_math = math;
+        self.prefill_precision = math;
+        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prefill_precision = math;
         Ok(self)
     }
 
@@ -128,14 +128,14 @@ impl Kernels for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
-        let math = if self.prompt_math == PrefillPrecision::Bf16 { ", prefill in bf16" } else { "" };
+        let math = if self.prefill_precision == PrefillPrecision::Bf16 { ", prefill in bf16" } else { "" };
         let tuned = if self.is_tuned { ", tuned" } else { "" };
         DeviceInfo {
             name: "cpu".to_owned(),
             kernels: format!("{}{math}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
-            is_batch_invariant: self.prompt_math == PrefillPrecision::Exact,
+            is_batch_invariant: self.prefill_precision == PrefillPrecision::Exact,
             checks_finite_rows: true,
         }
     }

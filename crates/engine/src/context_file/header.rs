@@ -69,7 +69,7 @@ impl Header {
                 recent_tokens: plan.recent_tokens,
                 tail: plan.tail,
                 alpha: plan.alpha,
-                balance: plan.balance.as_deref().map(stored_balance),
+                balance: plan.channel_scales.as_deref().map(stored_balance),
                 notes: plan.notes.clone(),
             },
         }
@@ -151,7 +151,7 @@ impl Header {
         {
             return Err(mismatch(path, field, expected, &got));
         }
-        let expected = plan.balance.as_deref().map(stored_balance);
+        let expected = plan.channel_scales.as_deref().map(stored_balance);
         match (&expected, &self.plan.balance) {
             (None, Some(_)) => Err(mismatch(path, "balance", "none", "one")),
             (Some(_), None) => Err(mismatch(path, "balance", "one", "none")),
@@ -191,7 +191,7 @@ impl Header {
             recent_tokens: stored.recent_tokens,
             tail: stored.tail,
             alpha: stored.alpha,
-            balance: balance.map(Arc::new),
+            channel_scales: balance.map(Arc::new),
             notes: stored.notes.clone(),
         })
     }

@@ -134,8 +134,8 @@ pub(crate) struct Placement {
     pub maps_experts: bool,
     /// See [`OpenOptions::mtp`](crate::OpenOptions::mtp).
     pub mtp: bool,
-    /// See [`OpenOptions::prompt_math`](crate::OpenOptions::prompt_math).
-    pub prompt_math: PrefillPrecision,
+    /// See [`OpenOptions::prefill_precision`](crate::OpenOptions::prefill_precision).
+    pub prefill_precision: PrefillPrecision,
     /// See [`OpenOptions::loras`](crate::OpenOptions::loras).
     pub loras: Vec<Lora>,
 }
@@ -172,15 +172,16 @@ pub(crate) fn load(
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
-    let open_cpu = || cpu::open(n_threads, placement.prompt_math);
+    let open_cpu = || cpu::open(n_threads, placement.prefill_precision);
     let n_layers = config.layers.len();
     let whole = placement.resolve(LayerRange::whole(n_layers));
     let Some(gpu) = open_gpu(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
-    if placement.prompt_math != PrefillPrecision::Exact {
-        let (expected, got) = ("exact with layers on a GPU".to_owned(), placement.prompt_math.to_string());
-        return Err(Error::Setting { name: "prompt_math", expected, got });
+    if placement.prefill_precision != PrefillPrecision::Exact {
+        let (expected, got) =
+            ("exact with layers on a GPU".to_owned(), placement.prefill_precision.to_string());
+        return Err(Error::Setting { name: "prefill_precision", expected, got });
     }
     match placement.n_gpu_layers {
         Some(n) if n < n_layers => {
@@ -203,9 +204,9 @@ mod tests {
     #[test]
     fn n_gpu_layers_selects_the_device() {
         let device = |device, n_gpu_layers| {
-            let prompt_math = PrefillPrecision::Exact;
+            let prefill_precision = PrefillPrecision::Exact;
             let (weights, maps_experts, mtp, loras) = (None, false, false, Vec::new());
-            Placement { device, n_gpu_layers, weights, maps_experts, mtp, prompt_math, loras }.device()
+            Placement { device, n_gpu_layers, weights, maps_experts, mtp, prefill_precision, loras }.device()
         };
         for any in [DeviceChoice::Auto, DeviceChoice::Cpu, DeviceChoice::Cuda(1)] {
             assert_eq!(device(any, None).unwrap(), any);

@@ -66,7 +66,7 @@ pub struct WgpuDetails {
 #[derive(Debug, Clone, PartialEq)]
 pub struct VariantTrial {
     /// The variant.
-    pub way: AttendVariantName,
+    pub variant: AttendVariantName,
     /// Seconds of attention in one layer: the median of the rounds.
     pub seconds: f64,
     /// Whether it was selected.

@@ -58,7 +58,7 @@ pub fn tune_adapter(index: usize, progress: &mut dyn FnMut(f32)) -> Result<Tuned
     let path = target()?;
     let (name, trials) = wgpu::tune(index, progress)?;
     let taken = trials.iter().filter(|trial| trial.is_selected);
-    let ways = taken.map(|trial| trial.way.clone()).collect();
+    let ways = taken.map(|trial| trial.variant.clone()).collect();
     save_tuning(&path, |kept| {
         kept.adapters.retain(|of| of.adapter != name);
         kept.adapters.push(AdapterTuning { adapter: name, ways });

@@ -27,7 +27,7 @@ pub fn open(index: usize) -> Result<Box<dyn OpenDevice>, Error> {
     let mut device = WgpuDevice::open(index)?;
     if let Some(Ok(variants)) = tuned(device.report(), &tuning_file::saved()) {
         for (class, variant) in variants {
-            device = device.with_way(&[class], variant)?;
+            device = device.with_attend_variant(&[class], variant)?;
         }
     }
     Ok(Box::new(device))
@@ -79,8 +79,8 @@ fn report(adapter: AdapterReport, saved: &TuningFile) -> DeviceReport<WgpuDetail
 pub fn tune(index: usize, progress: &mut dyn FnMut(f32)) -> Result<(AdapterId, Vec<VariantTrial>), Error> {
     let mut device = WgpuDevice::open(index)?;
     let trials = device.tune(progress)?;
-    let trial = |AttendTrial { class, way, seconds, is_taken }| VariantTrial {
-        way: named(class, way),
+    let trial = |AttendTrial { class, variant: way, seconds, is_taken }| VariantTrial {
+        variant: named(class, way),
         seconds,
         is_selected: is_taken,
     };

@@ -67,7 +67,7 @@ fn own_plan(shape: &KvShape, plan: &Plan) -> Plan {
         true => last.clone(),
         false => vec![last[0]; n_kv_heads],
     };
-    Plan { types: vec![types], balance: None, notes: Vec::new(), ..plan.clone() }
+    Plan { types: vec![types], channel_scales: None, notes: Vec::new(), ..plan.clone() }
 }
 
 impl<P: Page> Clone for MtpSequence<P> {

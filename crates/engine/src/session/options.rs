@@ -68,16 +68,16 @@ impl KvOptions {
         };
         let balance = match (&self.balance, &shape.statistics) {
             (KvBalance::Plan(balance), _) => Some(Arc::clone(balance)),
-            (KvBalance::Weights, Some(statistics)) if is_coded() && !statistics.balance.is_none() => {
+            (KvBalance::Weights, Some(statistics)) if is_coded() && !statistics.channel_scales.is_none() => {
                 plan.notes.push("balance: factors from the weights".to_owned());
-                Some(Arc::clone(&statistics.balance))
+                Some(Arc::clone(&statistics.channel_scales))
             }
             (KvBalance::Weights | KvBalance::Off, _) => None,
         };
         if let Some(balance) = &balance {
             balance.check(shape)?;
         }
-        Ok(Plan { tail: self.tail, balance, ..plan })
+        Ok(Plan { tail: self.tail, channel_scales: balance, ..plan })
     }
 }
 
@@ -164,25 +164,31 @@ mod tests {
             layers: vec![LayerScales { k_scale: vec![3.0; 32], ..LayerScales::identity(&heads) }],
         });
         let statistics = |balance: ChannelScales| {
-            Some(Arc::new(WeightStatistics { balance: Arc::new(balance), score_noise: vec![vec![0.0]] }))
+            Some(Arc::new(WeightStatistics {
+                channel_scales: Arc::new(balance),
+                score_noise: vec![vec![0.0]],
+            }))
         };
         let shape = KvShape { statistics: statistics(of_weights.clone()), ..KvShape::uniform(1, heads) };
         let plan = |dtype: DType, balance: KvBalance, shape: &KvShape| {
             KvOptions { balance, ..KvOptions::symmetric(dtype) }.plan(shape).unwrap()
         };
         let balanced = plan(DType::Turbo3, KvBalance::Weights, &shape);
-        assert_eq!(balanced.balance.as_deref(), Some(&of_weights));
+        assert_eq!(balanced.channel_scales.as_deref(), Some(&of_weights));
         assert!(
             balanced.notes.contains(&"balance: factors from the weights".to_owned()),
             "{:?}",
             balanced.notes
         );
-        assert_eq!(plan(DType::Turbo3, KvBalance::Plan(Arc::clone(&of_plan)), &shape).balance, Some(of_plan));
-        assert_eq!(plan(DType::Turbo3, KvBalance::Off, &shape).balance, None);
+        assert_eq!(
+            plan(DType::Turbo3, KvBalance::Plan(Arc::clone(&of_plan)), &shape).channel_scales,
+            Some(of_plan)
+        );
+        assert_eq!(plan(DType::Turbo3, KvBalance::Off, &shape).channel_scales, None);
         // Scales would not reduce the error of floats.
-        assert_eq!(plan(DType::F16, KvBalance::Weights, &shape).balance, None);
+        assert_eq!(plan(DType::F16, KvBalance::Weights, &shape).channel_scales, None);
         let even = ChannelScales { layers: vec![LayerScales::identity(&heads)] };
         let shape = KvShape { statistics: statistics(even), ..KvShape::uniform(1, heads) };
-        assert_eq!(plan(DType::Turbo3, KvBalance::Weights, &shape).balance, None);
+        assert_eq!(plan(DType::Turbo3, KvBalance::Weights, &shape).channel_scales, None);
     }
 }

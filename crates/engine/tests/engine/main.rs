@@ -13,7 +13,7 @@ mod images;
 mod isa_process;
 mod lora;
 mod not_finite;
-mod prompt_math;
+mod prefill_precision;
 mod recurrent;
 mod schedules;
 mod sharing;

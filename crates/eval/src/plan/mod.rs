@@ -291,7 +291,7 @@ impl<'a> PlanSearch<'a> {
         };
         let (types, balance) = (self.shape.layers.iter().map(layer).collect(), Arc::clone(&self.balance));
         let (model, certificate) = (self.model.fingerprint().to_owned(), Certificate::default());
-        KvPlan { model, sink: statistics::SINK, types, balance, certificate }
+        KvPlan { model, sink: statistics::SINK, types, channel_scales: balance, certificate }
     }
 
     /// Measures a plan.

@@ -154,7 +154,7 @@ impl Server {
     /// the seed is fixed.
     fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
         let ServerSampling { usual, greedy } = hosted.sampling_defaults;
-        if self.options.has_one_seed {
+        if self.options.repeats_seed {
             return hosted.sampling_defaults;
         }
         let n = self.n_requests.fetch_add(1, Ordering::Relaxed);

@@ -116,7 +116,7 @@ fn native(client: &Client, body: &Value) -> Value {
 fn greedy_requests_ignore_the_recommended_sampling() {
     let usual = SamplerParams { top_k: 7, repeat_penalty: 1.5, ..Default::default() };
     let drawing = ServerSampling { usual, greedy: SamplerParams::default() };
-    let client = start(Options { drawing, ..options() });
+    let client = start(Options { sampling: drawing, ..options() });
     let penalty = |more: Value| {
         let mut body = json!({ "prompt": "Once upon a time", "n_predict": 1 });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -272,7 +272,7 @@ fn enable_thinking_of_the_request_overrides_defaults() {
             n_threads: Some(1),
             ..Default::default()
         };
-        Client::at(start_with(open, Options { thinks, ..options() }))
+        Client::at(start_with(open, Options { enable_thinking: thinks, ..options() }))
     };
     let render = |client: &Client, more: Value| {
         let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
@@ -315,7 +315,10 @@ fn always_reasoning() -> OpenOptions<'static> {
 fn reasoning_ends_at_its_budget() {
     let client = |thinking_budget| {
         let drawing = SamplerParams::greedy().into();
-        Client::at(start_with(always_reasoning(), Options { thinking_budget, drawing, ..options() }))
+        Client::at(start_with(
+            always_reasoning(),
+            Options { thinking_budget, sampling: drawing, ..options() },
+        ))
     };
     let (free, bounded) = (client(None), client(Some(3)));
     let (_, end) = free.post("/tokenize", &json!({ "content": "</think>" }));

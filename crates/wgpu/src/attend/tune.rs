@@ -18,7 +18,7 @@ pub struct AttendTrial {
     /// The class of types it was timed for.
     pub class: TypeClass,
     /// The variant.
-    pub way: AttendVariant,
+    pub variant: AttendVariant,
     /// Seconds of attention in one layer: the median of the rounds.
     pub seconds: f64,
     /// Whether it was selected.
@@ -64,7 +64,7 @@ impl WgpuDevice {
             trials.extend(trials_of_others);
         }
         for trial in &mut trials {
-            trial.is_taken = trial.way == self.way(trial.class);
+            trial.is_taken = trial.variant == self.way(trial.class);
         }
         Ok(trials)
     }
@@ -114,7 +114,7 @@ impl WgpuDevice {
         self.set_way(class, selected)?;
         let trials = candidates.iter().zip(seconds).map(|(&way, seconds)| AttendTrial {
             class,
-            way,
+            variant: way,
             seconds: median(seconds),
             is_taken: way == selected,
         });
@@ -157,12 +157,13 @@ mod tests {
         let trials =
             device.try_ways(TypeClass::Codebooks, &candidates, effort, &mut || compiled += 1).unwrap();
         assert_eq!(compiled, candidates.len());
-        assert_eq!(trials.iter().map(|trial| trial.way).collect::<Vec<_>>(), candidates);
+        assert_eq!(trials.iter().map(|trial| trial.variant).collect::<Vec<_>>(), candidates);
         assert!(
             trials.iter().all(|trial| trial.seconds > 0.0 && trial.class == TypeClass::Codebooks),
             "{trials:?}"
         );
-        let selected: Vec<_> = trials.iter().filter(|trial| trial.is_taken).map(|trial| trial.way).collect();
+        let selected: Vec<_> =
+            trials.iter().filter(|trial| trial.is_taken).map(|trial| trial.variant).collect();
         assert_eq!(selected, [device.way(TypeClass::Codebooks)]);
         assert_eq!(
             TypeClass::ALL[..2].iter().map(|&class| device.way(class)).collect::<Vec<_>>(),

@@ -58,7 +58,7 @@ pub(crate) fn project<'a>(
     }
     let isa = of_rows(isa, rows);
     let in_halves =
-        scratch.prompt_math == PrefillPrecision::Bf16 && isa.multiplies_bf16() && rows > gemv::MAX_ROWS;
+        scratch.prefill_precision == PrefillPrecision::Bf16 && isa.multiplies_bf16() && rows > gemv::MAX_ROWS;
     loop {
         let products: &Products<'_> = &std::array::from_fn(|_| products.next());
         if products[0].is_none() {

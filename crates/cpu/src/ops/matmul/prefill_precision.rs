@@ -31,7 +31,7 @@ impl PrefillPrecision {
             return Ok(());
         }
         Err(BackendError::Setting {
-            name: "prompt_math",
+            name: "prefill_precision",
             expected: format!(
                 "exact, since {} has no matrix unit (the CPU's: {})",
                 isa.name(),

@@ -11,7 +11,7 @@ use crate::host::pool::Pool;
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub tuning: Tuning,
-    pub prompt_math: PrefillPrecision,
+    pub prefill_precision: PrefillPrecision,
     /// The normalized input, `[rows, n_in]`.
     pub(super) normed: Vec<f32>,
     /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.

@@ -6,9 +6,9 @@ use kvant::{DeviceChoice, Error, Model, OpenOptions, PrefillPrecision, SessionOp
 
 use crate::isa_process::runs_on;
 
-fn open(prompt_math: PrefillPrecision) -> Result<Model, Error> {
+fn open(prefill_precision: PrefillPrecision) -> Result<Model, Error> {
     let device = DeviceChoice::Cpu;
-    Model::bundled(OpenOptions { device, n_threads: Some(2), prompt_math, ..Default::default() })
+    Model::bundled(OpenOptions { device, n_threads: Some(2), prefill_precision, ..Default::default() })
 }
 
 /// Returns the log-softmax after each of some tokens, fed in one step.
@@ -33,7 +33,7 @@ fn bf16_prefill_is_close_to_exact_prefill() {
         eprintln!("skipped: bf16_prefill_is_close_to_exact_prefill: this CPU has no avx2");
         return;
     }
-    if !runs_on("soft", "prompt_math::bf16_prefill_is_close_to_exact_prefill") {
+    if !runs_on("soft", "prefill_precision::bf16_prefill_is_close_to_exact_prefill") {
         return;
     }
     let [exact, rounded] = [PrefillPrecision::Exact, PrefillPrecision::Bf16].map(|math| open(math).unwrap());
@@ -56,11 +56,11 @@ fn bf16_prefill_is_close_to_exact_prefill() {
 
 #[test]
 fn bf16_prefill_is_refused_without_a_matrix_unit() {
-    if !runs_on("scalar", "prompt_math::bf16_prefill_is_refused_without_a_matrix_unit") {
+    if !runs_on("scalar", "prefill_precision::bf16_prefill_is_refused_without_a_matrix_unit") {
         return;
     }
     let error = open(PrefillPrecision::Bf16).err().unwrap();
     let message = error.to_string();
-    assert!(matches!(error, Error::Setting { name: "prompt_math", .. }), "{message}");
+    assert!(matches!(error, Error::Setting { name: "prefill_precision", .. }), "{message}");
     assert!(message.contains("scalar has no matrix unit") && !message.contains('\n'), "{message}");
 }
