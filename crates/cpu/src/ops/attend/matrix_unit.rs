@@ -220,9 +220,9 @@ fn started<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, s
     sums
 }
 
-/// Epilogue that adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does; the fields are
-/// those of its [`KeyBlock`](super::kernels::KeyBlock) and [`ByteChunk`](super::kernels::ByteChunk).
-/// A panel is a tile.
+/// Epilogue that adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does; the fields
+/// are those of its [`KeyBlock`](super::kernels::KeyBlock) and
+/// [`ByteChunk`](super::kernels::ByteChunk). A panel is a tile.
 pub(super) struct AddScores<'a> {
     pub(super) scales: &'a [u8],
     pub(super) scale_stride: usize,
@@ -257,8 +257,8 @@ impl Epilogue for AddScores<'_> {
     }
 }
 
-/// Epilogue that adds to outputs, as [`AccumulateCodes`](super::kernels::AccumulateCodes) does; the
-/// fields are those of its [`ValueBlock`](super::kernels::ValueBlock) and
+/// Epilogue that adds to outputs, as [`AccumulateCodes`](super::kernels::AccumulateCodes) does;
+/// the fields are those of its [`ValueBlock`](super::kernels::ValueBlock) and
 /// [`ByteChunk`](super::kernels::ByteChunk). A panel is a column of sixteen dims.
 pub(super) struct AccumulateOutputs<'a> {
     pub(super) starts: &'a [i32],
