@@ -202,7 +202,7 @@ def model_text_never_becomes_markup(p):
 def an_answer_of_many_pieces_is_shown(p):
     answers = ["\\\\" * 100_000, "**a** " * 150_000, "|a|b|\n|-|-|\n" + "|x|y|\n" * 130_000]
     for answer, length in zip(answers, [100_000, 299_999, 260_002]):
-        p.load(conversation("hello", answer, name="many pieces"))
+        p.load(conversation("hello", answer, name="many-pieces"))
         assert len(p.page.locator("#thread .text").last.evaluate("node => node.textContent")) >= length
 
 
@@ -348,7 +348,7 @@ def narrow_dark_windows_have_no_overflow(p):
     for i in range(p.page.locator("nav .entry").count()):
         p.press("Conversations", 0)
         title = p.page.locator("nav .entry").nth(i).inner_text()
-        if title == "many pieces":  # Chromium takes half a minute for the layout of each.
+        if title == "many-pieces":  # Chromium takes half a minute for the layout of each.
             p.page.keyboard.press("Escape")
             continue
         p.page.locator("nav .entry").nth(i).click()

@@ -26,8 +26,8 @@ const OPERATORS = pairs(`times × cdot ⋅ div ÷ pm ± mp ∓ ast ∗ circ ∘ 
 const LARGE = pairs(`sum ∑ prod ∏ coprod ∐ int ∫ iint ∬ iiint ∭ oint ∮ bigcup ⋃ bigcap ⋂ bigoplus ⨁ bigotimes ⨂ bigvee ⋁ bigwedge ⋀ bigsqcup ⨆`);
 const FENCES = pairs(`{ { } } lbrace { rbrace } langle ⟨ rangle ⟩ lfloor ⌊ rfloor ⌋ lceil ⌈ rceil ⌉ vert | Vert ‖ | ‖ lvert | rvert | lVert ‖ rVert ‖
   lbrack [ rbrack ]`);
-const ACCENTS = pairs(`hat ^ widehat ^ bar ¯ overline ‾ vec → overrightarrow → dot ˙ ddot ¨ tilde ~ widetilde ~ check ˇ breve ˘ acute ´ grave \` overbrace ⏞`);
-const UNDER = pairs('underline _ underbrace ⏟ underbar _');
+const ACCENTS = pairs(`hat ^ widehat ^ bar ¯ vec → overrightarrow → dot ˙ ddot ¨ tilde ~ widetilde ~ check ˇ breve ˘ acute ´ grave \` overbrace ⏞`);
+const UNDER = pairs('underbrace ⏟');
 const SPACES = pairs(', .17 : .22 > .22 ; .28 ! -.17 quad 1 qquad 2 enspace .5 thinspace .17');
 const FUNCTIONS = new Set(`sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh coth log ln lg exp det dim ker deg gcd lcm hom arg Pr lim
   max min sup inf limsup liminf argmax argmin`.split(/\s+/));
@@ -50,6 +50,8 @@ function inAlphabet(text, [upper, lower, digit, others = '']) {
   });
 }
 
+// A bracket that is no fence.
+const FLAT = { stretchy: 'false', lspace: '0', rspace: '0' };
 const TOKENS = /\\(?:[a-zA-Z]+\*?|[^])|\d+(?:[.,]\d+)*|\s+|[^]/gu;
 
 /** Parses a formula. A node has `moves` if its scripts are limits, above and below it. */
@@ -80,7 +82,9 @@ class Formula {
     const nodes = [];
     for (let token = this.peek(); token !== undefined && !ends.includes(token); token = this.peek()) {
       if (/^([}&]|\\\\|\\right|\\end)$/.test(token)) throw new Error(`unexpected ${token}`);
+      const isOperand = nodes.length && !(nodes.at(-1).tagName === 'mo' && !/^[)\]|⟩}!]$/.test(nodes.at(-1).textContent));
       nodes.push(this.scripts(this.atom()));
+      if (!isOperand && /^[−+±∓]$/.test(nodes.at(-1).textContent)) nodes.at(-1).setAttribute('form', 'prefix');
     }
     if (ends.length && !ends.includes(undefined) && this.peek() === undefined) throw new Error('unclosed');
     this.depth--;
@@ -146,13 +150,13 @@ class Formula {
     if (/^\p{L}$/u.test(token)) return ml('mi', {}, token);
     if (token === '^' || token === '_') { this.at--; return ml('mrow', {}); }
     if (token === '~') return ml('mspace', { width: '.33em' });
-    return ml('mo', /^[()[\]|/]$/.test(token) ? { stretchy: 'false' } : {}, token === '-' ? '−' : token === '*' ? '∗' : token);
+    return ml('mo', /^[()[\]|/]$/.test(token) ? FLAT : {}, token === '-' ? '−' : token === '*' ? '∗' : token);
   }
 
   command(name) {
     if (LETTERS.has(name)) return ml('mi', /^[Α-Ω]$/.test(LETTERS.get(name)) ? { mathvariant: 'normal' } : {}, LETTERS.get(name));
     if (OPERATORS.has(name)) return ml('mo', {}, OPERATORS.get(name));
-    if (FENCES.has(name)) return ml('mo', { stretchy: 'false' }, FENCES.get(name));
+    if (FENCES.has(name)) return ml('mo', FLAT, FENCES.get(name));
     if (SPACES.has(name) || name === ' ') return ml('mspace', { width: `${SPACES.get(name) ?? .33}em` });
     if (ACCENTS.has(name)) return this.accent(ml('mover', { accent: 'true' }, this.argument(), ml('mo', { stretchy: `${name.length > 5}` }, ACCENTS.get(name))), name);
     if (UNDER.has(name)) return this.accent(ml('munder', {}, this.argument(), ml('mo', { stretchy: 'true' }, UNDER.get(name))), name);
@@ -195,15 +199,15 @@ class Formula {
     if (base === 'array') this.text();
     const isAligned = /^(align|aligned|split|eqnarray)$/.test(base), rows = [[]];
     for (;;) {
-      rows.at(-1).push(ml('mtd', { style: `text-align: ${isAligned ? rows.at(-1).length % 2 ? 'left' : 'right' : /cases/.test(base) ? 'left' : 'center'}` },
-        ...this.row('&', '\\\\', '\\end', '\\hline')));
+      const side = isAligned ? ['right', 'left'][rows.at(-1).length % 2] : base === 'cases' ? 'left' : 'center';
+      rows.at(-1).push(ml('mtd', { style: `text-align: ${side}; text-align: -webkit-${side}` }, ml('mrow', {}, ...this.row('&', '\\\\', '\\end'))));
       const token = this.next();
       if (token === '\\\\') rows.push([]);
       if (token === '\\end') break;
     }
     if (this.text() !== name) throw new Error('another environment ends');
     const [left, right] = TABLES[base];
-    const table = ml('mtable', isAligned ? { class: 'aligned', displaystyle: 'true' } : {}, ...rows.filter(row => row.length > 1 || row[0].hasChildNodes()).map(row => ml('mtr', {}, ...row)));
+    const table = ml('mtable', isAligned ? { class: 'aligned', displaystyle: 'true' } : {}, ...rows.filter(row => row.length > 1 || row[0].firstChild.hasChildNodes()).map(row => ml('mtr', {}, ...row)));
     return fenced(left, [table], right);
   }
 }
@@ -226,7 +230,7 @@ function findMathFont() {
 
 const unknown = (formula, name) => ml('mtext', { class: 'unknown' }, `\\${name}`);
 const fraction = formula => ml('mfrac', {}, formula.argument(), formula.argument());
-const words = formula => ml('mtext', {}, formula.text().replace(/^ | $/g, ' '));
+const words = formula => ml('mtext', {}, formula.text().replaceAll(' ', '\u00a0'));
 const above = formula => { const top = formula.argument(); return ml('mover', {}, formula.argument(), top); };
 
 const COMMANDS = {
@@ -257,6 +261,7 @@ const COMMANDS = {
   overset: above, stackrel: above,
   underset: formula => { const under = formula.argument(); return ml('munder', {}, formula.argument(), under); },
   pmod: formula => fenced('(', [ml('mi', { mathvariant: 'normal' }, 'mod'), ml('mspace', { width: '.3em' }), formula.argument()], ')'),
+  overline: formula => ml('mrow', { class: 'over' }, formula.argument()), underline: formula => ml('mrow', { class: 'under' }, formula.argument()),
   boxed: formula => ml('mrow', { class: 'boxed' }, formula.argument()),
   not: formula => ml('mo', {}, `${formula.argument().textContent}\u0338`),
 };

@@ -20,9 +20,10 @@ function figures() {
   return { turns: turns.filter(turn => turn.tokens > 0), used, known, live, cached };
 }
 
-/** Returns the bytes of `used` tokens: measured, or in proportion to what was measured before. */
+/** Returns the bytes of `used` tokens: measured, or in proportion to the last measurement, which is a
+    second old if the conversation is the only one that runs. */
 function sizeOf({ used, known, live }) {
-  const measured = known ?? server.measured;
+  const measured = live && server.live?.run === live ? server.live : known ?? server.measured;
   if (!measured?.used || !used) return null;
   const grown = used / measured.used;
   return { bytes: measured.bytes * grown, f16: measured.f16 * grown, isEstimate: !!live || !known };
@@ -84,6 +85,8 @@ async function poll() {
     sharer: shared_bytes is the difference. */
 function meter(kv) {
   server.types = kv.types;
+  const { live, used } = figures();
+  server.live = live && kv.running === 1 && kv.running_bytes_f16 ? { run: live, used, bytes: kv.running_bytes, f16: kv.running_bytes_f16 } : null;
   const f16 = kv.running_bytes_f16 + kv.idle_bytes_f16, whole = Math.max(f16, kv.bytes);
   const shared = Math.min(kv.shared_bytes, kv.bytes);
   const own = Math.min(Math.max(kv.running_bytes - shared, 0), kv.bytes - shared);
