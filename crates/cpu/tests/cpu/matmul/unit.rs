@@ -126,7 +126,7 @@ fn bf16_is_rejected_without_bf16_products() {
         let error =
             CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Bf16).err().unwrap();
         let message = error.to_string();
-        assert!(matches!(error, BackendError::Setting { name: "prompt_math", .. }), "{message}");
+        assert!(matches!(error, BackendError::Setting { name: "prefill_precision", .. }), "{message}");
         assert!(
             message.contains("matrix unit") && message.contains(isa.name()) && !message.contains('\n'),
             "{message}"
