@@ -1,4 +1,5 @@
-//! Handling of numbers that a format cannot represent.
+//! Numbers that a format cannot represent: how encoders replace them, and how the blocks of a file
+//! are checked for them.
 //!
 //! NaN becomes 0. A value beyond the range is clamped to it, infinities included. A scale beyond
 //! f16 saturates at 65,504. Values too small for an f16 scale become 0.
@@ -26,13 +27,14 @@ pub fn to_f16(x: f32) -> f16 {
 /// Returns the index of the first block of `bytes` (blocks of `dtype`) that decodes to a non-finite
 /// number.
 ///
-/// This crate's encoder writes no such block. A file may contain some: float values, or an f16
-/// scale that is NaN or infinite.
+/// This crate's encoder writes no such block. A file may contain some: float values, f16 scales
+/// that are NaN or infinite, NaN scales of nvfp4 and mxfp4, and mxfp4 scales with which a value
+/// overflows f32.
 pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     match dtype {
-        DType::F32 => find::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
-        DType::F16 => find::<2>(bytes, |v| !f16::from_le_bytes(*v).is_finite()),
-        DType::BF16 => find::<2>(bytes, |v| !bf16::from_le_bytes(*v).is_finite()),
+        DType::F32 => find_value::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
+        DType::F16 => find_value::<2>(bytes, |v| !f16::from_le_bytes(*v).is_finite()),
+        DType::BF16 => find_value::<2>(bytes, |v| !bf16::from_le_bytes(*v).is_finite()),
         DType::MXFP4 => bytes.chunks_exact(dtype.block_bytes()).position(is_broken_mx),
         DType::NVFP4 => {
             let is_nan = |scale: &u8| ByteFloat::E4M3.to_f32(*scale).is_nan();
@@ -42,7 +44,7 @@ pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
             let is_broken =
                 |at| move |block: &[u8]| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
             let mut blocks = bytes.chunks_exact(dtype.block_bytes());
-            match *scales(dtype) {
+            match *f16_scale_offsets(dtype) {
                 [at] => blocks.position(is_broken(at)),
                 [a, b] => blocks.position(|block| is_broken(a)(block) | is_broken(b)(block)),
                 _ => None,
@@ -51,19 +53,19 @@ pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Returns whether a block of mxfp4 exceeds f32: its scale is NaN, or so large that six times as
-/// much overflows.
+/// Returns whether a block of mxfp4 decodes to a non-finite value: its scale is NaN, or so large
+/// that one of its values overflows.
 fn is_broken_mx(block: &[u8]) -> bool {
-    const LARGEST: u8 = 252;
+    const LARGEST_SAFE_SCALE: u8 = 252;
     let mut values = [0.0; fp4::MXFP4_LEN];
-    block[0] > LARGEST && {
+    block[0] > LARGEST_SAFE_SCALE && {
         decode(DType::MXFP4, block, &mut values).expect("a block");
         values.iter().any(|v| !v.is_finite())
     }
 }
 
 /// Returns the byte offsets of a block's f16 scales.
-const fn scales(dtype: DType) -> &'static [usize] {
+const fn f16_scale_offsets(dtype: DType) -> &'static [usize] {
     match dtype.layout() {
         DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::NVFP4 => &[],
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL | DType::IQ4XS => &[0],
@@ -77,7 +79,7 @@ const fn scales(dtype: DType) -> &'static [usize] {
 }
 
 /// Returns the index of the first value for which `is_broken` holds.
-fn find<const N: usize>(bytes: &[u8], is_broken: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
+fn find_value<const N: usize>(bytes: &[u8], is_broken: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
     const TOGETHER: usize = 1024;
     // No early exit within a chunk, so that the loop vectorizes.
     let any = |values: &&[[u8; N]]| values.iter().fold(false, |any, value| any | is_broken(value));

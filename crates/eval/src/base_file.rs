@@ -52,9 +52,9 @@ fn encode_row(logits: &[f32], words: &mut Vec<u16>) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let min = logits.iter().copied().fold(f32::INFINITY, f32::min).max(max - RANGE);
     let sum: f64 = logits.iter().map(|&v| f64::from((v - max).exp())).sum();
-    let log_sum = sum.ln() as f32;
+    let log_sum_exp = sum.ln() as f32;
     let scale = (max - min) / 65535.0;
-    for float in [scale, min - max - log_sum] {
+    for float in [scale, min - max - log_sum_exp] {
         let bits = float.to_bits();
         words.extend([bits as u16, (bits >> 16) as u16]);
     }
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn rows_are_encoded_as_in_llama_cpp() {
         // Three tokens make four words of codes: padded to an even number. Computed by hand from
-        // perplexity.cpp: max 16, min -0, scale 16/65535; log_sum = ln(1 + e^-8 + e^-16) =
+        // perplexity.cpp: max 16, min -0, scale 16/65535; log_sum_exp = ln(1 + e^-8 + e^-16) =
         // 3.355e-4.
         let words = coded(&[0.0, 8.0, 16.0]);
         assert_eq!(words.len(), 8);

@@ -246,7 +246,7 @@ impl<'a> LockstepRun<'a> {
                     let score = match base {
                         Base::F16 | Base::Model(_) => {
                             let (i, n) = (position - first, row.logits().len());
-                            let base = Row::with_log_sum(&logits[i * n..][..n], log_sums[i]);
+                            let base = Row::with_log_sum_exp(&logits[i * n..][..n], log_sums[i]);
                             Ok(TokenScore::new(&base, &row, token))
                         }
                         Base::File(file) => {
@@ -272,7 +272,7 @@ impl<'a> LockstepRun<'a> {
         log_sums.clear();
         chunk_eval::feed(&mut self.f16, chunk, input, step, &self.chunks.scored(), &mut |_, row| {
             logits.extend_from_slice(row.logits());
-            log_sums.push(row.log_sum());
+            log_sums.push(row.log_sum_exp());
         })
     }
 }

@@ -4,11 +4,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One row of logits with its log sum: log p(i) = logits\[i\] - log_sum.
+/// One row of logits with its log-sum-exp: log p(i) = logits\[i\] - log_sum_exp.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
     logits: &'a [f32],
-    log_sum: f64,
+    log_sum_exp: f64,
 }
 
 impl<'a> Row<'a> {
@@ -20,20 +20,20 @@ impl<'a> Row<'a> {
         }
         let max = f64::from(logits[argmax(logits)]);
         let sum: f64 = logits.iter().map(|&v| (f64::from(v) - max).exp()).sum();
-        Ok(Self { logits, log_sum: max + sum.ln() })
+        Ok(Self { logits, log_sum_exp: max + sum.ln() })
     }
 
     /// Creates a row with the log sum of an earlier [`Row::new`].
-    pub fn with_log_sum(logits: &'a [f32], log_sum: f64) -> Self {
-        Self { logits, log_sum }
+    pub fn with_log_sum_exp(logits: &'a [f32], log_sum_exp: f64) -> Self {
+        Self { logits, log_sum_exp }
     }
 
     pub fn logits(&self) -> &'a [f32] {
         self.logits
     }
 
-    pub fn log_sum(&self) -> f64 {
-        self.log_sum
+    pub fn log_sum_exp(&self) -> f64 {
+        self.log_sum_exp
     }
 }
 
@@ -51,7 +51,7 @@ pub(crate) trait LogProbs {
 
 impl LogProbs for Row<'_> {
     fn log_prob(&self, i: usize) -> f64 {
-        f64::from(self.logits[i]) - self.log_sum
+        f64::from(self.logits[i]) - self.log_sum_exp
     }
 
     fn top(&self) -> usize {

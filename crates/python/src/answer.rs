@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvant::{AnswerState, FinishReason, GenerationStats, ParsedAnswer, Part};
 use pyo3::prelude::*;
 
-use crate::refused;
 use crate::session::Session;
+use crate::to_py_err;
 
 /// Kind and text of a part.
 type PartTuple = (&'static str, String);
@@ -57,7 +57,7 @@ impl Answer {
         let session = self.session.get();
         py.detach(|| {
             let (state, parsed) = &mut *self.state();
-            let part = state.next(session.lock()?.of(self.turn)?).transpose().map_err(refused)?;
+            let part = state.next(session.lock()?.of(self.turn)?).transpose().map_err(to_py_err)?;
             parsed.extend(part.clone());
             Ok(part.map(part_tuple))
         })
@@ -113,7 +113,7 @@ impl Answers {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(usize, &'static str, String)>> {
         py.detach(|| {
             let (answers, parsed) = &mut *self.state();
-            let Some((index, part)) = answers.next().transpose().map_err(refused)? else { return Ok(None) };
+            let Some((index, part)) = answers.next().transpose().map_err(to_py_err)? else { return Ok(None) };
             parsed[index].extend([part.clone()]);
             let (kind, text) = part_tuple(part);
             Ok(Some((index, kind, text)))

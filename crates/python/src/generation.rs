@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvant::{FinishReason, GenerationState, GenerationStats};
 use pyo3::prelude::*;
 
-use crate::refused;
 use crate::session::Session;
+use crate::to_py_err;
 
 /// Iterator over the text that follows a prompt.
 #[pyclass(frozen, module = "kvant")]
@@ -45,7 +45,7 @@ impl Generation {
                 return Ok(None);
             }
             match state.next(session.lock()?.of(self.turn)?) {
-                Some(token) => token.map(|token| Some(token.text)).map_err(refused),
+                Some(token) => token.map(|token| Some(token.text)).map_err(to_py_err),
                 // The bytes of an incomplete last character.
                 None => Ok(Some(state.finish_text()).filter(|rest| !rest.is_empty())),
             }

@@ -1,6 +1,6 @@
 //! Python bindings of Kvant, the module `kvant`; `kvant.pyi` documents its contents.
 //!
-//! This is a thin layer; behaviour is documented in the library [`kvant`]. Other Python threads run
+//! This is a thin layer; behaviour is documented in the Rust library [`kvant`](::kvant). Other Python threads run
 //! while the engine works.
 
 #![forbid(unsafe_code)]
@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 pyo3::create_exception!(kvant, KvantError, pyo3::exceptions::PyException, "An error of the engine.");
 
 /// Converts an error of the engine to a Python exception.
-fn refused(error: impl Into<::kvant::Error>) -> PyErr {
+fn to_py_err(error: impl Into<::kvant::Error>) -> PyErr {
     KvantError::new_err(error.into().to_string())
 }
 

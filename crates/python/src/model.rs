@@ -1,4 +1,4 @@
-//! `kvant.Model`.
+//! The Python class `kvant.Model`: loads a model, creates sessions, embeds, tokenizes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use kvant::{
 use pyo3::prelude::*;
 
 use crate::prompt::Prompt;
-use crate::refused;
 use crate::session::Session;
+use crate::to_py_err;
 
 /// A loaded model; any number of threads may use it concurrently.
 #[pyclass(frozen, module = "kvant")]
@@ -19,22 +19,22 @@ pub(crate) struct Model(kvant::Model);
 
 /// KV-cache types: one type, or one for keys and one for values.
 #[derive(FromPyObject)]
-enum Types {
+enum KvTypes {
     #[pyo3(transparent, annotation = "str")]
     Both(String),
     #[pyo3(transparent, annotation = "(str, str)")]
     Each((String, String)),
 }
 
-impl Types {
+impl KvTypes {
     /// Returns KV options with these types and policies.
     fn options(self, policies: Option<&str>) -> PyResult<KvOptions> {
         let types = match self {
             Self::Both(both) => both,
             Self::Each((k, v)) => format!("{k}/{v}"),
         };
-        let policies = policies.map_or(Ok(Policies::default()), str::parse).map_err(refused)?;
-        Ok(KvOptions { policies, ..types.parse().map_err(refused)? })
+        let policies = policies.map_or(Ok(Policies::default()), str::parse).map_err(to_py_err)?;
+        Ok(KvOptions { policies, ..types.parse().map_err(to_py_err)? })
     }
 }
 
@@ -42,7 +42,7 @@ impl Types {
 #[derive(FromPyObject)]
 enum Lora {
     #[pyo3(transparent, annotation = "path")]
-    Whole(PathBuf),
+    Plain(PathBuf),
     #[pyo3(transparent, annotation = "(path, float)")]
     Scaled((PathBuf, f32)),
 }
@@ -50,23 +50,23 @@ enum Lora {
 impl Lora {
     fn open(self, base: &Gguf) -> Result<LoraFile, kvant::Error> {
         let (path, strength) = match self {
-            Self::Whole(path) => (path, 1.0),
+            Self::Plain(path) => (path, 1.0),
             Self::Scaled(scaled) => scaled,
         };
         Ok(LoraFile::new(open_lora(path, base)?, strength))
     }
 }
 
-/// Loads a model while other Python threads run.
+/// Loads a model with the GIL released.
 fn load(
     py: Python<'_>,
     device: &str,
     n_threads: Option<usize>,
     load: impl FnOnce(OpenOptions<'_>) -> Result<kvant::Model, kvant::Error> + Send,
 ) -> PyResult<Model> {
-    let device = device.parse().map_err(refused)?;
+    let device = device.parse().map_err(to_py_err)?;
     let loaded = py.detach(|| load(OpenOptions { device, n_threads, ..Default::default() }));
-    loaded.map(Model).map_err(refused)
+    loaded.map(Model).map_err(to_py_err)
 }
 
 #[pymethods]
@@ -95,46 +95,46 @@ impl Model {
         load(py, device, n_threads, kvant::Model::bundled)
     }
 
-    #[pyo3(signature = (kv = Types::Both("f16".to_owned()), *, kv_policy = None, n_ctx = None, lora_strengths = None))]
+    #[pyo3(signature = (kv = KvTypes::Both("f16".to_owned()), *, kv_policy = None, n_ctx = None, lora_strengths = None))]
     fn session(
         &self,
         py: Python<'_>,
-        kv: Types,
+        kv: KvTypes,
         kv_policy: Option<&str>,
         n_ctx: Option<usize>,
         lora_strengths: Option<Vec<f32>>,
     ) -> PyResult<Session> {
         let kv = kv.options(kv_policy)?;
         // This may wait for a step of another session.
-        let session = py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map_err(refused)?;
+        let session = py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map_err(to_py_err)?;
         let session = match lora_strengths {
-            Some(strengths) => session.with_lora_scales(&strengths).map_err(refused)?,
+            Some(strengths) => session.with_lora_scales(&strengths).map_err(to_py_err)?,
             None => session,
         };
         Ok(Session::new(session))
     }
 
-    #[pyo3(signature = (texts, *, pooling = None, dimensions = None, kv = Types::Both("f16".to_owned())))]
+    #[pyo3(signature = (texts, *, pooling = None, dimensions = None, kv = KvTypes::Both("f16".to_owned())))]
     fn embed(
         &self,
         py: Python<'_>,
         texts: Vec<String>,
         pooling: Option<&str>,
         dimensions: Option<usize>,
-        kv: Types,
+        kv: KvTypes,
     ) -> PyResult<Vec<Vec<f32>>> {
-        let pooling = pooling.map(str::parse::<Pooling>).transpose().map_err(refused)?;
+        let pooling = pooling.map(str::parse::<Pooling>).transpose().map_err(to_py_err)?;
         let options = EmbedOptions { pooling, dimensions, kv: kv.options(None)? };
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        py.detach(|| self.0.embed(&texts, &options)).map_err(refused)
+        py.detach(|| self.0.embed(&texts, &options)).map_err(to_py_err)
     }
 
-    fn tokens(&self, prompt: Prompt) -> PyResult<Vec<u32>> {
-        prompt.tokens(&self.0)
+    fn tokens(&self, py: Python<'_>, prompt: Prompt) -> PyResult<Vec<u32>> {
+        py.detach(|| prompt.tokens(&self.0))
     }
 
     fn text(&self, tokens: Vec<u32>) -> PyResult<String> {
-        Ok(self.0.tokenizer().map_err(refused)?.decode(&tokens))
+        Ok(self.0.tokenizer().map_err(to_py_err)?.decode(&tokens))
     }
 
     #[getter]

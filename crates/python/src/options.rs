@@ -9,7 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::refused;
+use crate::to_py_err;
 
 /// Keyword arguments of `generate`, and with `OfTurn` those of `chat` and `answers`.
 #[derive(Default)]
@@ -63,7 +63,7 @@ impl Keywords {
             }
         }
         let tools = tools.as_deref().unwrap_or("[]");
-        keywords.turn.tools = ToolSet::from_json(tools, &choice).map_err(refused)?;
+        keywords.turn.tools = ToolSet::from_json(tools, &choice).map_err(to_py_err)?;
         Ok(keywords)
     }
 
@@ -123,7 +123,7 @@ pub(crate) fn json(value: &Bound<'_, PyAny>) -> PyResult<String> {
 /// Argument `tool_choice`: none, auto, required, or a dict with the name of a tool.
 fn tool_choice(value: &Bound<'_, PyAny>) -> PyResult<ToolChoice> {
     let choice = if value.is_instance_of::<PyString>() { value.extract()? } else { json(value)? };
-    choice.parse().map_err(|error: InvalidConversation| refused(error))
+    choice.parse().map_err(|error: InvalidConversation| to_py_err(error))
 }
 
 /// Argument `stop`: a text, or several.
@@ -161,7 +161,7 @@ impl<'py> FromPyObject<'_, 'py> for Format {
         let mut fields = fields.iter();
         let (Some((name, value)), None) = (fields.next(), fields.next()) else { return Err(wrong()) };
         let format = match name.extract::<String>()?.as_str() {
-            "json_schema" => OutputFormat::json_schema(&json(&value)?).map_err(refused)?,
+            "json_schema" => OutputFormat::json_schema(&json(&value)?).map_err(to_py_err)?,
             "regex" => OutputFormat::Regex(value.extract()?),
             "grammar" => OutputFormat::Lark(value.extract()?),
             "choice" => OutputFormat::Choice(value.extract()?),

@@ -9,7 +9,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
 use crate::options::json;
-use crate::refused;
+use crate::to_py_err;
 
 /// A text, token ids, or a conversation.
 #[derive(FromPyObject)]
@@ -44,14 +44,14 @@ impl Prompt {
                 Err(PyTypeError::new_err(got))
             }
             Self::Tokens(tokens) => Ok(tokens),
-            Self::Text(text) => model.text_prompt(&text, Special::AsText).map_err(refused),
+            Self::Text(text) => model.text_prompt(&text, Special::AsText).map_err(to_py_err),
             Self::Messages(messages) => {
                 let mut images = Vec::new();
                 let messages = messages
                     .iter()
                     .map(|fields| message(model, fields, &mut images))
                     .collect::<PyResult<Vec<_>>>()?;
-                model.chat_prompt_with_images(&messages, &images).map_err(refused)
+                model.chat_prompt_with_images(&messages, &images).map_err(to_py_err)
             }
         }
     }
@@ -74,7 +74,7 @@ fn message(
     match message.get("images") {
         Some(MessageValue::Images(files)) => {
             for file in files {
-                images.push(model.encode_image(file).map_err(refused)?);
+                images.push(model.encode_image(file).map_err(to_py_err)?);
             }
         }
         Some(MessageValue::Text(_)) => {
@@ -116,14 +116,14 @@ impl TurnPrompt {
     /// Returns the turn with this prompt.
     pub(crate) fn turn(self, model: &Model, options: TurnOptions) -> PyResult<Turn> {
         let turn = match self {
-            Self::Text(text) => Turn::from(model.text_prompt(&text, Special::AsText).map_err(refused)?),
+            Self::Text(text) => Turn::from(model.text_prompt(&text, Special::AsText).map_err(to_py_err)?),
             Self::Tokens(tokens) => Turn::from(tokens),
             Self::Messages { json, images } => {
-                let template = model.chat_template().map_err(refused)?;
-                let conversation = Conversation::from_json(&json, options, template).map_err(refused)?;
+                let template = model.chat_template().map_err(to_py_err)?;
+                let conversation = Conversation::from_json(&json, options, template).map_err(to_py_err)?;
                 let images = images.iter().map(|file| model.encode_image(file));
-                let images = images.collect::<Result<_, _>>().map_err(refused)?;
-                model.turn(&conversation, images).map_err(refused)?
+                let images = images.collect::<Result<_, _>>().map_err(to_py_err)?;
+                model.turn(&conversation, images).map_err(to_py_err)?
             }
         };
         Ok(turn)

@@ -12,7 +12,7 @@ use crate::answer::{Answer, Answers};
 use crate::generation::Generation;
 use crate::options::{Function, Keywords};
 use crate::prompt::{Prompt, TurnPrompt};
-use crate::{KvantError, refused};
+use crate::{KvantError, to_py_err};
 
 /// A conversation: tokens and their KV cache.
 #[pyclass(frozen, module = "kvant")]
@@ -119,7 +119,7 @@ fn until_signal<T>(
     });
     match signal {
         Some(error) => Err(error),
-        None => done.map_err(refused),
+        None => done.map_err(to_py_err),
     }
 }
 
@@ -204,14 +204,14 @@ impl Session {
 
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let bytes: Vec<u8> = self.with(py, |shared| {
-            let logits = shared.session.logits().map_err(refused)?;
+            let logits = shared.session.logits().map_err(to_py_err)?;
             Ok(logits.iter().flat_map(|logit| logit.to_ne_bytes()).collect())
         })?;
         PyModule::import(py, "array")?.getattr("array")?.call1(("f", PyBytes::new(py, &bytes)))
     }
 
     fn rewind(&self, py: Python<'_>, n_tokens: usize) -> PyResult<()> {
-        self.with(py, |shared| shared.begin_use().rewind(n_tokens).map_err(refused))
+        self.with(py, |shared| shared.begin_use().rewind(n_tokens).map_err(to_py_err))
     }
 
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {

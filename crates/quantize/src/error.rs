@@ -18,7 +18,7 @@ pub enum QuantizeError {
     /// A tensor cannot be encoded.
     #[error(transparent)]
     Codec(#[from] CodecError),
-    /// A setting is out of range.
+    /// An argument is not allowed: a setting, a type, or the file to write.
     #[error("{name}: expected {expected}, got {got}")]
     Setting {
         /// The setting.

@@ -1,13 +1,14 @@
-//! A generation request of the page: the server's request fields that apply without a server.
+//! A generation request of the page: a subset of the server's request fields, and its clock.
 
 use kvant::{Error, GenerateOptions, KvOptions, Model, SamplerParams, SamplingDefaults};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Default KV-cache types.
-const KV_TYPE: &str = "turbo3";
+/// Default KV type.
+const DEFAULT_KV_TYPE: &str = "turbo3";
 
-/// A conversation with generation options. Missing options have the model's defaults.
+/// A conversation with generation options. Missing sampling options have the model's
+/// defaults; `kv_type` has turbo3, `seed` 0.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct GenerationRequest {
@@ -15,7 +16,8 @@ pub struct GenerationRequest {
     pub messages: Vec<Value>,
     /// KV-cache type: one for keys and values, or `K/V`.
     pub kv_type: Option<String>,
-    /// Divides the logits before sampling; 0 is greedy sampling, which ignores the other options.
+    /// Divides the logits before sampling; 0 is greedy sampling, which ignores the other sampling
+    /// options.
     pub temperature: Option<f32>,
     /// Samples from the fewest tokens with this total probability.
     pub top_p: Option<f32>,
@@ -33,7 +35,7 @@ impl GenerationRequest {
     /// # Errors
     /// A name that is not a KV type.
     pub fn kv(&self) -> Result<KvOptions, Error> {
-        self.kv_type.as_deref().unwrap_or(KV_TYPE).parse()
+        self.kv_type.as_deref().unwrap_or(DEFAULT_KV_TYPE).parse()
     }
 
     /// Returns the generation options.

@@ -2,7 +2,7 @@
 
 struct ColumnsParams {
     const float* src;  // [rows, n]
-    float* dst;        // [rows, width], to the columns from first on
+    float* dst;        // [rows, width]; columns first .. first + n are written
     unsigned rows;
     unsigned n;
     unsigned width;

@@ -1,4 +1,5 @@
-//! Batched steps: feeds several sessions in one pass over the weights.
+//! Batched steps: feeds several sessions in shared steps, each one pass over the
+//! weights.
 
 use kvant_model::{Entry, LogitsFor};
 
@@ -28,7 +29,7 @@ impl<'a> BatchItem<'a> {
     }
 }
 
-/// The rows of a feed in a step: its index, its uncommitted tokens, its new tokens, and its draft
+/// The rows of a feed in a step: the feed's index, and its numbers of uncommitted, new and draft
 /// tokens.
 struct Slot {
     index: usize,
@@ -38,8 +39,8 @@ struct Slot {
 }
 
 impl Session {
-    /// Feeds tokens to several sessions of one model in one pass over its weights: a batch takes
-    /// little longer than one session, while the weights bound the time. Each session is then
+    /// Feeds tokens to several sessions of one model in shared steps, each one pass over its
+    /// weights: a batch takes little longer than one session, while the weights bound the time. Each session is then
     /// bit-identical to one that was fed alone (batch invariance).
     ///
     /// # Errors
@@ -55,7 +56,7 @@ impl Session {
             }
             feed.session.check_capacity(feed.tokens)?;
         }
-        let mut read: Vec<_> = feeds.iter_mut().map(BatchItem::accept).collect();
+        let mut read: Vec<_> = feeds.iter_mut().map(BatchItem::accept_draft_tokens).collect();
         while let Some(batch) = next_batch(feeds, &read)? {
             step(&model, feeds, &batch, &mut read)?;
         }
@@ -66,12 +67,12 @@ impl Session {
 impl BatchItem<'_> {
     /// Accepts verified draft tokens, unless their hidden states are needed, which were not kept.
     /// Returns how many.
-    fn accept(&mut self) -> usize {
+    fn accept_draft_tokens(&mut self) -> usize {
         if self.pooled.is_some() {
             self.session.discard_drafts();
             return 0;
         }
-        self.session.accept(self.tokens)
+        self.session.accept_draft_tokens(self.tokens)
     }
 }
 

@@ -60,7 +60,7 @@ impl Session {
         if self.tokens.is_empty() || !text.starts_with(&self.tokens) {
             self.reuse_prefix(text);
         }
-        self.accept(&text[self.tokens.len()..]);
+        self.accept_draft_tokens(&text[self.tokens.len()..]);
         self.discard_drafts();
         self.draft_tokens.clear();
         &text[self.tokens.len()..]

@@ -132,7 +132,7 @@ impl Session {
     }
 
     /// Accepts the verified draft tokens that `tokens` begin with; returns how many.
-    pub(super) fn accept(&mut self, tokens: &[u32]) -> usize {
+    pub(super) fn accept_draft_tokens(&mut self, tokens: &[u32]) -> usize {
         let n = self.draft_tokens().iter().zip(tokens).take_while(|(ahead, token)| ahead == token).count();
         if n > 0 {
             self.logits_loan = self.logits_loan.take().map(|(logits, row)| (logits, row + n));

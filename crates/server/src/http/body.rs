@@ -1,9 +1,10 @@
 //! Request bodies: limited individually and in total, and parsed without delaying other requests.
 //!
-//! Parsed JSON takes many times its size: `[0],` is four bytes of text and 72 as a value. Therefore
-//! the values of a body are counted before any is created, large bodies are parsed one at a time by
-//! a low-priority thread, and all bodies in progress share a memory budget. A stalled body occupies
-//! a connection, so it must arrive at a minimum rate, and few may be slow at once.
+//! Parsed JSON takes many times its size: `[0],` is four bytes of text and 360 as a value. Therefore
+//! the values of a body are counted before any is created, large bodies are parsed by low-priority
+//! threads (one at a time per API key, two in all), and all bodies in progress share a budget for
+//! their text. A stalled body occupies a connection, so it must arrive at a minimum rate, and at
+//! most a quarter of all connections may be slow at once.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -35,8 +36,9 @@ const MIN_PACE: f64 = 16.0 * 1024.0;
 pub(super) const MAX_BYTES: usize = 32 << 20;
 /// Maximum number of values of a body; names and values of fields count one each.
 const MAX_VALUES: usize = 1_200_000;
-/// Maximum bytes of an oversized body that are received before it is refused.
-const MAX_TAKEN: usize = 8 * MAX_BYTES;
+/// Maximum declared size of an oversized body that is received and discarded before the refusal;
+/// larger ones are refused at once.
+const MAX_DISCARDED: usize = 8 * MAX_BYTES;
 /// Bodies up to this size are parsed at once and need no budget.
 const SMALL: usize = 16 << 10;
 /// Budget of all larger bodies in progress, in bytes.
@@ -52,19 +54,18 @@ const REFUSED_TIME: Duration = Duration::from_secs(2);
 pub(crate) struct Bodies {
     room: Arc<Semaphore>,
     slow: Arc<Semaphore>,
-    readers: Arc<Lanes>,
+    parse_lanes: Arc<Lanes>,
     upload_delay: Arc<Lanes>,
 }
 
 impl Default for Bodies {
     fn default() -> Self {
         let permits = |n| Arc::new(Semaphore::new(n));
-        let refused = Lanes::new(usize::MAX, 1);
         Self {
             room: permits(BODY_BUDGET),
             slow: permits(MAX_SLOW),
-            readers: Lanes::new(2, 1),
-            upload_delay: refused,
+            parse_lanes: Lanes::new(2, 1),
+            upload_delay: Lanes::new(usize::MAX, 1),
         }
     }
 }
@@ -84,11 +85,16 @@ impl FromRequest<Arc<Server>> for Body {
         let caller = request.extensions().get::<Caller>().cloned();
         let is_packed = is_gzip(&request)?;
         let (mut bytes, mut held) = bodies.receive(request.into_body()).await?;
-        caller.iter().for_each(|caller| caller.n_bytes.store(bytes.len(), Ordering::Relaxed));
-        let owner = caller.and_then(|caller| caller.owner);
+        let count = |n| caller.iter().for_each(|caller| caller.n_bytes.store(n, Ordering::Relaxed));
+        count(bytes.len());
+        let owner = caller.as_ref().and_then(|caller| caller.owner.clone());
         if is_packed {
+            // A few kilobytes may hold as much as any body: its memory is reserved before.
+            bodies.take_room(MAX_BYTES, &mut held).await?;
+            count(MAX_BYTES);
             bytes = bodies.decompress(bytes, &owner).await?;
-            bodies.take_room(bytes.len(), &mut held).await?;
+            count(bytes.len());
+            held = held.and_then(|mut held| held.split(bytes.len()));
         }
         let value = bodies.read(bytes, &owner).await?;
         Ok(Self(value, held.map(Arc::new)))
@@ -98,14 +104,16 @@ impl FromRequest<Arc<Server>> for Body {
 impl Bodies {
     /// Receives a body, with budget for it.
     async fn receive(&self, body: Sent) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
-        let mut arriving = self.arriving(body);
+        let mut upload = self.upload(body);
         let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
-        while let Some(part) = arriving.next().await? {
+        while let Some(part) = upload.next().await? {
             let n = bytes.len() + part.len();
             if n > MAX_BYTES {
                 return Err(too_large("bytes", MAX_BYTES, n));
             }
+            let waited = Instant::now();
             self.take_room(n, &mut held).await?;
+            upload.began += waited.elapsed();
             bytes.extend_from_slice(&part);
         }
         Ok((bytes, held))
@@ -129,7 +137,7 @@ impl Bodies {
 
     /// Decompresses a gzip body, with the same size limit.
     async fn decompress(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Vec<u8>, ApiError> {
-        let lane = self.readers.enter(owner).await;
+        let lane = self.parse_lanes.enter(owner).await;
         let unpack = move || {
             let _lane = lane;
             let mut unpacked = Vec::new();
@@ -144,9 +152,9 @@ impl Bodies {
         unpacked.ok_or_else(|| ApiError::internal("an internal error while the body was unpacked"))?
     }
 
-    fn arriving(&self, body: Sent) -> Upload {
+    fn upload(&self, body: Sent) -> Upload {
         let (parts, slow) = (body.into_data_stream(), Arc::clone(&self.slow));
-        Upload { parts, began: Instant::now(), n_bytes: 0, slow, is_slow: None }
+        Upload { parts, began: Instant::now(), n_bytes: 0, slow, slow_permit: None }
     }
 
     /// Rejects a body whose declared size is too large. Most clients read the response only after
@@ -155,9 +163,9 @@ impl Bodies {
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
         let length = length.and_then(|length| length.parse::<usize>().ok());
         let Some(length) = length.filter(|&length| length > MAX_BYTES) else { return Ok(request) };
-        if length <= MAX_TAKEN && !request.headers().contains_key(header::EXPECT) {
-            let mut arriving = self.arriving(request.into_body());
-            while arriving.next().await?.is_some() {}
+        if length <= MAX_DISCARDED && !request.headers().contains_key(header::EXPECT) {
+            let mut upload = self.upload(request.into_body());
+            while upload.next().await?.is_some() {}
         }
         Err(too_large("bytes", MAX_BYTES, length))
     }
@@ -175,7 +183,7 @@ impl Bodies {
         if bytes.len() <= SMALL {
             return value(&bytes);
         }
-        let lane = self.readers.enter(owner).await;
+        let lane = self.parse_lanes.enter(owner).await;
         let read = move || {
             let _lane = lane;
             value(&bytes)
@@ -205,7 +213,7 @@ struct Upload {
     n_bytes: usize,
     slow: Arc<Semaphore>,
     /// Permit of a slow body.
-    is_slow: Option<OwnedSemaphorePermit>,
+    slow_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Upload {
@@ -218,8 +226,8 @@ impl Upload {
     async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         let mut next = timeout_at(self.began + AT_ONCE, self.parts.next()).await;
         if next.is_err() {
-            if self.is_slow.is_none() {
-                self.is_slow = Some(
+            if self.slow_permit.is_none() {
+                self.slow_permit = Some(
                     Arc::clone(&self.slow).try_acquire_owned().map_err(|_| ApiError::too_many_uploads())?,
                 );
             }

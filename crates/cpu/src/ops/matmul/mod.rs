@@ -3,7 +3,7 @@
 //!
 //! | rows | weights | path |
 //! |---|---|---|
-//! | any | as in the file | [`rows`]: the reference, which the scalar kernel set runs |
+//! | any | file order (scalar kernel set only) | [`rows`]: the reference |
 //! | 1 to 8 | panels | [`gemv`]: GEMV, every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
 //!
@@ -16,7 +16,7 @@
 //! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions
 //! do so for f16 and bf16 weights.
 //!
-//! Floors, each of which imports from those before it: operands ([`matrix`], [`panel`],
+//! Layers, each of which imports only from those before it and its own: operands ([`matrix`], [`panel`],
 //! [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them, [`kernel_set`], the
 //! loops [`gemm`] and [`gemv`], and [`dispatch`] with [`experts`].
 //!
