@@ -128,8 +128,7 @@ impl Worker {
         let cost = match job.kind.spec.cost(&self.model) {
             Ok(cost) => cost,
             Err(error) => {
-                let failed = Event::Failed { why: error.to_string(), is_of_request: true };
-                _ = job.events.try_send(failed);
+                _ = job.events.try_send(Event::Failed { why: error.to_string(), is_of_request: true });
                 return;
             }
         };
@@ -177,11 +176,9 @@ impl Worker {
                 self.await_mask(id, false);
                 if let Some(sequence) = self.sequences.get_mut(&id)
                     && let Some(session) = sequence.take_session()
+                    && sequence.pooled.is_none()
                 {
-                    let kind = sequence.job.kind.clone();
-                    if sequence.pooled.is_none() {
-                        self.store.save(&kind, &session);
-                    }
+                    self.store.save(&sequence.job.kind, &session);
                 }
             }
             Action::End(id) => {

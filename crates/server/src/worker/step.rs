@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvant::generate::decoding::{Finish, SampleResult, SamplingError};
-use kvant::{Error, SampleError, Session};
+use kvant::{Error, SampleError, SequenceStep, Session};
 
 use super::job::Event;
 use super::sequence::Sequence;
@@ -76,7 +76,7 @@ impl Worker {
         for (&id, sequence) in &mut self.sequences {
             let Some(&n) = n_of.get(&id) else { continue };
             let step = sequence.step(n);
-            ids.extend(step.is_some().then_some((id, n)));
+            ids.extend(step.is_some().then_some(id));
             steps.extend(step);
         }
         match Session::step_sequences(&mut steps, self.draft_max) {
@@ -84,8 +84,10 @@ impl Worker {
             Err(error) if error.is_out_of_memory() && !was_short => self.is_short = true,
             Err(error) => Session::isolate_faults(&mut steps, self.draft_max, error),
         }
-        let stepped = ids.into_iter().zip(steps);
-        stepped.map(|((id, n), step)| Stepped { id, n, result: step.into_result() }).collect()
+        let results = steps.into_iter().map(SequenceStep::into_result);
+        let mut results: BTreeMap<Id, _> = ids.into_iter().zip(results).collect();
+        let in_order = |&(id, n): &(Id, usize)| Some(Stepped { id, n, result: results.remove(&id)? });
+        rows.iter().filter_map(in_order).collect()
     }
 
     /// Feeds prompt tokens of a sequence whose logprobs are requested.
