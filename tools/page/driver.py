@@ -125,6 +125,9 @@ def run(checks, page):
             print(f"ok      {name}", flush=True)
         except Exception as error:  # Any error: the remaining checks still run.
             n_failed += 1
-            page.shot(f"failed-{function.__name__}")
             print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+            try:
+                page.shot(f"failed-{function.__name__}")
+            except Exception as cause:  # A page that is busy for long has no screenshot.
+                print(f"        no screenshot: {type(cause).__name__}", flush=True)
     return n_failed
