@@ -70,12 +70,12 @@ class Page:
     def load(self, *conversations):
         """Imports conversations."""
         export = {"format": "kvant-conversations", "version": 1, "conversations": conversations}
-        self.page.evaluate("document.getElementById('notice').hidden = true")
+        self.page.evaluate("document.getElementById('notice').replaceChildren()")
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(export, file)
             file.flush()
             self.page.set_input_files("#file", file.name)
-            self.page.locator("#notice").wait_for(timeout=120_000)
+            self.page.locator("#notice:not(:empty)").wait_for(state="attached", timeout=120_000)
 
     def act(self, item, action):
         """Chooses an action of a listed conversation."""
@@ -125,6 +125,9 @@ def run(checks, page):
             print(f"ok      {name}", flush=True)
         except Exception as error:  # Any error: the remaining checks still run.
             n_failed += 1
-            page.shot(f"failed-{function.__name__}")
             print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)
+            try:
+                page.shot(f"failed-{function.__name__}")
+            except Exception as cause:  # A page that is busy for long has no screenshot.
+                print(f"        no screenshot: {type(cause).__name__}", flush=True)
     return n_failed
