@@ -1,4 +1,4 @@
-//! `kvant inspect`: shows the contents of a GGUF file and the size of its KV cache.
+//! `kvant inspect`: shows a model (GGUF file or Hugging Face folder), its KV cache and its plan.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let mtp = config.as_ref().ok().and_then(Mtp::of);
     let memory = config
         .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
-    let plan = plan_beside(&gguf);
+    let plan = saved_plan(&gguf);
     if args.json {
         return Ok(console::print_json(&as_json(
             &gguf,
@@ -73,7 +73,11 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let size = output::bytes(gguf.file_bytes() as usize);
     console::print(format_args!("{place} (GGUF v{}, {size})\n\nMetadata", gguf.version()))?;
     for (key, value) in gguf.meta() {
-        console::print(format_args!("  {} = {}", printable(key, LIMIT), printable(&text_of(&value), LIMIT)))?;
+        console::print(format_args!(
+            "  {} = {}",
+            printable(key, MAX_TEXT),
+            printable(&text_of(&value), MAX_TEXT)
+        ))?;
     }
     console::print(format_args!("\nTensors ({})", gguf.tensors().len()))?;
     output::print_rows(&tensor_summary(gguf.tensors()), Format::Md)?;
@@ -195,13 +199,13 @@ impl fmt::Display for Mtp {
 }
 
 /// Opens the plan beside a model; `Err` is the reason why it is unused, `None` means no plan.
-fn plan_beside(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
+fn saved_plan(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
     let path = plan::path_for(gguf)?;
     path.exists().then(|| KvPlan::open(&path, gguf).map_err(|error| hints::of_engine(&error)))
 }
 
-/// Returns a row per KV type (and the two recommended pairs): the bytes that a full context
-/// allocates.
+/// Returns `n_ctx` and a row per KV type (and the two recommended pairs): the bytes that a full
+/// context allocates.
 fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(usize, Vec<Row>), String> {
     let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter();
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
@@ -271,7 +275,7 @@ fn as_json(
     let metadata: Map<String, Value> = gguf
         .meta()
         .iter()
-        .map(|(key, value)| (key.to_owned(), printable(&text_of(&value), LIMIT).into()))
+        .map(|(key, value)| (key.to_owned(), printable(&text_of(&value), MAX_TEXT).into()))
         .collect();
     json!({
         "version": gguf.version(),
@@ -303,7 +307,7 @@ fn as_json(
 }
 
 /// Maximum characters of a metadata key or value.
-const LIMIT: usize = 80;
+const MAX_TEXT: usize = 80;
 
 /// Formats a metadata value as text; an array by its element type.
 fn text_of(value: &MetaValue<'_>) -> String {

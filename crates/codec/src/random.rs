@@ -1,17 +1,18 @@
-//! Deterministic random numbers for synthetic data and random matrices.
+//! Deterministic random numbers for tests, measurements and the projection of QJL; rotations do
+//! not use them.
 
 /// SplitMix64 with Gaussian output (Box-Muller). Same seed, same numbers, on every machine with the
 /// same `libm`.
 #[derive(Debug, Clone)]
 pub struct Random {
     state: u64,
-    spare: Option<f64>,
+    spare_gaussian: Option<f64>,
 }
 
 impl Random {
     /// Returns a generator; every seed is equally good.
     pub const fn new(seed: u64) -> Self {
-        Self { state: seed, spare: None }
+        Self { state: seed, spare_gaussian: None }
     }
 
     /// Returns 64 random bits.
@@ -23,19 +24,19 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Returns a uniform number in (0, 1).
+    /// Returns a uniform number in (0, 1].
     pub fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
     /// Returns a standard Gaussian.
     pub fn gaussian(&mut self) -> f64 {
-        if let Some(spare) = self.spare.take() {
-            return spare;
+        if let Some(spare_gaussian) = self.spare_gaussian.take() {
+            return spare_gaussian;
         }
         let radius = (-2.0 * self.uniform().ln()).sqrt();
         let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
-        self.spare = Some(radius * sin);
+        self.spare_gaussian = Some(radius * sin);
         radius * cos
     }
 

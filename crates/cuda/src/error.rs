@@ -1,4 +1,4 @@
-//! The errors of the CUDA device.
+//! The errors of the CUDA device, and versions of CUDA.
 
 use std::fmt;
 
@@ -19,8 +19,8 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// Why a CUDA operation failed. `Display` is one line that states what was found and what is
-/// needed.
+/// Why a CUDA operation failed. `Display` states what was found and what is needed, in one line
+/// except for the compiler's log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CudaError {
     /// The driver library is missing.

@@ -24,7 +24,7 @@ impl Answer<'_> {
         self.state.warnings()
     }
 
-    /// Returns the whole answer.
+    /// Returns the rest of the answer: all of it before the first part was taken.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -84,7 +84,7 @@ impl AnswerState {
         }
     }
 
-    /// Parses the text of a token, or the rest of the text behind the last one.
+    /// Parses the text of a token or, for `None`, the withheld text; the answer has ended then.
     pub(crate) fn push(&mut self, token: Option<Result<Token, Error>>) -> Result<(), Error> {
         self.has_ended = !matches!(token, Some(Ok(_)));
         let text = match token.transpose()? {
@@ -100,7 +100,7 @@ impl AnswerState {
         (!self.has_ended).then_some(&mut self.generation)
     }
 
-    /// Ends the answer.
+    /// Ends the answer; parts that were parsed can still be taken.
     pub(crate) fn cancel(&mut self) {
         self.has_ended = true;
     }

@@ -190,7 +190,7 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(), Error> {
         self.check_capacity(tokens)?;
-        let mut left = &tokens[self.accept(tokens)..];
+        let mut left = &tokens[self.accept_draft_tokens(tokens)..];
         if !left.is_empty() {
             self.recommit()?;
         }

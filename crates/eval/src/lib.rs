@@ -1,19 +1,21 @@
-//! Measures the effect of a compressed KV cache on a model. Each measurement is a library function.
+//! Measures the effect of a compressed KV cache on a model. Each is a function, or a module of
+//! functions.
 //!
 //! | function | measures |
 //! |---|---|
 //! | [`ppl`] | perplexity of a text (llama.cpp's method and numbers) |
 //! | [`kld`] | KL divergence of the output from that with an f16 cache |
 //! | [`kld_by_layer`] | divergence that each layer's keys or values add |
-//! | [`plan`] | the best KV types of a model, and the factors on its keys and values |
+//! | [`plan`] | the effect of each KV type, and from it the best types and the factors on keys and values |
 //! | [`agree`] | tokens for which greedy answers equal those with an f16 cache |
 //! | [`niah`] | retrieval of a sentence hidden in a long text |
-//! | [`distortion`] | distortion of the codecs, beside the theoretical bounds |
+//! | [`distortion`] | (module) distortion of the codecs on random vectors and on a model's keys and values, beside the bounds |
 //!
 //! # The 16-bit tail
 //!
-//! A query reads the most recent 17 to 32 tokens unquantized, in every KV type; their number
-//! depends on the query's position alone, not on the batch size. `KvOptions::tail` disables the
+//! A query reads the most recent 17 to 32 tokens unquantized, in every KV type, and fewer just
+//! after a multiple of 512; their number depends on the query's position alone, not on the batch
+//! size. `KvOptions::tail` disables the
 //! tail, to measure types alone.
 //!
 //! # The noise floor

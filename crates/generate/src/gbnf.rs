@@ -17,9 +17,9 @@ use writer::Writer;
 /// Maximum nesting of groups.
 const MAX_GROUP_DEPTH: usize = 32;
 /// Maximum repetition operators after one item.
-const MAX_SIGNS: usize = 4;
+const MAX_OPERATORS: usize = 4;
 /// Maximum size of a grammar in bytes.
-const LARGEST: usize = 256 << 10;
+const MAX_BYTES: usize = 256 << 10;
 /// Maximum repetition count.
 const MAX_TIMES: u32 = 2000;
 
@@ -31,20 +31,21 @@ enum Item {
     /// Rule, by its index.
     Rule(usize),
     /// One of several sequences.
-    Any(Vec<Vec<Item>>),
+    Choice(Vec<Vec<Item>>),
     /// Item with its minimum and maximum repetitions.
     Times(Box<Item>, u32, Option<u32>),
     /// Token by its id, or any other token.
     Token { id: u32, is_negated: bool },
 }
 
-/// Returns an equivalent Lark grammar. `token` finds the id of a token by its text.
+/// Returns a Lark grammar of the same texts, or of fewer where rules are recursive. `token` finds
+/// the id of a token by its text.
 ///
 /// # Errors
-/// The line of an error and its reason, in one line.
+/// The reason in one line, with the line of the grammar where there is one.
 pub fn lark(gbnf: &str, token: &dyn Fn(&str) -> Option<u32>) -> Result<String, String> {
-    if gbnf.len() > LARGEST {
-        return Err(format!("expected at most {LARGEST} bytes, got {}", gbnf.len()));
+    if gbnf.len() > MAX_BYTES {
+        return Err(format!("expected at most {MAX_BYTES} bytes, got {}", gbnf.len()));
     }
     let rules = Reader::new(gbnf, token).rules()?;
     Ok(Writer::new(&rules).grammar())
@@ -169,7 +170,7 @@ impl<'a> Reader<'a> {
                     if !self.take(")") {
                         return Err(self.error(")"));
                     }
-                    Item::Any(inner)
+                    Item::Choice(inner)
                 }
                 '(' => return Err(self.error("at most 32 groups within each other")),
                 _ => match self.name() {
@@ -185,7 +186,7 @@ impl<'a> Reader<'a> {
     }
 
     fn repeated(&mut self, mut item: Item, depth: usize) -> Result<Item, String> {
-        for _ in 0..=MAX_SIGNS {
+        for _ in 0..=MAX_OPERATORS {
             let (min, max) = match self.rest().chars().next() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
@@ -233,7 +234,7 @@ impl<'a> Reader<'a> {
             let c = self.character()?;
             characters.push(Item::Class { ranges: vec![(c, c)], is_negated: false });
         }
-        Ok(Item::Any(vec![characters]))
+        Ok(Item::Choice(vec![characters]))
     }
 
     fn class(&mut self) -> Result<Item, String> {
@@ -262,7 +263,11 @@ impl<'a> Reader<'a> {
     /// Reads a character of a string or a class, verbatim or escaped.
     fn character(&mut self) -> Result<char, String> {
         let unended = "the end of a string or of ranges";
-        let c = self.next().filter(|c| !matches!(c, '\n' | '\r')).ok_or_else(|| self.error(unended))?;
+        let is_open = self.rest().chars().next().is_some_and(|c| !matches!(c, '\n' | '\r'));
+        if !is_open {
+            return Err(self.error(unended));
+        }
+        let c = self.next().ok_or_else(|| self.error(unended))?;
         if c != '\\' {
             return Ok(c);
         }

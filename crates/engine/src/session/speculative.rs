@@ -87,7 +87,7 @@ impl Session {
 
     /// Works as [`Session::feed_ahead`] without waiting for the device.
     pub(crate) fn queue_verify(&mut self, token: u32, draft_tokens: &[u32]) -> Result<DraftStep, Error> {
-        if self.accept(&[token]) == 1 {
+        if self.accept_draft_tokens(&[token]) == 1 {
             return Ok(DraftStep { n_rows: 0, n_draft_tokens: 0 });
         }
         self.check_capacity(&[token])?;

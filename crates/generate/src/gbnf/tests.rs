@@ -16,7 +16,7 @@ fn ends(rules: &Rules, item: &Item, text: &[char], from: &HashSet<usize>) -> Has
             from.iter().filter(|&&at| text.get(at).is_some_and(|&c| fits(c))).map(|at| at + 1).collect()
         }
         Item::Rule(place) => any_end(rules, &rules[*place], text, from),
-        Item::Any(all) => any_end(rules, all, text, from),
+        Item::Choice(all) => any_end(rules, all, text, from),
         Item::Times(item, min, max) => {
             let (mut at, mut found) = (from.clone(), HashSet::new());
             for n in 0..=max.unwrap_or(u32::MAX) {
@@ -144,7 +144,7 @@ fn a_grammar_without_recursion_is_one_lexeme() {
 fn errors_state_their_line() {
     let deep = format!("root ::= {}", "(".repeat(100));
     let signs = format!("root ::= \"a\"{}", "*".repeat(100));
-    let large = format!("root ::= \"{}\"", "a".repeat(LARGEST));
+    let large = format!("root ::= \"{}\"", "a".repeat(MAX_BYTES));
     let cases = [
         ("root ::= this is (not valid GBNF", "line 1: expected )"),
         ("", "root is not there"),

@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
                 Some(Lexeme { regex: class(ranges, *is_negated), may_be_nothing: false, is_nothing: false })
             }
             Item::Rule(place) => self.words[*place].clone(),
-            Item::Any(all) => Some(self.any(all)?.whole()),
+            Item::Choice(all) => Some(self.any(all)?.whole()),
             Item::Times(item, min, max) => {
                 let mut word = self.word(item)?.whole();
                 let max_text = max.map_or_else(String::new, |max| max.to_string());
@@ -156,7 +156,7 @@ impl<'a> Writer<'a> {
     fn part(&mut self, item: &Item) -> String {
         match item {
             Item::Rule(place) => rule_name(*place),
-            Item::Any(all) => format!("({})", self.alternatives(all)),
+            Item::Choice(all) => format!("({})", self.alternatives(all)),
             Item::Times(item, min, max) => {
                 let inner = self.sequence(std::slice::from_ref(item));
                 match (min, max) {
@@ -198,7 +198,7 @@ fn named_in(rule: &[Vec<Item>]) -> HashSet<usize> {
     fn visit(item: &Item, into: &mut HashSet<usize>) {
         match item {
             Item::Rule(place) => _ = into.insert(*place),
-            Item::Any(all) => all.iter().flatten().for_each(|item| visit(item, into)),
+            Item::Choice(all) => all.iter().flatten().for_each(|item| visit(item, into)),
             Item::Times(item, ..) => visit(item, into),
             Item::Class { .. } | Item::Token { .. } => {}
         }

@@ -7,10 +7,10 @@ use crate::config::RecurrentMixer;
 use crate::weights::{FeedForward, Layer};
 use crate::{LayerSpec, ModelError, SharedExpert};
 
-/// The activations of a step. They belong to the device, not to a sequence; a step allocates no
-/// memory.
+/// The activations of a step. They belong to the device, not to a sequence; only a step with more
+/// step tiles than any before it allocates memory.
 ///
-/// Every buffer holds `max_rows` rows; a step uses the first of them.
+/// Every buffer but the step tiles holds `max_rows` rows; a step uses the first of them.
 pub struct Activations<B: Backend> {
     pub(super) max_rows: usize,
     /// Residual stream, `[rows, n_embd]`.
@@ -24,9 +24,9 @@ pub struct Activations<B: Backend> {
     /// Output of attention or of a recurrent mixer, `[rows, n_heads * v_head_dim]`.
     pub(super) attended: B::Buffer,
     /// MLA: low-rank input of the query projection, `[rows, q_rank]`.
-    pub(super) of_queries: B::Buffer,
+    pub(super) q_low_rank: B::Buffer,
     /// MLA: query parts without RoPE, and later values, `[rows, n_heads * k_dim or v_dim]`.
-    pub(super) plain: B::Buffer,
+    pub(super) q_without_rope: B::Buffer,
     /// MLA: query parts with RoPE, `[rows, n_heads * n_rot]`.
     pub(super) q_rope: B::Buffer,
     /// MLA: key part with RoPE, `[rows, n_rot]`.
@@ -81,7 +81,7 @@ fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Returns the values of a row's gates that have a separate buffer.
+    /// Returns the width of the widest gates that any layer keeps in a buffer of their own.
     fn widest_gates(&self) -> usize {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
             let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
@@ -115,8 +115,10 @@ impl<B: Backend> Decoder<B> {
             k: widest(LayerSpec::n_k)?,
             v: widest(LayerSpec::n_v)?,
             attended: widest(|layer| layer.n_out().max(layer.recurrence.map_or(0, |of| of.n_out())))?,
-            of_queries: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
-            plain: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim)))?,
+            q_low_rank: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
+            q_without_rope: widest(|layer| {
+                layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim))
+            })?,
             q_rope: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
             k_rope: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,

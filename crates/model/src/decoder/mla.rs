@@ -27,9 +27,9 @@ impl<B: Backend> Decoder<B> {
             backend.kv_append(parts, &act.k, &act.v, act.step_tiles.as_mut())?;
             backend.attend(&params, parts, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)
         })?;
-        backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.plain)?;
+        backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.q_without_rope)?;
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
-        let branch = Branch { of: &act.plain, w, low_rank, bias: None, norm: &layer.attn_after };
+        let branch = Branch { of: &act.q_without_rope, w, low_rank, bias: None, norm: &layer.attn_after };
         self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
@@ -48,17 +48,17 @@ impl<B: Backend> Decoder<B> {
             self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.k_rope, &mut act.k_rope));
         let [plain, q_rope] = &weights.queries;
-        let [plain, q_rope] = [output(plain, &mut act.plain), output(q_rope, &mut act.q_rope)];
+        let [plain, q_rope] = [output(plain, &mut act.q_without_rope), output(q_rope, &mut act.q_rope)];
         let of_input = Product { input, low_rank: weights.low_rank.input.as_ref() };
         let low = &mut act.low;
-        match &weights.of_queries {
+        match &weights.q_low_rank {
             None => self.project(backend, of_input, &mut [c, r, plain, q_rope], low)?,
             Some((w, norm)) => {
-                self.project(backend, of_input, &mut [c, r, output(w, &mut act.of_queries)], low)?;
+                self.project(backend, of_input, &mut [c, r, output(w, &mut act.q_low_rank)], low)?;
                 let norm = Some(self.normed(norm));
-                let input = Input { x: &act.of_queries, norm, first_row: 0, rows };
-                let of_queries = Product { input, low_rank: weights.low_rank.queries.as_ref() };
-                self.project(backend, of_queries, &mut [plain, q_rope], low)?;
+                let input = Input { x: &act.q_low_rank, norm, first_row: 0, rows };
+                let q_low_rank = Product { input, low_rank: weights.low_rank.queries.as_ref() };
+                self.project(backend, q_low_rank, &mut [plain, q_rope], low)?;
             }
         }
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
@@ -75,7 +75,7 @@ impl<B: Backend> Decoder<B> {
         for (x, n) in [(&mut act.q_rope, n_heads), (&mut act.k_rope, 1)] {
             backend.rope(x, rows, Heads { n, dim: n_rot }, None, rope, angles)?;
         }
-        backend.project_per_expert(&act.plain, rows, &weights.to_latent, &mut act.attended)?;
+        backend.project_per_expert(&act.q_without_rope, rows, &weights.to_latent, &mut act.attended)?;
         let [front, behind] = [0, rank].map(|first| Columns { width: rank + n_rot, first });
         backend.copy_columns(&act.v, [rows, rank], &mut act.k, front)?;
         backend.copy_columns(&act.k_rope, [rows, n_rot], &mut act.k, behind)?;

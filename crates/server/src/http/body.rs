@@ -280,8 +280,8 @@ mod tests {
     fn the_deadline_of_a_body_grows_with_its_received_bytes() {
         let bodies = Bodies::default();
         let after = |n_bytes: usize| {
-            let arriving = Upload { n_bytes, ..bodies.arriving(Sent::empty()) };
-            arriving.deadline() - arriving.began
+            let upload = Upload { n_bytes, ..bodies.upload(Sent::empty()) };
+            upload.deadline() - upload.began
         };
         assert_eq!(after(0), START_TIMEOUT);
         assert_eq!(after(16 << 10), START_TIMEOUT + Duration::from_secs(1));

@@ -9,12 +9,12 @@
 struct Params {
     rows: u32,
     n: u32,              // columns
-    first: u32,          // offset of the first row, and distance between rows
-    stride: u32,
+    first: u32,          // offset of the first row in values
+    stride: u32,         // distance between rows in values
     padded: u32,         // columns of a padded row
     has_norm: u32,
     eps: f32,
-    nan_bits: u32,
+    nan_bits: u32,       // the bits of NaN, which WGSL has no literal for
     slots_per_row: u32,  // 0 without a list
 }
 
@@ -26,7 +26,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> out: array<u32>;
 @group(0) @binding(4) var<storage, read> order: array<u32>;  // [rows]: slots
 
-// Returns the row of x for row `i`; NONE beyond the last.
+// Returns the row of x for row `i`; NONE for an empty position of the list.
 fn source_row(i: u32) -> u32 {
     if p.slots_per_row == 0u { return i; }
     let slot = order[i];

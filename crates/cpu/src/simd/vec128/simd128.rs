@@ -1,6 +1,6 @@
 //! [`Quad`] on WebAssembly SIMD.
 //!
-//! It has no dot products of bytes: even and odd bytes are widened to 16-bit halves of lanes, whose
+//! The instruction set has no dot products of bytes: even and odd bytes are widened to 16-bit halves of lanes, whose
 //! dot products exist. It rounds `a · b + c` twice, and has no f16.
 
 use std::arch::wasm32::*;
@@ -145,7 +145,7 @@ impl Quad for Simd128 {
 
     #[inline(always)]
     fn look_up_64(self, codes: v128, table: &[u8; 64]) -> v128 {
-        // A lookup beyond its sixteen bytes gives zero.
+        // A swizzle gives zero for indices above 15.
         let (quarters, _) = table.as_chunks();
         let quarter =
             |i: u8| u8x16_swizzle(load(&quarters[usize::from(i)]), u8x16_sub(codes, u8x16_splat(16 * i)));

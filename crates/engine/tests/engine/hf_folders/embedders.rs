@@ -1,4 +1,4 @@
-//! Folders of embedding models.
+//! Folders of embedding models, as sentence-transformers saves them: tensors and pooling.
 
 use std::fs;
 
@@ -54,7 +54,7 @@ fn embedding_folders_equal_their_base_and_declare_pooling() {
 }
 
 #[test]
-fn the_pooling_module_is_in_the_folder_and_supported() {
+fn invalid_pooling_modules_are_errors_and_missing_ones_declare_none() {
     let plain = json!({ "pooling_mode": "mean" });
     for (modules, pooling, complaint) in [
         (modules("../1_Pooling"), &plain, "'path': expected a folder in this one"),
