@@ -30,9 +30,9 @@ macro_rules! ops {
     )*) => {
         /// A device: memory, and the ops of a transformer step.
         ///
-        /// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the
-        /// step needs. Each fused op documents its unfused equivalent; the conformance suite tests
-        /// that both are equal. Operands of wrong shape are rejected before any work.
+        /// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than
+        /// the step needs. Each fused op documents its unfused equivalent; the conformance suite
+        /// tests that both are equal. Operands of wrong shape are rejected before any work.
         ///
         /// A device implements [`Kernels`], and thereby is a `Backend`; nothing else can be one.
         pub trait Backend: Send + Sync + Sized + 'static {
@@ -45,9 +45,9 @@ macro_rules! ops {
             /// Cache memory.
             type Page: Page;
 
-            /// Runs `ops`, the ops of one step. `is_decode` states that each sequence has one row in
-            /// it. `ops` read nothing back, so a device may record them and launch them as a whole
-            /// when they end.
+            /// Runs `ops`, the ops of one step. `is_decode` states that each sequence has one row
+            /// in it. `ops` read nothing back, so a device may record them and launch them as a
+            /// whole when they end.
             fn step<T, E: From<BackendError>>(
                 &self,
                 is_decode: bool,
@@ -57,9 +57,9 @@ macro_rules! ops {
             $($(#[$doc])* fn $op(&self $(, $arg: $type)*) -> $result;)*
         }
 
-        /// What a device implements: the methods of [`Backend`], which has checked the operands. On
-        /// others they may panic, or compute on other memory of the device: code that calls a device
-        /// imports `Backend`.
+        /// What a device implements: the methods of [`Backend`], which has checked the operands.
+        /// On others they may panic, or compute on other memory of the device: code that calls a
+        /// device imports `Backend`.
         pub trait Kernels: Send + Sync + Sized + 'static {
             /// See [`Backend::Buffer`].
             type Buffer: Buffer;

@@ -51,7 +51,7 @@ impl<B: Backend> Decoder<B> {
         let [plain, q_rope] = [output(plain, &mut act.q_without_rope), output(q_rope, &mut act.q_rope)];
         let of_input = Product { input, low_rank: weights.low_rank.input.as_ref() };
         let low = &mut act.low;
-        match &weights.q_low_rank {
+        match &weights.of_queries {
             None => self.project(backend, of_input, &mut [c, r, plain, q_rope], low)?,
             Some((w, norm)) => {
                 self.project(backend, of_input, &mut [c, r, output(w, &mut act.q_low_rank)], low)?;

@@ -1,9 +1,9 @@
 //! Disk tier: conversations in files of a folder, which outlive the process.
 //!
 //! Each is a context file (checksummed, versioned, replaced atomically) whose name starts with the
-//! [hash](CacheKey::hash_with_model) of its cache key and model, which must match to find it: a file
-//! of another key, or of an earlier version of the hash, is evicted when others need its room. An
-//! invalid file is logged and removed.
+//! [hash](CacheKey::hash_with_model) of its cache key and model, which must match to find it: a
+//! file of another key, or of an earlier version of the hash, is evicted when others need its room.
+//! An invalid file is logged and removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
