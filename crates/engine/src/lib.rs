@@ -31,7 +31,7 @@
 //! | KV cache | [`KvOptions`], [`DType`], [`Policy`], [`KvPlan`], [`KvBalance`], [`Session::kv`] |
 //! | chat | [`Message`], [`Model::chat_prompt`], [`ChatTemplate`], [`RenderOptions`] |
 //! | generate | [`Session::generate`], [`GenerateOptions`], [`SamplerParams`], [`CancelFlag`] |
-//! | tools, reasoning | [`Session::answer`], [`TurnOptions`], [`ToolSet`], [`Conversation`], [`Part`] |
+//! | tools, reasoning | [`Session::answer`], [`TurnOptions`], [`ToolSet`], [`Conversation`] |
 //! | several answers | [`Session::answers`], [`Answers`] |
 //! | token by token | [`Session::feed`], [`Session::sample`], [`Session::logits`], [`Sampler`] |
 //! | batch | [`Session::step_batch`], [`BatchItem`], [`Session::fork`], [`Session::rewind`] |
