@@ -86,7 +86,7 @@ def wait_for(url, server):
 
 def run(block, folder, environment):
     done = subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", block],
+        ["bash", "-ec", block],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

@@ -119,7 +119,7 @@ fn row(device: &str, name: &str, plan: &Plan, shape: &KvShape, n_ctx: usize, fre
     let cells = [
         ("device", device.into()),
         ("type K/V", name.into()),
-        ("bits per value", ((bits_k + bits_v) / 2.0).into()),
+        ("bits per value", format!("{:.2}", (bits_k + bits_v) / 2.0).into()),
         ("full context", output::bytes(n_bytes(n_ctx)).into()),
         (
             "longest context",
