@@ -199,7 +199,7 @@ pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
     let kind = |dtypes: [DType; 2], is_shared_kv, dim_chunks| {
         let types =
             dtypes.map(|dtype| kv::TYPES.into_iter().position(|known| known == dtype).unwrap() as u32);
-        KernelKind { types, is_shared_kv: is_shared_kv, has_centres: dtypes[0].code().is_some(), dim_chunks }
+        KernelKind { types, is_shared_kv, has_centres: dtypes[0].code().is_some(), dim_chunks }
     };
     let lookup_variants =
         CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MAX_SLOTS)]);
