@@ -112,9 +112,9 @@ impl Shape {
         KvTensorSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, centres, ..spec }
     }
 
-    /// Returns the factors and shifts in the order of [`ChannelScaleLayout`], if any: factors between
-    /// 1/4 and 4, those of queries and outputs the inverses of those of keys and values, and
-    /// shifts.
+    /// Returns the factors and shifts in the order of [`ChannelScaleLayout`], if any: factors
+    /// between 1/4 and 4, those of queries and outputs the inverses of those of keys and values,
+    /// and shifts.
     pub fn balance(&self) -> Option<Vec<f32>> {
         (self.scaled != Scaled::None).then(|| {
             let layout = self.balance_layout();

@@ -322,9 +322,9 @@ ops! {
 
     /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
     /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
-    /// [shared-KV](crate::KvTensorSpec::new_shared_kv) tensors. Pads and rotates as the tensor requires,
-    /// and writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to
-    /// `step_tiles`. The memory must have been reserved.
+    /// [shared-KV](crate::KvTensorSpec::new_shared_kv) tensors. Pads and rotates as the tensor
+    /// requires, and writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes),
+    /// step tiles to `step_tiles`. The memory must have been reserved.
     fn kv_append(
         &self,
         parts: &mut [KvBatchEntry<'_, Self::Page>],

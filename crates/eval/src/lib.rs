@@ -6,10 +6,10 @@
 //! | [`ppl`] | perplexity of a text (llama.cpp's method and numbers) |
 //! | [`kld`] | KL divergence of the output from that with an f16 cache |
 //! | [`kld_by_layer`] | divergence that each layer's keys or values add |
-//! | [`plan`] | the effect of each KV type, and from it the best types and the factors on keys and values |
+//! | [`plan`] | the effect of each KV type; the best types and channel scales |
 //! | [`agree`] | tokens for which greedy answers equal those with an f16 cache |
 //! | [`niah`] | retrieval of a sentence hidden in a long text |
-//! | [`distortion`] | (module) distortion of the codecs on random vectors and on a model's keys and values, beside the bounds |
+//! | [`distortion`] | distortion of the codecs, on random vectors or a model's keys and values |
 //!
 //! # The 16-bit tail
 //!

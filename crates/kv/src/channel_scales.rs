@@ -164,8 +164,8 @@ impl ChannelScales {
         self.layers.iter().all(of_layer)
     }
 
-    /// Returns the factors of layer `index` in the layout of [`ChannelScaleLayout`], in bytes, padded
-    /// for every device.
+    /// Returns the factors of layer `index` in the layout of [`ChannelScaleLayout`], in bytes,
+    /// padded for every device.
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
         let LayerScales { k_scale, v_scale, v_centre } = &self.layers[index];
         let inverse = |scale: &[f32]| scale.iter().map(|s| 1.0 / s).collect::<Vec<_>>();

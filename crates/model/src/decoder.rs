@@ -346,10 +346,8 @@ impl<B: Backend> Decoder<B> {
                 let start = (random.uniform() * max_len as f64) as usize;
                 backend.copy(&numbers, start, buffer, 0, rows * width)?;
             }
-            let (k, v, step_tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
-            for_parts(parts, kv, act.step_tile_offsets[kv], |parts| {
-                backend.kv_append(parts, k, v, step_tiles)
-            })?;
+            let (k, v, tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
+            for_parts(parts, kv, act.step_tile_offsets[kv], |parts| backend.kv_append(parts, k, v, tiles))?;
         }
         Ok(())
     }

@@ -44,8 +44,8 @@ impl KvTensor {
 pub struct KvLayer {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<KvTensor>,
-    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](KvTensorSpec::new_shared_kv) with
-    /// values (MLA).
+    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](KvTensorSpec::new_shared_kv)
+    /// with values (MLA).
     pub v: Vec<KvTensor>,
     /// Sliding window: the number of youngest tokens that a query attends to, itself included;
     /// `None` for all.

@@ -40,8 +40,8 @@ struct Slot {
 
 impl Session {
     /// Feeds tokens to several sessions of one model in shared steps, each one pass over its
-    /// weights: a batch takes little longer than one session, while the weights bound the time. Each session is then
-    /// bit-identical to one that was fed alone (batch invariance).
+    /// weights: a batch takes little longer than one session, while the weights bound the time.
+    /// Each session is then bit-identical to one that was fed alone (batch invariance).
     ///
     /// # Errors
     /// As [`Session::feed`]; sessions of several models. Feeds of several steps may have been

@@ -16,9 +16,9 @@
 // workgroups.
 //
 // There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values stored separately
-// or shared (SHARED_KV), with centres or without (CENTRES), for values of at most DIM_CHUNKS times 128
-// dims; QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter. Head
-// groups with other types have a kernel of their own.
+// or shared (SHARED_KV), with centres or without (CENTRES), for values of at most DIM_CHUNKS times
+// 128 dims; QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter.
+// Head groups with other types have a kernel of their own.
 
 const SHARED_KV: bool = IS_SHARED_KV != 0u;
 const CENTRES: bool = HAS_CENTRES != 0u;

@@ -16,9 +16,9 @@
 //! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions
 //! do so for f16 and bf16 weights.
 //!
-//! Layers, each of which imports only from those before it and its own: operands ([`matrix`], [`panel`],
-//! [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them, [`kernel_set`], the
-//! loops [`gemm`] and [`gemv`], and [`dispatch`] with [`experts`].
+//! Layers, each of which imports only from those before it and its own: operands ([`matrix`],
+//! [`panel`], [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them,
+//! [`kernel_set`], the loops [`gemm`] and [`gemv`], and [`dispatch`] with [`experts`].
 //!
 //! Coded panels are multiplied with activations in 8 bits ([`quantize`]), rotated if the weights
 //! are; float panels and file rows with activations in f32.

@@ -1,7 +1,7 @@
 //! [`Quad`] on WebAssembly SIMD.
 //!
-//! The instruction set has no dot products of bytes: even and odd bytes are widened to 16-bit halves of lanes, whose
-//! dot products exist. It rounds `a · b + c` twice, and has no f16.
+//! The instruction set has no dot products of bytes: even and odd bytes are widened to 16-bit
+//! halves of lanes, whose dot products exist. It rounds `a · b + c` twice, and has no f16.
 
 use std::arch::wasm32::*;
 

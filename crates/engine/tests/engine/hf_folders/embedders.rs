@@ -54,7 +54,7 @@ fn embedding_folders_equal_their_base_and_declare_pooling() {
 }
 
 #[test]
-fn invalid_pooling_modules_are_errors_and_missing_ones_declare_none() {
+fn invalid_pooling_modules_are_errors_and_missing_ones_are_not() {
     let plain = json!({ "pooling_mode": "mean" });
     for (modules, pooling, complaint) in [
         (modules("../1_Pooling"), &plain, "'path': expected a folder in this one"),
