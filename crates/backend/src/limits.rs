@@ -13,7 +13,7 @@ pub const MAX_TOKENS: usize = i32::MAX as usize;
 /// Returns `got` if it lies within `allowed`.
 ///
 /// # Errors
-/// [`BackendError::Size`] with the range.
+/// [`BackendError::OutOfRange`] with the range.
 pub fn check_size(name: &'static str, got: usize, allowed: RangeInclusive<usize>) -> Result<usize> {
     if allowed.contains(&got) {
         return Ok(got);

@@ -1,6 +1,6 @@
 //! Python bindings of Kvant, the module `kvant`; `kvant.pyi` documents its contents.
 //!
-//! This is a thin layer; behaviour is documented in the Rust library [`kvant`](::kvant). Long calls
+//! This is a thin layer; behaviour is documented in the Rust library [`kvant`]. Long calls
 //! release the GIL.
 
 #![forbid(unsafe_code)]

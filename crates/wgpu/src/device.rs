@@ -77,7 +77,7 @@ impl WgpuDevice {
         Ok(self)
     }
 
-    /// As [`WgpuDevice::with_way`].
+    /// As [`WgpuDevice::with_attend_variant`].
     pub(crate) fn set_way(&mut self, class: TypeClass, variant: AttendVariant) -> Result<()> {
         variant.check(&self.report)?;
         self.variants[class as usize] = variant;

@@ -62,9 +62,9 @@ impl CpuDevice {
     /// `threads` threads, or on as many as the system runs at once for this process.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no
-    /// threads or more than [`limits::max_threads`], [`BackendError::Threads`]
-    /// when the system does not start as many.
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::OutOfRange`]
+    /// for no threads or more than [`limits::max_threads`], [`BackendError::Threads`] when the
+    /// system does not start as many.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
         let n_threads = threads.unwrap_or_else(limits::n_cores);
         limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
