@@ -1,7 +1,7 @@
 //! Python bindings of Kvant, the module `kvant`; `kvant.pyi` documents its contents.
 //!
-//! This is a thin layer; behaviour is documented in the Rust library [`kvant`]. Long calls
-//! release the GIL.
+//! This is a thin layer; behaviour is documented in the Rust library [`kvant`]. Long
+//! calls release the GIL.
 
 #![forbid(unsafe_code)]
 
