@@ -43,6 +43,17 @@ pub fn available_bytes() -> Option<usize> {
     bytes_in(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable")
 }
 
+/// Returns the largest number up to `max` for which `holds` is true, by binary search; `holds` is
+/// true up to some number and false beyond it.
+pub fn largest(max: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, max);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if holds(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
 /// Returns memory and swap of `/proc/meminfo`.
 fn memory_in(meminfo: &str) -> Option<usize> {
     Some(bytes_in(meminfo, "MemTotal")?.saturating_add(bytes_in(meminfo, "SwapTotal").unwrap_or(0)))
@@ -66,6 +77,13 @@ mod tests {
         for got in [0, 9, usize::MAX] {
             let error = check_size("n", got, 1..=8).unwrap_err();
             assert_eq!(error.to_string(), format!("n: expected 1 to 8, got {got}"));
+        }
+    }
+
+    #[test]
+    fn the_largest_number_that_holds_is_found() {
+        for (max, limit) in [(0, 5), (1, 0), (1, 1), (100, 0), (100, 37), (100, 99), (100, 100), (100, 500)] {
+            assert_eq!(largest(max, |n| n <= limit), max.min(limit));
         }
     }
 

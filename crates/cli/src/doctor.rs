@@ -19,7 +19,8 @@ use crate::gpu;
 use crate::model_source::ModelSourceArgs;
 use crate::output::{self, Format, Row};
 use crate::progress;
-use fit::Fit;
+pub use fit::Memory;
+use fit::{Fit, cpu_memory};
 
 /// Arguments of `kvant doctor`.
 #[derive(Args, Debug)]
@@ -55,10 +56,13 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "warning: {why}; not used (kvant doctor --tune{of_device} creates it again)"
         ));
     }
-    let fit = match args.place.is_given() {
-        true => Some(Fit::of(&args.place.source()?.open(&args.place, args.json)?)?),
+    let gguf = match args.place.is_given() {
+        true => Some(args.place.source()?.open(&args.place, args.json)?),
         false => None,
     };
+    let mut gpus = gpu::reports();
+    let memories = cpu_memory().into_iter().chain(gpus.iter_mut().filter_map(|gpu| gpu.memory.take()));
+    let fit = gguf.map(|gguf| Fit::of(&gguf, memories.collect())).transpose()?;
     let DeviceReport { product, details, .. } = devices::cpu_report(args.threads)?;
     let CpuDetails { info, instruction_sets, matrix_unit, kernel_choices } = details;
     let kernels: Vec<Row> = kernel_choices
@@ -79,7 +83,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "choices": kernels,
             "fit": fit.as_ref().map(Fit::json),
             "unpacked": LoadOnlyType::ALL.map(LoadOnlyType::name),
-            "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
+            "gpus": gpus.into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
             "adapters": gpu::adapters().into_iter().map(|adapter| adapter.json).collect::<Vec<_>>(),
         });
         return Ok(console::print_json(&object)?);
@@ -91,7 +95,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
         "kernels  {} on {} threads (KVANT_ISA forces a set, -t the threads)",
         info.kernels, info.n_threads
     ))?;
-    for gpu in gpu::reports() {
+    for gpu in gpus {
         console::print(format_args!("gpu      {}", gpu.line))?;
     }
     for adapter in gpu::adapters() {

@@ -5,12 +5,15 @@ use kvant::tuning::AttendVariantName;
 use kvant::{DeviceInfo, Error};
 use serde_json::{Value, json};
 
+use crate::doctor::Memory;
 use crate::output;
 
 /// One GPU: a line of text, and the same as JSON.
 pub struct Report {
     pub line: String,
     pub json: Value,
+    /// The memory that it reports, if any.
+    pub memory: Option<Memory>,
 }
 
 /// Returns every GPU, or one report with the reason why none is usable.
@@ -23,13 +26,18 @@ pub fn reports() -> Vec<Report> {
 }
 
 fn unusable(error: &Error) -> Report {
-    Report { line: format!("no usable GPU: {error}"), json: json!({ "error": error.to_string() }) }
+    Report {
+        line: format!("no usable GPU: {error}"),
+        json: json!({ "error": error.to_string() }),
+        memory: None,
+    }
 }
 
 fn of_gpu(gpu: DeviceReport<CudaDetails>) -> Report {
     let DeviceReport { device, product, driver, details } = gpu;
     let driver = driver.unwrap_or_default();
     let CudaDetails { info, nvrtc, free_bytes, total_bytes, n_kernel_sources } = details;
+    let memory = Some(Memory { device: device.clone(), free: free_bytes });
     let line = format!(
         "{device} {}, driver for CUDA {driver}, NVRTC {nvrtc}, {} of {} free, {n_kernel_sources} kernel sources compile{}",
         info.kernels,
@@ -48,7 +56,7 @@ fn of_gpu(gpu: DeviceReport<CudaDetails>) -> Report {
         "total_bytes": total_bytes,
         "kernel_sources": n_kernel_sources,
     });
-    Report { line, json }
+    Report { line, json, memory }
 }
 
 /// Returns every adapter of Vulkan, Metal and DX12; empty without adapters.
@@ -82,7 +90,7 @@ fn of_adapter(adapter: DeviceReport<WgpuDetails>) -> Report {
         "ways": variants.iter().map(|variant| Value::Object(variant_cells(variant).collect())).collect::<Vec<_>>(),
         "tuned": is_tuned,
     });
-    Report { line, json }
+    Report { line, json, memory: None }
 }
 
 /// Returns the attention variant of an adapter for types with the same read path.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kvant::{Config, DType, Gguf, KvOptions, KvShape, Plan, devices, limits};
+use kvant::{Config, DType, Gguf, KvOptions, KvShape, Plan, limits};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -14,11 +14,10 @@ use crate::output::{self, Row};
 const CONVERSATION: usize = 8192;
 
 /// Memory that holds a model's weights and caches.
-#[derive(Clone)]
-struct Memory {
-    device: String,
+pub struct Memory {
+    pub device: String,
     /// Bytes that are free now.
-    free: usize,
+    pub free: usize,
 }
 
 /// What one device holds of a model, per KV type.
@@ -32,17 +31,16 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Computes the table for a model that is not loaded.
+    /// Computes the table for a model that is not loaded, on `devices`.
     ///
     /// # Errors
     /// A model that Kvant does not run.
-    pub fn of(gguf: &Gguf) -> Result<Self, Failure> {
+    pub fn of(gguf: &Gguf, devices: Vec<Memory>) -> Result<Self, Failure> {
         let mut config = Config::from_gguf(gguf).map_err(kvant::Error::from)?;
         // The default KV type depends on them.
         config.statistics = Some(Arc::new(config.weight_statistics(gguf).map_err(kvant::Error::from)?));
         let (shape, n_ctx) = (config.kv_shape(), config.n_ctx_train);
         let weights = gguf.tensors().iter().map(|info| info.n_bytes).sum();
-        let devices = memories();
         let plans = &plans(&shape)?;
         let shape = &shape;
         let rows = devices.iter().flat_map(|memory| {
@@ -87,14 +85,9 @@ impl Fit {
     }
 }
 
-/// Returns the memory of the CPU and of each NVIDIA GPU; other adapters report none.
-fn memories() -> Vec<Memory> {
-    let cpu = limits::available_bytes().map(|free| Memory { device: "cpu".to_owned(), free });
-    let gpus = (0..devices::cuda_count().unwrap_or(0)).filter_map(|index| {
-        let report = devices::cuda_report(index).ok()?;
-        Some(Memory { device: report.device, free: report.details.free_bytes })
-    });
-    cpu.into_iter().chain(gpus).collect()
+/// Returns the memory of the CPU, where the system reports it.
+pub fn cpu_memory() -> Option<Memory> {
+    limits::available_bytes().map(|free| Memory { device: "cpu".to_owned(), free })
 }
 
 /// Returns the plans of the table with their names, the default first.
@@ -114,7 +107,7 @@ fn plans(shape: &KvShape) -> Result<Vec<(String, Plan)>, Failure> {
 fn row(device: &str, name: &str, plan: &Plan, shape: &KvShape, n_ctx: usize, free: usize) -> Row {
     let conversation = CONVERSATION.min(n_ctx);
     let n_bytes = |tokens| plan.n_bytes(shape, tokens);
-    let longest = longest(n_ctx, |tokens| n_bytes(tokens) <= free);
+    let longest = limits::largest(n_ctx, |tokens| n_bytes(tokens) <= free);
     let (bits_k, bits_v) = plan.bits_per_value(shape);
     let cells = [
         ("device", device.into()),
@@ -135,32 +128,16 @@ fn conversations(n_ctx: usize) -> String {
     format!("conversations of {}", CONVERSATION.min(n_ctx))
 }
 
-/// Returns the largest number up to `max` that `fits`; 0 if none does.
-fn longest(max: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, max);
-    while low < high {
-        let middle = high - (high - low) / 2;
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_context_is_the_last_that_fits() {
-        for limit in [0, 1, 7, 99, 100, 101] {
-            assert_eq!(longest(100, |n| n <= limit), limit.min(100));
-        }
-    }
-
-    #[test]
     fn smaller_types_hold_longer_contexts_and_more_conversations() {
         let gguf = kvant::Model::bundled_file().unwrap();
-        let fit = Fit::of(&gguf).unwrap();
-        assert_eq!(fit.rows.len(), 6 * fit.devices.len());
+        let memory = |device: &str| Memory { device: device.to_owned(), free: 1 << 30 };
+        let fit = Fit::of(&gguf, vec![memory("cpu"), memory("cuda:0")]).unwrap();
+        assert_eq!(fit.rows.len(), 2 * 6);
         let config = Config::from_gguf(&gguf).unwrap();
         let (shape, plans) = (config.kv_shape(), plans(&config.kv_shape()).unwrap());
         let free = plans[1].1.n_bytes(&shape, config.n_ctx_train) / 2;

@@ -111,24 +111,13 @@ fn check_weights<B: Backend>(
         last.with_weights(part.weights()).with_loras(part.loras().to_vec())
     };
     let last = |n| if n < n_layers { split_off(n).n_bytes(gguf) } else { usize::MAX };
-    let fitting = largest(n_layers, |n| n == 0 || last(n) <= usable);
+    let fitting = limits::largest(n_layers, |n| n == 0 || last(n) <= usable);
     Err(Error::WeightMemory { device: device.info().name, needed, usable, fitting, n_layers })
 }
 
 /// Returns the memory for weights and caches, where the device has memory of its own.
 fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
     Ok(device.free_bytes()?.map(|free| free.saturating_sub(RESERVED_BYTES)))
-}
-
-/// Returns the largest number up to `max` for which `holds` is true, by binary search; `holds` is
-/// true up to some number and false beyond it.
-fn largest(max: usize, holds: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (0, max);
-    while low < high {
-        let middle = high - (high - low) / 2;
-        if holds(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
 }
 
 /// Rolls back a failed step in its caches.
@@ -176,7 +165,7 @@ impl<B: Backend> DeviceModel<B> {
         if needed <= usable {
             return Ok(requested);
         }
-        let fitting = largest(requested, |tokens| n_bytes(tokens) <= usable);
+        let fitting = limits::largest(requested, |tokens| n_bytes(tokens) <= usable);
         match room {
             ContextSize::UpTo(_) if fitting > 0 => {
                 plan.notes.push(format!("context of {fitting} tokens: {requested} do not fit"));
@@ -403,17 +392,5 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
 
     fn set_budget(&self, bytes: usize) {
         self.device.pool.set_budget(bytes);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_number_that_holds_is_found() {
-        for (max, limit) in [(0, 5), (1, 0), (1, 1), (100, 0), (100, 37), (100, 99), (100, 100), (100, 500)] {
-            assert_eq!(largest(max, |n| n <= limit), max.min(limit));
-        }
     }
 }
