@@ -18,7 +18,6 @@ use kvant_codec::tile::{TILE, slices};
 use super::AttendArgs;
 use super::codes::Coding;
 use super::matrix_unit::MatrixPath;
-use super::prefetch::Prefetcher;
 use super::shape::{BLOCK, Lane, MASKED_SCORE, QUERY_GROUP, SLICE};
 use super::softmax::{AddSplit, MergeSoftmax, RescaleOutputs};
 use super::stage::Stage;
@@ -315,8 +314,28 @@ impl<B: MatrixPath> Task<'_, B> {
         self.main_splits().len() + usize::from(!self.window.is_empty())
     }
 
-    /// Attends over one KV split. The task is that of job `index`; `goes_on` states whether this
-    /// thread takes the next split too.
+    /// Prepares the queries, and the buffers for their keys and values.
+    fn prepare<L: Lanes>(&self, lanes: L, local: &mut ThreadState) {
+        let AttendArgs { p, q, .. } = self.call.args;
+        let query = |(row, head)| &q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim];
+        let balance = self.balance.as_ref().map(|balance| balance.query);
+        let queries = self.rows().map(query);
+        local.queries.prepare(lanes, &self.keys.tensor.spec, p.scale * LOG2_E, balance, queries);
+        local.reset([&self.keys, &self.values].map(|view| &view.tensor.spec));
+    }
+
+    /// Returns the tokens of KV split `number`, and the form in which they are read.
+    fn split_tokens(&self, number: usize) -> (TokenForm, Range<usize>) {
+        let main_splits = self.main_splits();
+        if number >= main_splits.len() {
+            return (TokenForm::Window, self.window.clone());
+        }
+        let first = (main_splits.start + number) * SPLIT_TOKENS;
+        (TokenForm::Main, first.max(self.main.start)..self.main.end.min(first + SPLIT_TOKENS))
+    }
+
+    /// Attends over one KV split, block by block. Codes go to the matrix path, if there is one. The
+    /// task is that of job `index`; `goes_on` states whether this thread takes the next split too.
     fn attend_split<L: Lanes>(
         &self,
         lanes: L,
@@ -326,24 +345,12 @@ impl<B: MatrixPath> Task<'_, B> {
         number: usize,
         goes_on: bool,
     ) {
-        let AttendArgs { p, .. } = self.call.args;
         let n = self.job.queries.len();
         if local.replace_job(index) {
-            let queries = self.rows().map(|(row, head)| {
-                &self.call.args.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]
-            });
-            let balance = self.balance.as_ref().map(|balance| balance.query);
-            local.queries.prepare(lanes, &self.keys.tensor.spec, p.scale * LOG2_E, balance, queries);
-            local.reset([&self.keys, &self.values].map(|view| &view.tensor.spec));
+            self.prepare(lanes, local);
         }
         share.reset(n, self.values.tensor.spec.stored_value_dim() / 16);
-        let main_shares = self.main_splits();
-        let (form, tokens) = if number < main_shares.len() {
-            let first = (main_shares.start + number) * SPLIT_TOKENS;
-            (TokenForm::Main, first.max(self.main.start)..self.main.end.min(first + SPLIT_TOKENS))
-        } else {
-            (TokenForm::Window, self.window.clone())
-        };
+        let (form, tokens) = self.split_tokens(number);
         // End of the tokens to prefetch.
         let end = if goes_on && form == TokenForm::Main { self.main.end } else { tokens.end };
         let block = |view, first: usize| {
@@ -360,39 +367,50 @@ impl<B: MatrixPath> Task<'_, B> {
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
             self.keys.prefetch_block((first + 2 * BLOCK) / TILE);
-            let mut prefetcher = local.prefetcher(lanes, &path, n, &next);
+            let prefetcher = &mut local.prefetcher(lanes, &path, n, &next);
             if path.is_some() {
                 local.unpack(lanes, &keys, &values);
             }
             for some in query_groups(n) {
                 let seen = self.visible_to_any(&some, form);
-                if seen.start < first + BLOCK && seen.end > first {
-                    local.select_queries(some);
-                    self.attend_block(lanes, local, share, &mut path, [&keys, &values], &mut prefetcher);
+                if seen.start >= first + BLOCK || seen.end <= first {
+                    continue;
+                }
+                local.select_queries(some.clone());
+                for run in keys.runs() {
+                    match (Coding::of(run.layout.dtype()), &mut path) {
+                        (Some(coding), Some(path)) => {
+                            local.score_panels(lanes, path, coding, &run, prefetcher)
+                        }
+                        (Some(coding), None) => local.score_codes(lanes, coding, &run, prefetcher),
+                        (None, _) => local.score_floats(lanes, &run, prefetcher),
+                    }
+                }
+                self.weigh(lanes, local, &keys, &values.tiles);
+                let more = SoftmaxState { max: &local.max, sum: &local.sum };
+                share.join(lanes, &some, more, &mut local.rescale_old, &mut local.rescale_new);
+                let out = share.out(&some);
+                for run in values.runs() {
+                    match (Coding::of(run.layout.dtype()), &mut path) {
+                        (Some(_), Some(path)) => local.accumulate_panels(lanes, path, &run, prefetcher, out),
+                        (Some(coding), None) => local.accumulate_codes(lanes, coding, &run, prefetcher, out),
+                        (None, _) => local.accumulate_floats(lanes, &run, prefetcher, out),
+                    }
+                }
+                if self.part.layer.is_shared_kv()
+                    && let Some(centre) = keys.centre()
+                {
+                    let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
+                    local.accumulate_centre(lanes, centre.bytes, tiles, out);
                 }
             }
             prefetcher.finish();
         }
     }
 
-    /// Attends with some queries over one block. Codes go to the matrix path, if there is one.
-    fn attend_block<L: Lanes>(
-        &self,
-        lanes: L,
-        local: &mut ThreadState,
-        share: &mut KvSplit,
-        path: &mut Option<B>,
-        [keys, values]: [&Block; 2],
-        prefetcher: &mut Prefetcher,
-    ) {
-        let (some, tiles) = (local.active.clone(), &values.tiles);
-        for run in keys.runs() {
-            match (Coding::of(run.layout.dtype()), &mut *path) {
-                (Some(coding), Some(path)) => local.score_panels(lanes, path, coding, &run, prefetcher),
-                (Some(coding), None) => local.score_codes(lanes, coding, &run, prefetcher),
-                (None, _) => local.score_floats(lanes, &run, prefetcher),
-            }
-        }
+    /// Turns the scores of the active queries against a block of keys, of which tiles `tiles` are
+    /// attended to, into weights relative to their maxima.
+    fn weigh<L: Lanes>(&self, lanes: L, local: &mut ThreadState, keys: &Block, tiles: &Range<usize>) {
         // Where `q · centre` applies to all scores of a block, adding it to their maximum suffices;
         // with a soft cap it must be added to the scores.
         let (centre, soft_cap) = (keys.centre(), self.call.args.p.soft_cap);
@@ -406,27 +424,13 @@ impl<B: MatrixPath> Task<'_, B> {
         if let Some(cap) = soft_cap {
             local.soft_cap(lanes, cap * LOG2_E, tiles.clone());
         }
-        let (first, sure) = (TILE * keys.first, self.visible_to_all(&some, keys.form));
+        let (first, sure) = (TILE * keys.first, self.visible_to_all(&local.active, keys.form));
         if first < sure.start || first + TILE * tiles.end > sure.end {
             self.mask(local, first, tiles, keys.form);
         }
         local.softmax(lanes, tiles.clone());
         if is_even {
             local.add_centre_dot_to_max();
-        }
-        let more = SoftmaxState { max: &local.max, sum: &local.sum };
-        share.join(lanes, &some, more, &mut local.rescale_old, &mut local.rescale_new);
-        let out = share.out(&some);
-        for run in values.runs() {
-            match (Coding::of(run.layout.dtype()), &mut *path) {
-                (Some(_), Some(path)) => local.accumulate_panels(lanes, path, &run, prefetcher, out),
-                (Some(coding), None) => local.accumulate_codes(lanes, coding, &run, prefetcher, out),
-                (None, _) => local.accumulate_floats(lanes, &run, prefetcher, out),
-            }
-        }
-        if let Some(centre) = centre.filter(|_| self.part.layer.is_shared_kv()) {
-            let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
-            local.accumulate_centre(lanes, centre.bytes, tiles, out);
         }
     }
 
