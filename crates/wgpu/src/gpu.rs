@@ -194,7 +194,8 @@ impl Gpu {
         self.check()
     }
 
-    /// Records a copy of `len` bytes from byte `from_at` on to byte `to_at` of `to`, all whole words.
+    /// Records a copy of `len` bytes from byte `from_at` on to byte `to_at` of `to`, all whole
+    /// words.
     pub fn copy(&self, from: &wgpu::Buffer, from_at: usize, to: &wgpu::Buffer, to_at: usize, len: usize) {
         self.recording().copy(&self.device, from, from_at, to, to_at, len);
     }

@@ -38,8 +38,8 @@ pub(crate) struct Window {
     pub scale: f32,
 }
 
-/// Attends over the rows of a window of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have been
-/// checked.
+/// Attends over the rows of a window of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have
+/// been checked.
 pub(crate) fn attend_bidirectional(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     Window { rows, heads, scale }: Window,

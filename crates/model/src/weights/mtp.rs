@@ -123,7 +123,8 @@ impl<B: Backend> Loader<'_, B> {
         Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
     }
 
-    /// Loads the vocabulary table `name` of the MTP layer, unless it is a copy of the model's, `of`.
+    /// Loads the vocabulary table `name` of the MTP layer, unless it is a copy of the model's,
+    /// `of`.
     fn own(
         &mut self,
         name: String,

@@ -176,8 +176,8 @@ impl Pool {
         self.for_shares(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
     }
 
-    /// Runs the items `0 .. n_items(thread)` of every thread as `job(state, thread, item)`, with the
-    /// state of the thread that runs it; see [`Pool::for_shares`].
+    /// Runs the items `0 .. n_items(thread)` of every thread as `job(state, thread, item)`, with
+    /// the state of the thread that runs it; see [`Pool::for_shares`].
     ///
     /// # Panics
     /// Unless there is a state for each thread.
@@ -302,8 +302,8 @@ fn work(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch changed, so `Region::run` has written the cell and keeps the closure alive
-        // until this worker has counted down.
+        // SAFETY: the epoch changed, so `Region::run` has written the cell and keeps the closure
+        // alive until this worker has counted down.
         let job = unsafe { &*(*shared.job.get()).expect("a region without a job") };
         if catch_unwind(AssertUnwindSafe(|| job(index))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
@@ -350,7 +350,8 @@ impl Shared {
     /// Sleeps until `done`, which a change of the epoch causes.
     fn sleep_until(&self, done: impl Fn() -> bool) {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Announced before the last check: `Region::run` reads `sleepers` after it changed the epoch.
+        // Announced before the last check: `Region::run` reads `sleepers` after it changed the
+        // epoch.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         seq_cst_fence();
         while !done() {
