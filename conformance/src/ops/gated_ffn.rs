@@ -31,16 +31,28 @@ const SHAPES: [(usize, usize); 8] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9),
 /// Maximum features of [`SHAPES`].
 const MAX_FEATURES: usize = 48;
 
-/// Norm or not, the activation, and whether the up projection gates itself.
-const CASES: [(bool, Activation, bool); 8] = [
-    (false, Activation::Silu, false),
-    (true, Activation::Silu, false),
-    (false, Activation::Gelu, false),
-    (true, Activation::Gelu, false),
-    (false, Activation::Bounded, true),
-    (true, Activation::Bounded, false),
-    (false, Activation::Relu, false),
-    (true, Activation::Relu, true),
+/// What varies besides types and shapes.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    has_norm: bool,
+    activation: Activation,
+    /// Whether the up projection gates itself.
+    is_ungated: bool,
+}
+
+const fn case(has_norm: bool, activation: Activation, is_ungated: bool) -> Case {
+    Case { has_norm, activation, is_ungated }
+}
+
+const CASES: [Case; 8] = [
+    case(false, Activation::Silu, false),
+    case(true, Activation::Silu, false),
+    case(false, Activation::Gelu, false),
+    case(true, Activation::Gelu, false),
+    case(false, Activation::Bounded, true),
+    case(true, Activation::Bounded, false),
+    case(false, Activation::Relu, false),
+    case(true, Activation::Relu, true),
 ];
 
 /// Roundings of `g / (1 + exp(-z)) * u` besides those of g and u: three of exp, six for an
@@ -65,7 +77,7 @@ fn equals_its_equation<B: Backend>(
     weights: [&Weights; 2],
     n_ff: usize,
     rows: usize,
-    (has_norm, activation, is_ungated): (bool, Activation, bool),
+    Case { has_norm, activation, is_ungated }: Case,
 ) {
     // Gates of magnitude up to ten, where activations are nonlinear.
     let x = gaussian(11, (rows + 1) * N_IN, 10.0);

@@ -52,12 +52,12 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
             .map(|&n_in| Weights::gaussian(dtype, MAX_FEATURES, n_in, n_in as u64))
             .collect();
         let numbers: Vec<usize> = (0..matrices.len()).collect();
-        for (number, shape) in skipped.combine(&numbers, &SHAPES) {
-            products_are_sums(subject, &matrices[number], shape);
+        for (number, (n_out, rows)) in skipped.combine(&numbers, &SHAPES) {
+            products_are_sums(subject, &matrices[number], n_out, rows);
         }
         if FieldSpec::of(dtype).is_some() {
-            for shape in [(17, 1), (2, 5), (15, 16), (33, 20)] {
-                bytes_lose_nothing_of_whole_numbers(subject, dtype, shape);
+            for (n_out, rows) in [(17, 1), (2, 5), (15, 16), (33, 20)] {
+                bytes_lose_nothing_of_whole_numbers(subject, dtype, n_out, rows);
             }
         }
         for (bad, rows) in skipped.combine(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY], &[2, 14, 20]) {
@@ -76,11 +76,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     skipped
 }
 
-fn products_are_sums<B: Backend>(
-    subject: &DeviceUnderTest<B>,
-    weights: &Weights,
-    (n_out, rows): (usize, usize),
-) {
+fn products_are_sums<B: Backend>(subject: &DeviceUnderTest<B>, weights: &Weights, n_out: usize, rows: usize) {
     let x = gaussian(2, rows * weights.n_in, 1.0);
     let activations: Vec<_> = x.chunks_exact(weights.n_in).map(Activations::new).collect();
     equals_sums(subject, weights, n_out, &x, &activations, "gaussian");
@@ -91,7 +87,8 @@ fn products_are_sums<B: Backend>(
 fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
     subject: &DeviceUnderTest<B>,
     dtype: DType,
-    (n_out, rows): (usize, usize),
+    n_out: usize,
+    rows: usize,
 ) {
     let n_in = 2 * dtype.block_len();
     let mut random = Random::new(14);

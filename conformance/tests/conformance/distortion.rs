@@ -127,7 +127,7 @@ impl Drawn {
         let tokens = self.tokens(shape);
         let of_query = |(index, q): (usize, &[f32])| {
             let (position, head) = (TOKENS - ROWS + index / shape.n_heads(), index % shape.n_heads());
-            of_query(&tokens, [&self.k, &self.v], losses, (position, head), q)
+            of_query(&tokens, [&self.k, &self.v], losses, position, head, q)
         };
         self.q.chunks_exact(shape.k_head_dim).enumerate().map(of_query).sum()
     }
@@ -138,7 +138,8 @@ fn of_query(
     tokens: &Tokens,
     [k, v]: [&[f32]; 2],
     [of_keys, of_values]: [f64; 2],
-    (position, head): (usize, usize),
+    position: usize,
+    head: usize,
     q: &[f32],
 ) -> f64 {
     let shape = &tokens.shape;

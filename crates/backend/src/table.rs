@@ -11,7 +11,8 @@ use crate::{BackendError, Result};
 /// [`BackendError::Unsupported`] if `rows` is `None`, and for rows that are not whole blocks.
 pub fn decode_embedding_rows(
     rows: Option<&[u8]>,
-    (dtype, n_in): (DType, usize),
+    dtype: DType,
+    n_in: usize,
     tokens: &[u32],
     scale: f32,
     out: &mut [f32],

@@ -36,7 +36,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new((isa, math): (Isa, PrefillPrecision), threads: usize, dtype: DType) -> Self {
+    fn new(isa: Isa, math: PrefillPrecision, threads: usize, dtype: DType) -> Self {
         let device = CpuDevice::new(isa, threads).expect("threads");
         let device = device.with_prefill_precision(math).expect("a set that multiplies bf16");
         let matrix = |n_out, n_in| random_matrix(&device, dtype, n_out, n_in);
@@ -108,7 +108,11 @@ fn main() {
     println!("{threads} threads, {rounds} rounds; ms, and speedup over {}", sets[0]);
     for name in list(arg(2, "q4_0,q8_0,q4_K,q6_K")) {
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).expect("a type");
-        let layers: Vec<Layer> = sets.iter().map(|name| Layer::new(set(name), threads, dtype)).collect();
+        let layer = |name: &String| {
+            let (isa, math) = set(name);
+            Layer::new(isa, math, threads, dtype)
+        };
+        let layers: Vec<Layer> = sets.iter().map(layer).collect();
         for &rows in &rows {
             let device = &layers[0].device;
             let mut x = device.buffer(rows * N).expect("memory");

@@ -24,7 +24,7 @@ pub use device::CpuDevice;
 pub use device::tuning::Trial;
 pub use host::buffer::CpuBuffer;
 pub use host::page::CpuPage;
-pub use host::pool::Pool;
+pub use host::pool::{Pool, Region};
 pub use ops::matmul::prefill_precision::PrefillPrecision;
 pub use ops::matmul::tuning::Tuning;
 pub use ops::matmul::{CpuExperts, CpuMatrix};

@@ -381,7 +381,7 @@ impl Kernels for CudaDevice {
         let n_experts = gate.n_experts();
         let routes = experts::Routes { logits: logits.ptr(), selection_bias, scales, routing, n_experts };
         let (x, to, norm) = (x.ptr(), to.map(|to| to.ptr()), norm.map(norm_parts));
-        Ok(experts::moe_ffn(&self.cx, (x, to), [rows, gate.n_in()], norm, routes, layer)?)
+        Ok(experts::moe_ffn(&self.cx, x, [rows, gate.n_in()], norm, routes, layer, to)?)
     }
 
     fn project_per_expert(

@@ -58,7 +58,7 @@ impl CudaMatrix {
 
     /// As [`decode_rows`].
     pub(crate) fn decode_rows(&self, tokens: &[u32], scale: f32, out: &mut [f32]) -> Result<()> {
-        decode_embedding_rows(self.rows.as_deref(), (self.dtype, self.n_in), tokens, scale, out)
+        decode_embedding_rows(self.rows.as_deref(), self.dtype, self.n_in, tokens, scale, out)
     }
 }
 

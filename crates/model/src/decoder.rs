@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Backend, BackendError, Gate, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams, TokenSpan,
+    Backend, BackendError, Gate, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams,
 };
 use kvant_codec::random::Random;
 use kvant_kv::{BlockPool, Cache, KvShape};
@@ -22,6 +22,7 @@ use crate::{
 };
 
 mod activations;
+mod batch_entries;
 mod entry;
 mod feed_forward;
 mod mla;
@@ -31,8 +32,10 @@ mod products;
 mod recurrent;
 
 pub use activations::Activations;
+use batch_entries::kv_entries;
 pub use entry::Entry;
-use products::{Branch, LoraScratch, Product};
+use entry::InputTokens;
+use products::{Branch, LoraScratch, Product, Residual};
 
 /// Period of the random numbers of [`Decoder::append_random`]; odd, so that no two rows become
 /// equal.
@@ -117,6 +120,26 @@ pub struct BatchSequence<'a, P: Page> {
     pub lora_scales: Option<&'a [f32]>,
     /// Positions of its rows, for models with M-RoPE; consecutive positions when `None`.
     pub places: Option<&'a [Position]>,
+}
+
+/// What all layers of a step share.
+struct StepContext<'a, 's, B: Backend> {
+    backend: &'a B,
+    /// The sequences, in the order of their rows.
+    parts: &'a mut [BatchSequence<'s, B::Page>],
+    act: &'a mut Activations<B>,
+    /// Number of rows of all parts.
+    rows: usize,
+}
+
+/// Rows of a step that must be finite.
+struct StepRows<'a, B: Backend> {
+    /// Their name in an error.
+    what: &'static str,
+    /// `[n, width]`
+    x: &'a B::Buffer,
+    width: usize,
+    n: usize,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -212,38 +235,40 @@ impl<B: Backend> Decoder<B> {
         assert!(0 < rows && rows <= act.max_rows, "{rows} rows in a step of at most {}", act.max_rows);
         let extra = self.prepare(backend, pool, parts, act, entry).map_err(StepError::Refused)?;
         let shown = match entry {
-            Entry::Tokens(tokens) if !extra.is_empty() => Some((tokens, &extra[..])),
+            Entry::Tokens(tokens) if !extra.is_empty() => Some(InputTokens { tokens, extra: &extra }),
             _ => None,
         };
         let Outputs { logits, mut queries } = out;
         // A step that reads back from the device in between cannot be recorded.
         let is_decode = queries.is_none() && shown.is_none() && parts.iter().all(|part| part.n == 1);
+        let mut step = StepContext { backend, parts, act, rows };
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
-                self.token_mixer(backend, index, parts, act, rows)?;
+                self.token_mixer(&mut step, index)?;
                 if let (Some(on_queries), Some(kv)) = (&mut queries, self.kv_layer(index)) {
                     let mut q = vec![0.0; rows * spec.n_q()];
-                    backend.read(&act.q, 0, &mut q)?;
+                    backend.read(&step.act.q, 0, &mut q)?;
                     on_queries(kv, &q);
                 }
-                self.feed_forward(backend, (layer, spec), act, rows)?;
+                self.feed_forward(&mut step, index)?;
                 if let Some(weights) = &layer.per_layer {
-                    self.per_layer_embeddings(backend, (index, weights), act, rows)?;
+                    self.per_layer_embeddings(&mut step, index, weights)?;
                 }
                 if let Some(by) = layer.out_scale {
-                    backend.scale(&mut act.x, rows * self.config.n_embd, by)?;
+                    backend.scale(&mut step.act.x, rows * self.config.n_embd, by)?;
                 }
                 if let Some(shown) = shown {
-                    self.deepstack(backend, self.weights.part.layers().start + index, shown, &mut act.x)?;
+                    let layer = self.weights.part.layers().start + index;
+                    self.deepstack(backend, layer, shown, &mut step.act.x)?;
                 }
             }
             match logits {
-                Some(logits) => self.output(backend, act, parts, logits),
+                Some(logits) => self.output(&mut step, logits),
                 None => Ok(()),
             }
         };
         backend.step(is_decode, run).map_err(StepError::Broken)?;
-        parts.iter_mut().for_each(|part| part.cache.commit(part.n));
+        step.parts.iter_mut().for_each(|part| part.cache.commit(part.n));
         Ok(())
     }
 
@@ -287,8 +312,7 @@ impl<B: Backend> Decoder<B> {
         step_tile_offsets: &mut Vec<usize>,
     ) -> usize {
         let n_kv = self.kv_layers().max().map_or(0, |last| last + 1);
-        let mut n_bytes =
-            |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvBatchEntry::step_bytes).sum::<usize>());
+        let mut n_bytes = |kv| kv_entries(parts, kv, 0).iter().map(KvBatchEntry::step_bytes).sum::<usize>();
         let mut end = (0..n_kv).map(&mut n_bytes).max().unwrap_or(0);
         step_tile_offsets.clear();
         for kv in 0..n_kv {
@@ -346,77 +370,54 @@ impl<B: Backend> Decoder<B> {
                 let start = (random.uniform() * max_len as f64) as usize;
                 backend.copy(&numbers, start, buffer, 0, rows * width)?;
             }
-            let (k, v, tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
-            for_parts(parts, kv, act.step_tile_offsets[kv], |parts| backend.kv_append(parts, k, v, tiles))?;
+            let (k, v, step_tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
+            let first_offset = act.step_tile_offsets[kv];
+            backend.kv_append(&mut kv_entries(parts, kv, first_offset), k, v, step_tiles)?;
         }
         Ok(())
     }
 
     /// Runs the token mixers of layer `index`: attention, a recurrent state, or both.
-    fn token_mixer(
-        &self,
-        backend: &B,
-        index: usize,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
-    ) -> Result<(), ModelError> {
+    fn token_mixer(&self, step: &mut StepContext<'_, '_, B>, index: usize) -> Result<(), ModelError> {
         let (layer, CacheIndex { kv, state }) = (&self.weights.layers[index], self.cache_indices[index]);
         // A recurrent mixer beside attention reads the same residual stream, before attention adds
         // to it.
         if let Some(weights) = &layer.recurrent {
-            self.enter_state(backend, index, weights, parts, act, rows)?;
+            self.enter_state(step, index, weights)?;
         }
-        if let (Some(attention), Some(kv)) = (&layer.attention, kv) {
-            self.attend(backend, (index, kv), attention, parts, act, rows)?;
+        match (&layer.attention, kv) {
+            (Some(AnyAttention::Usual(weights)), Some(kv)) => self.attention(step, index, kv, weights)?,
+            (Some(AnyAttention::Latent(weights)), Some(kv)) => self.attend_mla(step, index, kv, weights)?,
+            _ => {}
         }
         match (&layer.recurrent, state) {
-            (Some(weights), Some(state)) => {
-                self.recurrent_mixer(backend, (index, state), weights, parts, act, rows)
-            }
+            (Some(weights), Some(state)) => self.recurrent_mixer(step, index, state, weights),
             _ => Ok(()),
         }
     }
 
-    /// Runs the attention of layer `index`, whose K and V have the index `kv`.
-    fn attend(
-        &self,
-        backend: &B,
-        (index, kv): (usize, usize),
-        attention: &AnyAttention<B>,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
-    ) -> Result<(), ModelError> {
-        match attention {
-            AnyAttention::Usual(weights) => self.attention(backend, (index, kv), weights, parts, act, rows),
-            AnyAttention::Latent(weights) => self.attend_mla(backend, (index, kv), weights, parts, act, rows),
-        }
-    }
-
-    /// Computes `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`; norms and
-    /// gates if the layer has them.
+    /// Computes `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`, of layer
+    /// `index`, whose K and V have the index `kv`; norms and gates if the layer has them.
     fn attention(
         &self,
-        backend: &B,
-        (index, kv): (usize, usize),
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
         weights: &Attention<B>,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
         let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
         let input =
-            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
         let queries = Output { w: &weights.wq, bias: weights.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == QkNorm::Together;
         let norms_after_rope = spec.norms.heads == QkNorm::QkNormAfterRope;
         let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
-            self.normalize(backend, (x, rows, heads), norm.take(), (rope, angles))
+            normalize(backend, x, rows, heads, norm.take(), rope, angles)
         };
         let norm_row = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| {
             norm_heads(x, norm, Heads { n: 1, dim })
@@ -444,7 +445,7 @@ impl<B: Backend> Decoder<B> {
                     }
                 }
                 for (what, x, width) in [("keys", &act.k, spec.n_k()), ("values", &act.v, spec.n_v())] {
-                    self.check_rows(backend, parts, index, (what, x, width), rows)?;
+                    self.check_rows(backend, step.parts, index, StepRows { what, x, width, n: rows })?;
                 }
                 let k_heads = Heads { n: heads.n_kv_heads, dim: heads.k_head_dim };
                 let mut k_norm = self.norm(k_norm);
@@ -458,18 +459,19 @@ impl<B: Backend> Decoder<B> {
                 if norms_after_rope {
                     backend.rope(q, rows, q_heads, None, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, None, rope, angles)?;
-                    self.normalize(backend, (q, rows, q_heads), q_norm, (rope, angles))?;
-                    self.normalize(backend, (k, rows, k_heads), k_norm, (rope, angles))?;
-                    for_parts(parts, kv, first_offset, |parts| backend.kv_append(parts, k, v, step_tiles))?;
+                    normalize(backend, q, rows, q_heads, q_norm, rope, angles)?;
+                    normalize(backend, k, rows, k_heads, k_norm, rope, angles)?;
+                    let entries = &mut kv_entries(step.parts, kv, first_offset);
+                    backend.kv_append(entries, k, v, step_tiles)?;
                 } else if spec.q_rope == spec.rope {
                     let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
-                    for_parts(parts, kv, first_offset, |parts| {
-                        backend.rope_append(parts, &rope, q, k, v, step_tiles)
-                    })?;
+                    let entries = &mut kv_entries(step.parts, kv, first_offset);
+                    backend.rope_append(entries, &rope, q, k, v, step_tiles)?;
                 } else {
                     backend.rope(q, rows, q_heads, q_norm, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, k_norm, rope, angles)?;
-                    for_parts(parts, kv, first_offset, |parts| backend.kv_append(parts, k, v, step_tiles))?;
+                    let entries = &mut kv_entries(step.parts, kv, first_offset);
+                    backend.kv_append(entries, k, v, step_tiles)?;
                 }
             }
             None => {
@@ -480,29 +482,28 @@ impl<B: Backend> Decoder<B> {
                 backend.rope(&mut act.q, rows, q_heads, q_norm, rope, q_angles)?;
             }
         }
-        for_parts(parts, kv, first_offset, |parts| {
-            let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
-            backend.attend(&params, parts, &act.q, sinks, step_tiles, &mut act.attended)
-        })?;
+        let entries = &kv_entries(step.parts, kv, first_offset);
+        let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
+        backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?;
         if weights.gate.is_some() {
             backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
         }
         let (w, bias) = (&weights.wo, weights.bo.as_ref());
         let branch = Branch { of: &act.attended, w, low_rank: of_output, bias, norm: &layer.attn_after };
-        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
+        let Activations { x, spare, low, .. } = act;
+        self.add(backend, branch, Residual { x, spare, low, rows })
     }
 
-    /// Rejects rows `[rows, width]` of layer `index` with NaN or infinities: the cache would
-    /// quantize them to finite numbers, and a recurrent state would stay NaN.
+    /// Rejects rows of layer `index` with NaN or infinities: the cache would quantize them to
+    /// finite numbers, and a recurrent state would stay NaN.
     fn check_rows(
         &self,
         backend: &B,
         parts: &[BatchSequence<'_, B::Page>],
         index: usize,
-        (what, x, width): (&'static str, &B::Buffer, usize),
-        rows: usize,
+        StepRows { what, x, width, n }: StepRows<'_, B>,
     ) -> Result<(), ModelError> {
-        let Some(mut row) = backend.find_non_finite_row(x, rows, width)? else { return Ok(()) };
+        let Some(mut row) = backend.find_non_finite_row(x, n, width)? else { return Ok(()) };
         let layer = self.weights.part.layers().start + index;
         for part in parts {
             if row < part.n {
@@ -514,16 +515,11 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Computes `logits = W_out norm(x)` for the requested rows, with the model's soft cap.
-    fn output(
-        &self,
-        backend: &B,
-        act: &mut Activations<B>,
-        parts: &[BatchSequence<'_, B::Page>],
-        logits: &mut B::Buffer,
-    ) -> Result<(), ModelError> {
+    fn output(&self, step: &mut StepContext<'_, '_, B>, logits: &mut B::Buffer) -> Result<(), ModelError> {
+        let (backend, act) = (step.backend, &mut *step.act);
         let n_embd = self.config.n_embd;
         let (mut n_logit_rows, mut before) = (0, 0);
-        for part in parts {
+        for part in step.parts.iter() {
             let (first, n) = (before + part.logits_for.first(part.n), part.logits_for.count(part.n));
             backend.copy(&act.x, first * n_embd, &mut act.spare, n_logit_rows * n_embd, n * n_embd)?;
             (n_logit_rows, before) = (n_logit_rows + n, before + part.n);
@@ -536,7 +532,7 @@ impl<B: Backend> Decoder<B> {
         let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
-        let input = self.normed_input(backend, kind, output_norm, (&act.spare, &mut act.x), n_logit_rows)?;
+        let input = self.normed_input(backend, kind, output_norm, &act.spare, &mut act.x, n_logit_rows)?;
         let product = Product { input, low_rank: output_low_rank.as_deref() };
         let logits_of = Output { w, bias: None, y: &mut *logits, accumulate: false };
         self.project(backend, product, &mut [logits_of], &mut act.low)?;
@@ -573,7 +569,8 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         kind: NormKind,
         weight: &'a Option<B::Buffer>,
-        (x, spare): (&'a B::Buffer, &'a mut B::Buffer),
+        x: &'a B::Buffer,
+        spare: &'a mut B::Buffer,
         rows: usize,
     ) -> Result<Input<'a, B>, ModelError> {
         match (kind, self.norm(weight)) {
@@ -582,20 +579,6 @@ impl<B: Backend> Decoder<B> {
                 Ok(Input { x: spare, norm: None, first_row: 0, rows })
             }
             (_, norm) => Ok(Input { x, norm, first_row: 0, rows }),
-        }
-    }
-
-    /// Normalizes the heads of rows in place, by RoPE without rotation.
-    fn normalize(
-        &self,
-        backend: &B,
-        (x, rows, heads): (&mut B::Buffer, usize, Heads),
-        norm: Option<Norm<'_, B::Buffer>>,
-        (rope, angles): (RopeParams, &B::Buffer),
-    ) -> Result<(), BackendError> {
-        match norm {
-            Some(norm) => backend.rope(x, rows, heads, Some(norm), RopeParams { n_rot: 0, ..rope }, angles),
-            None => Ok(()),
         }
     }
 
@@ -608,6 +591,22 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
+/// Normalizes the heads of rows in place, by RoPE without rotation.
+fn normalize<B: Backend>(
+    backend: &B,
+    x: &mut B::Buffer,
+    rows: usize,
+    heads: Heads,
+    norm: Option<Norm<'_, B::Buffer>>,
+    rope: RopeParams,
+    angles: &B::Buffer,
+) -> Result<(), BackendError> {
+    match norm {
+        Some(norm) => backend.rope(x, rows, heads, Some(norm), RopeParams { n_rot: 0, ..rope }, angles),
+        None => Ok(()),
+    }
+}
+
 /// Why a step failed.
 #[derive(Debug)]
 pub enum StepError {
@@ -615,35 +614,4 @@ pub enum StepError {
     Refused(ModelError),
     /// Some layers may have written: call [`Cache::undo_step`] on every cache.
     Broken(ModelError),
-}
-
-/// Passes the parts of a step to `f` with the K and V of index `kv`, whose step tiles begin at byte
-/// `first_offset`.
-fn for_parts<P: Page, T>(
-    parts: &mut [BatchSequence<'_, P>],
-    kv: usize,
-    first_offset: usize,
-    f: impl FnOnce(&mut [KvBatchEntry<'_, P>]) -> T,
-) -> T {
-    let (mut first, mut step_tiles) = (0, first_offset);
-    let mut part = |part: &mut BatchSequence<'_, P>| -> (TokenSpan, usize) {
-        let at = (part.cache.rows(first, part.n), step_tiles);
-        first += part.n;
-        step_tiles += part.cache.part(kv, at.0, 0).step_bytes();
-        at
-    };
-    match parts {
-        // Decoding one sequence allocates no memory.
-        [one] => {
-            let (rows, step_tiles) = part(one);
-            f(&mut [one.cache.part(kv, rows, step_tiles)])
-        }
-        parts => {
-            let parts = parts.iter_mut().map(|one| {
-                let (rows, step_tiles) = part(one);
-                one.cache.part(kv, rows, step_tiles)
-            });
-            f(&mut parts.collect::<Vec<_>>())
-        }
-    }
 }

@@ -88,7 +88,7 @@ impl<B: Backend> VisionEncoder<B> {
             }
         }
         match &self.weights.post_norm {
-            Some(norm) => self.normalize_on_host(norm, (&work.x, work.n), &mut work.normed, &mut stream)?,
+            Some(norm) => self.normalize_on_host(norm, &work.x, work.n, &mut work.normed, &mut stream)?,
             None => device.read(&work.x, 0, &mut stream)?,
         }
         rows[0] = self.project(&self.weights.projector, &in_lines(c, work, &stream), work.grid)?;
@@ -144,7 +144,7 @@ impl<B: Backend> VisionEncoder<B> {
         rows.iter_mut().zip(&positions).for_each(|(x, position)| *x += position);
         device.write(&mut work.x, &rows)?;
         if let Some(norm) = &self.weights.pre_norm {
-            self.normalize_on_host(norm, (&work.x, n), &mut work.normed, &mut rows)?;
+            self.normalize_on_host(norm, &work.x, n, &mut work.normed, &mut rows)?;
             device.write(&mut work.x, &rows)?;
         }
         if let Some((shift, _)) = rope_variant(c.projector) {
@@ -192,12 +192,13 @@ impl<B: Backend> VisionEncoder<B> {
         }
     }
 
-    /// Computes `y = norm(x)`, without the bias of a LayerNorm.
+    /// Computes `y = norm(x)` of `rows` rows, without the bias of a LayerNorm.
     fn normalize(
         &self,
         norm: &Norm<B>,
         eps: f32,
-        (x, rows): (&B::Buffer, usize),
+        x: &B::Buffer,
+        rows: usize,
         y: &mut B::Buffer,
     ) -> Result<(), VisionError> {
         match norm {
@@ -216,15 +217,16 @@ impl<B: Backend> VisionEncoder<B> {
         Ok(())
     }
 
-    /// Computes `norm(x)` on the host, with the bias of a LayerNorm.
+    /// Computes `norm(x)` of `rows` rows on the host, with the bias of a LayerNorm.
     fn normalize_on_host(
         &self,
         (norm, added): &NormAndBias<B>,
-        (x, rows): (&B::Buffer, usize),
+        x: &B::Buffer,
+        rows: usize,
         spare: &mut B::Buffer,
         out: &mut [f32],
     ) -> Result<(), VisionError> {
-        self.normalize(norm, self.config.eps, (x, rows), spare)?;
+        self.normalize(norm, self.config.eps, x, rows, spare)?;
         self.device.read(spare, 0, out)?;
         if let Some(added) = added {
             out.chunks_exact_mut(added.len())
@@ -240,7 +242,7 @@ impl<B: Backend> VisionEncoder<B> {
         work: &mut TileBuffers<B>,
     ) -> Result<(), VisionError> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
-        self.normalize(&layer.attn_norm, c.eps, (&work.x, n), &mut work.normed)?;
+        self.normalize(&layer.attn_norm, c.eps, &work.x, n, &mut work.normed)?;
         let ([w_q, w_k, w_v], [q, k, v]) = (&layer.qkv, &mut work.qkv);
         let outputs = &mut [w_q.output(q, false), w_k.output(k, false), w_v.output(v, false)];
         device.project(all_rows(&work.normed, n), outputs)?;
@@ -264,7 +266,7 @@ impl<B: Backend> VisionEncoder<B> {
 
     fn feed_forward(&self, layer: &Layer<B>, work: &mut TileBuffers<B>) -> Result<(), VisionError> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
-        self.normalize(&layer.ffn_norm, c.eps, (&work.x, n), &mut work.normed)?;
+        self.normalize(&layer.ffn_norm, c.eps, &work.x, n, &mut work.normed)?;
         let [hidden, gates] = &mut work.hidden;
         let (input, up) = (all_rows(&work.normed, n), layer.up.output(hidden, false));
         let activated = match &layer.gate {
@@ -307,7 +309,7 @@ impl<B: Backend> VisionEncoder<B> {
             let n = rows.len() / width;
             let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(rows.len())?);
             device.write(&mut x, &rows)?;
-            self.normalize(norm, *eps, (&x, n), &mut y)?;
+            self.normalize(norm, *eps, &x, n, &mut y)?;
             device.read(&y, 0, &mut rows)?;
         }
         if let Some(merger) = &head.merger {

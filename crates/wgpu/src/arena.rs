@@ -78,7 +78,7 @@ impl Arena {
         }
         let new = old.saturating_mul(2).clamp(min_bytes, max_bytes);
         let buffer = self.gpu.allocate(new, PURPOSE)?;
-        self.gpu.copy((&state.buffer, 0), (&buffer, 0), old);
+        self.gpu.copy(&state.buffer, 0, &buffer, 0, old);
         state.buffer = buffer;
         release_range(&mut state.free, old..new);
         Ok(())

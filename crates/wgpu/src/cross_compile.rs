@@ -39,7 +39,7 @@ pub(crate) fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
 
 /// Parses and validates a source without optional features, except subgroups in the variants that
 /// use them. Packed f16 is part of WebGPU, but a feature in naga.
-fn valid((source, variant): (&Source, Constants)) -> (Module, ModuleInfo) {
+fn valid(source: &Source, variant: Constants) -> (Module, ModuleInfo) {
     let text = Text::new(source, &variant).whole;
     let module =
         naga::front::wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{}", error.emit_to_string(&text)));
@@ -58,8 +58,8 @@ fn names(module: &Module) -> Vec<&str> {
 
 #[test]
 fn every_kernel_becomes_text_for_metal() {
-    for source in sources() {
-        let (module, info) = valid(source);
+    for (source, variant) in sources() {
+        let (module, info) = valid(source, variant);
         let options = msl::Options { lang_version: (2, 4), ..Default::default() };
         let (text, translation) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
         for (name, emitted) in names(&module).into_iter().zip(&translation.entry_point_names) {
@@ -71,8 +71,8 @@ fn every_kernel_becomes_text_for_metal() {
 
 #[test]
 fn every_kernel_becomes_text_for_dx12() {
-    for source in sources() {
-        let (module, info) = valid(source);
+    for (source, variant) in sources() {
+        let (module, info) = valid(source, variant);
         let (mut text, options, pipeline) = (String::new(), hlsl::Options::default(), Default::default());
         let reflection =
             hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
@@ -86,8 +86,8 @@ fn every_kernel_becomes_text_for_dx12() {
 #[test]
 fn no_kernel_asks_for_more_than_every_gpu_has() {
     let mut n_kernels = 0;
-    for source in sources() {
-        let (module, info) = valid(source);
+    for (source, variant) in sources() {
+        let (module, info) = valid(source, variant);
         let mut layouter = Layouter::default();
         layouter.update(module.to_ctx()).unwrap();
         for (index, entry) in module.entry_points.iter().enumerate() {

@@ -11,7 +11,7 @@ use kvant_codec::DType;
 
 use crate::adapter::{self, AdapterReport};
 use crate::arena::Arena;
-use crate::attend::{AttendVariant, TypeClass};
+use crate::attend::{AttendArgs, AttendVariant, TypeClass};
 use crate::matmul::{Operand, Rows, Weights};
 use crate::norm::NormKind;
 use crate::recording::Traffic;
@@ -105,7 +105,8 @@ impl WgpuDevice {
         x: &mut Operand<'_>,
         w: &WgpuMatrix,
         y: &wgpu::Buffer,
-        (bias, accumulates): (Option<&WgpuBuffer>, bool),
+        bias: Option<&WgpuBuffer>,
+        accumulates: bool,
     ) -> Result<()> {
         let y = Rows { buffer: y, first: 0, stride: w.n_out() };
         let bias = bias.map(|bias| &bias.buffer);
@@ -164,7 +165,7 @@ impl Kernels for WgpuDevice {
     }
 
     fn copy(&self, src: &WgpuBuffer, from: usize, dst: &mut WgpuBuffer, to: usize, len: usize) -> Result<()> {
-        self.gpu.copy((&src.buffer, bytes(from)), (&dst.buffer, bytes(to)), bytes(len));
+        self.gpu.copy(&src.buffer, bytes(from), &dst.buffer, bytes(to), bytes(len));
         Ok(())
     }
 
@@ -241,7 +242,7 @@ impl Kernels for WgpuDevice {
         let Some(first) = outputs.first() else { return Ok(()) };
         let mut x = operand(&self.gpu, &input, first.w.n_in());
         for Output { w, bias, y, accumulate } in outputs {
-            self.multiply("project", &mut x, w, &y.buffer, (*bias, *accumulate))?;
+            self.multiply("project", &mut x, w, &y.buffer, *bias, *accumulate)?;
         }
         Ok(())
     }
@@ -262,8 +263,8 @@ impl Kernels for WgpuDevice {
         }
         let len = input.rows * up.n_out();
         let g = self.gpu.scratch(bytes(len), "gates")?;
-        self.multiply(OP, &mut x, gate, &g, (None, false))?;
-        self.multiply(OP, &mut x, up, &y.buffer, (None, false))?;
+        self.multiply(OP, &mut x, gate, &g, None, false)?;
+        self.multiply(OP, &mut x, up, &y.buffer, None, false)?;
         Ok(elementwise::activate(&self.gpu, activation, &g, &y.buffer, len)?)
     }
 
@@ -335,8 +336,7 @@ impl Kernels for WgpuDevice {
     ) -> Result<()> {
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
-        let weight = (&weight.buffer, eps);
-        Ok(norm::norm(&self.gpu, NormKind::AddRms, &y.buffer, shape, weight, &x.buffer)?)
+        Ok(norm::norm(&self.gpu, NormKind::AddRms, &y.buffer, shape, &weight.buffer, eps, &x.buffer)?)
     }
 
     fn layer_norm(
@@ -348,8 +348,7 @@ impl Kernels for WgpuDevice {
     ) -> Result<()> {
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
-        let weight = (&weight.buffer, eps);
-        Ok(norm::norm(&self.gpu, NormKind::Layer, &x.buffer, shape, weight, &y.buffer)?)
+        Ok(norm::norm(&self.gpu, NormKind::Layer, &x.buffer, shape, &weight.buffer, eps, &y.buffer)?)
     }
 
     fn soft_cap(&self, x: &mut WgpuBuffer, len: usize, cap: f32) -> Result<()> {
@@ -398,10 +397,10 @@ impl Kernels for WgpuDevice {
         step_tiles: Option<&WgpuPage>,
         out: &mut WgpuBuffer,
     ) -> Result<()> {
-        let buffers =
-            attend::Buffers { q: &q.buffer, sinks: sinks.map(|sinks| &sinks.buffer), out: &out.buffer };
-        let all_stages = (self.variants, attend::STAGES.len() - 1);
-        attend::attend(&self.gpu, &self.arena.buffer(), all_stages, params, parts, step_tiles, buffers)
+        let (q, sinks, out) = (&q.buffer, sinks.map(|sinks| &sinks.buffer), &out.buffer);
+        let args = AttendArgs { params, parts, q, sinks, step_tiles, out };
+        let all_stages = attend::STAGES.len() - 1;
+        attend::attend(&self.gpu, &self.arena.buffer(), self.variants, all_stages, args)
     }
 
     fn attend_stages(&self) -> &'static [&'static str] {
@@ -417,16 +416,9 @@ impl Kernels for WgpuDevice {
         step_tiles: Option<&WgpuPage>,
         out: &mut WgpuBuffer,
     ) -> Result<()> {
-        let buffers = attend::Buffers { q: &q.buffer, sinks: None, out: &out.buffer };
-        attend::attend(
-            &self.gpu,
-            &self.arena.buffer(),
-            (self.variants, stage),
-            params,
-            parts,
-            step_tiles,
-            buffers,
-        )
+        let (q, out) = (&q.buffer, &out.buffer);
+        let args = AttendArgs { params, parts, q, sinks: None, step_tiles, out };
+        attend::attend(&self.gpu, &self.arena.buffer(), self.variants, stage, args)
     }
 
     fn short_conv(

@@ -194,9 +194,10 @@ impl Gpu {
         self.check()
     }
 
-    /// Records a copy of `len` bytes, whole words, within the device.
-    pub fn copy(&self, from: (&wgpu::Buffer, usize), to: (&wgpu::Buffer, usize), len: usize) {
-        self.recording().copy(&self.device, from, to, len);
+    /// Records a copy of `len` bytes from byte `from_at` on to byte `to_at` of `to`, all whole
+    /// words.
+    pub fn copy(&self, from: &wgpu::Buffer, from_at: usize, to: &wgpu::Buffer, to_at: usize, len: usize) {
+        self.recording().copy(&self.device, from, from_at, to, to_at, len);
     }
 
     /// Records the zeroing of `len` bytes, whole words.

@@ -58,8 +58,8 @@ impl Page for WgpuPage {
         // A device does not copy within one buffer: copies through another.
         let gpu = self.arena.gpu();
         let staging = gpu.scratch(self.padded(), "a copy of a page")?;
-        gpu.copy((&buffer, self.at), (&staging, 0), self.padded());
-        gpu.copy((&staging, 0), (&buffer, new.at), self.padded());
+        gpu.copy(&buffer, self.at, &staging, 0, self.padded());
+        gpu.copy(&staging, 0, &buffer, new.at, self.padded());
         Ok(new)
     }
 }

@@ -154,12 +154,15 @@ impl Recording {
     pub fn copy(
         &mut self,
         device: &wgpu::Device,
-        (from, at): (&wgpu::Buffer, usize),
-        (to, to_at): (&wgpu::Buffer, usize),
+        from: &wgpu::Buffer,
+        from_at: usize,
+        to: &wgpu::Buffer,
+        to_at: usize,
         len: usize,
     ) {
         if len > 0 {
-            self.encoder(device).copy_buffer_to_buffer(from, at as u64, to, to_at as u64, Some(len as u64));
+            let [from_at, to_at, len] = [from_at, to_at, len].map(|n| n as u64);
+            self.encoder(device).copy_buffer_to_buffer(from, from_at, to, to_at, Some(len));
         }
     }
 

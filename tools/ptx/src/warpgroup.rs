@@ -36,10 +36,10 @@ struct Group {
 }
 
 impl PendingWgmma {
-    /// Returns the last pending result of a register, if any.
-    fn result(&self, key: (usize, u32)) -> Option<u64> {
+    /// Returns the last pending result of a register of a thread, if any.
+    fn result(&self, thread: usize, reg: u32) -> Option<u64> {
         let groups = [&self.open].into_iter().chain(self.groups.iter().rev());
-        groups.filter_map(|group| group.results.get(&key).copied()).next()
+        groups.filter_map(|group| group.results.get(&(thread, reg)).copied()).next()
     }
 }
 
@@ -114,7 +114,7 @@ fn finish(
         if now(group, thread, reg) != PENDING {
             return Err(format!("thread {thread} wrote a result of a product under way"));
         }
-        if pending.result((thread, reg)).is_none() {
+        if pending.result(thread, reg).is_none() {
             group[thread].set_fenced(reg, value);
         }
     }
@@ -222,7 +222,7 @@ fn multiply(
         for (r, dst) in product.d.iter().enumerate() {
             let reg = dst.ok_or("a result without a register")?;
             let (row, col) = (row + 8 * (r / 2 % 2), 8 * (r / 4) + 2 * quad + r % 2);
-            let before = match pending.result((index, reg)) {
+            let before = match pending.result(index, reg) {
                 Some(result) => result,
                 None => thread.get_fenced(reg)?,
             };

@@ -4,6 +4,7 @@
 
 mod language;
 mod packages;
+mod parameters;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -90,14 +90,15 @@ fn coded_slice(book: &impl Book, y: &[f32]) -> (f16, Vec<u8>) {
 /// Encodes and decodes the padded, rotated row slice by slice.
 fn through_the_codec(dtype: DType, row: &[f32]) -> Vec<f32> {
     fn turbo(book: &impl Book, y: &[f32]) -> Vec<f32> {
-        fn back<const N: usize>(book: &impl Book, (scale, indices): (f16, Vec<u8>)) -> Vec<f32> {
+        fn back<const N: usize>(book: &impl Book, y: &[f32]) -> Vec<f32> {
+            let (scale, indices) = coded_slice(book, y);
             let indices = indices.try_into().unwrap();
             turbo::decode_rotated::<N>(book, &turbo::CodedSlice { scale, indices }).to_vec()
         }
         match y.len() {
-            128 => back::<128>(book, coded_slice(book, y)),
-            64 => back::<64>(book, coded_slice(book, y)),
-            _ => back::<32>(book, coded_slice(book, y)),
+            128 => back::<128>(book, y),
+            64 => back::<64>(book, y),
+            _ => back::<32>(book, y),
         }
     }
     let slices = slices(row.len(), 128).map(|slice| &row[slice]);

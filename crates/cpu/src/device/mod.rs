@@ -16,14 +16,14 @@ use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
-use crate::ops::attend::{self, Stage};
+use crate::ops::attend::{self, AttendArgs, Stage};
+use crate::ops::attend_bidirectional::{self, Window};
 use crate::ops::columns::copy_columns;
+use crate::ops::context::KernelContext;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
-use crate::ops::{
-    append, attend_bidirectional, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap,
-};
+use crate::ops::{append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap};
 use crate::simd::isa::Isa;
 
 /// The CPU device.
@@ -96,6 +96,11 @@ impl CpuDevice {
     /// Returns the thread pool.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
+    }
+
+    /// Returns the context of an op with this scratch memory.
+    fn context<'a, S>(&'a self, scratch: &'a mut S) -> KernelContext<'a, S> {
+        KernelContext { isa: self.isa, pool: &self.pool, scratch }
     }
 
     /// Returns the kernel set.
@@ -230,7 +235,7 @@ impl Kernels for CpuDevice {
             gate: None,
         });
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::project(self.isa, &self.pool, &mut scratch, x, &mut products);
+        matmul::project(self.context(&mut scratch), x, &mut products);
         Ok(())
     }
 
@@ -244,7 +249,7 @@ impl Kernels for CpuDevice {
     ) -> Result<()> {
         let x = operand(&input, gate.n_in());
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::gated_ffn(self.isa, &self.pool, &mut scratch, x, activation, gate, up, y.as_mut_slice());
+        matmul::gated_ffn(self.context(&mut scratch), x, activation, gate, up, y.as_mut_slice());
         Ok(())
     }
 
@@ -269,7 +274,7 @@ impl Kernels for CpuDevice {
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
         let to = to.map(|to| &mut to.as_mut_slice()[..rows * n]);
-        matmul::moe_ffn(self.isa, &self.pool, &mut scratch, layer, x, to)
+        matmul::moe_ffn(self.context(&mut scratch), layer, x, to)
     }
 
     fn project_per_expert(
@@ -282,7 +287,7 @@ impl Kernels for CpuDevice {
         let n = rows * w.n_experts();
         let (x, y) = (&x.as_slice()[..n * w.n_in()], &mut y.as_mut_slice()[..n * w.n_out()]);
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
-        matmul::project_each(self.isa, &self.pool, &mut scratch, w, x, y)
+        matmul::project_each(self.context(&mut scratch), w, x, y)
     }
 
     fn copy_columns(
@@ -343,16 +348,10 @@ impl Kernels for CpuDevice {
         let mut first = 0;
         for &rows in windows {
             let own = first..first + rows * heads.n * heads.dim;
-            let shape = (rows, heads, scale);
+            let window = Window { rows, heads, scale };
             let own_qkv = qkv.map(|x| &x[own.clone()]);
-            attend_bidirectional::attend_bidirectional(
-                self.isa,
-                &self.pool,
-                scratch,
-                shape,
-                own_qkv,
-                &mut out[own.clone()],
-            );
+            let own_out = &mut out[own.clone()];
+            attend_bidirectional::attend_bidirectional(self.context(scratch), window, own_qkv, own_out);
             first = own.end;
         }
         Ok(())
@@ -391,7 +390,7 @@ impl Kernels for CpuDevice {
         step_tiles: Option<&mut CpuPage>,
     ) -> Result<()> {
         let scratch = &mut self.append.lock().unwrap_or_else(PoisonError::into_inner);
-        append::kv_append(self.isa, &self.pool, scratch, parts, [k.as_slice(), v.as_slice()], step_tiles);
+        append::kv_append(self.context(scratch), parts, [k.as_slice(), v.as_slice()], step_tiles);
         Ok(())
     }
 
@@ -406,7 +405,8 @@ impl Kernels for CpuDevice {
     ) -> Result<()> {
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
-        attend::attend(self.isa, &self.pool, scratch, Stage::All, params, parts, q, sinks, step_tiles, out)
+        let args = AttendArgs { p: params, parts, q, sinks, step_tiles };
+        attend::attend(self.context(scratch), Stage::All, args, out)
     }
 
     fn short_conv(
@@ -436,16 +436,8 @@ impl Kernels for CpuDevice {
         let scratch = &mut self.recur.lock().unwrap_or_else(PoisonError::into_inner);
         for part in parts {
             let (rows, y) = (part.rows, y.as_mut_slice());
-            linear_attention::linear_attention(
-                self.isa,
-                &self.pool,
-                scratch,
-                &heads,
-                rows,
-                state_of(part),
-                inputs,
-                y,
-            );
+            let (context, state) = (self.context(&mut **scratch), state_of(part));
+            linear_attention::linear_attention(context, &heads, rows, state, inputs, y);
         }
         Ok(())
     }
@@ -472,7 +464,8 @@ impl Kernels for CpuDevice {
         let stage = Stage::ALL[stage + Stage::ALL.len() - self.attend_stages().len()];
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
-        attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, step_tiles, out)
+        let args = AttendArgs { p: params, parts, q, sinks: None, step_tiles };
+        attend::attend(self.context(scratch), stage, args, out)
     }
 }
 

@@ -20,7 +20,7 @@ impl CpuDevice {
         let best = (0..PASSES)
             .map(|_| {
                 let started = Instant::now();
-                self.pool().run(&|thread| {
+                self.pool().region().run(&|thread| {
                     black_box(sum(&words[thread * share..][..share]));
                 });
                 started.elapsed().as_secs_f64()

@@ -9,7 +9,7 @@ use kvant_backend::Heads;
 
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
-use crate::simd::isa::Isa;
+use crate::ops::context::KernelContext;
 use crate::simd::vec16::{Lanes, Op, exp2, with_lanes};
 
 /// Rows that share the loads of keys and values: as many as leave registers for these.
@@ -29,19 +29,26 @@ pub(crate) struct Scratch {
     values: Vec<f32>,
 }
 
-/// Attends over `rows` rows of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have been
-/// checked.
+/// Rows that see each other.
+#[derive(Clone, Copy)]
+pub(crate) struct Window {
+    pub rows: usize,
+    pub heads: Heads,
+    /// Factor on the scores.
+    pub scale: f32,
+}
+
+/// Attends over the rows of a window of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have
+/// been checked.
 pub(crate) fn attend_bidirectional(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
-    (rows, heads, scale): (usize, Heads, f32),
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
+    Window { rows, heads, scale }: Window,
     [q, k, v]: [&[f32]; 3],
     out: &mut [f32],
 ) {
     let (dim, width) = (heads.dim, heads.n * heads.dim);
     let (padded, wide) = (rows.next_multiple_of(WIDEST), dim.next_multiple_of(WIDEST));
-    arrange(pool, scratch, (rows, heads), [k, v]);
+    arrange(pool, scratch, rows, heads, [k, v]);
     let Scratch { keys, values } = &*scratch;
     let out = DisjointMut::new(out);
     let items = rows.div_ceil(PER_ITEM);
@@ -78,7 +85,7 @@ pub(crate) fn attend_bidirectional(
 }
 
 /// Arranges keys and values for the kernels.
-fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k, v]: [&[f32]; 2]) {
+fn arrange(pool: &Pool, scratch: &mut Scratch, rows: usize, heads: Heads, [k, v]: [&[f32]; 2]) {
     let (dim, width) = (heads.dim, heads.n * heads.dim);
     let (padded, wide) = (rows.next_multiple_of(WIDEST), dim.next_multiple_of(WIDEST));
     for (memory, len) in [(&mut scratch.keys, padded * dim), (&mut scratch.values, rows * wide)] {
@@ -233,9 +240,10 @@ mod tests {
     use kvant_codec::random::Random;
 
     use super::*;
+    use crate::simd::isa::Isa;
 
     /// Evaluates the equation in f64, value by value.
-    fn reference((rows, heads, scale): (usize, Heads, f32), [q, k, v]: [&[f32]; 3]) -> Vec<f64> {
+    fn reference(Window { rows, heads, scale }: Window, [q, k, v]: [&[f32]; 3]) -> Vec<f64> {
         let width = heads.n * heads.dim;
         let mut out = vec![0.0; rows * width];
         for (row, head) in (0..rows).flat_map(|row| (0..heads.n).map(move |head| (row, head))) {
@@ -262,19 +270,20 @@ mod tests {
     fn every_set_agrees_with_the_equation() {
         let mut random = Random::new(3);
         for (rows, n, dim) in [(1, 1, 1), (5, 2, 16), (17, 3, 20), (33, 1, 64), (64, 2, 72), (100, 1, 33)] {
-            let shape = (rows, Heads { n, dim }, 1.0 / (dim as f32).sqrt());
+            let window = Window { rows, heads: Heads { n, dim }, scale: 1.0 / (dim as f32).sqrt() };
             let mut values = || {
                 let mut values = vec![0.0; rows * n * dim];
                 random.fill_gaussian(&mut values, 2.0);
                 values
             };
             let (q, k, v) = (values(), values(), values());
-            let want = reference(shape, [&q, &k, &v]);
+            let want = reference(window, [&q, &k, &v]);
             for isa in Isa::available() {
                 let run = |n_threads| {
                     let mut out = vec![f32::NAN; q.len()];
                     let pool = Pool::new(n_threads).unwrap();
-                    attend_bidirectional(isa, &pool, &mut Scratch::default(), shape, [&q, &k, &v], &mut out);
+                    let context = KernelContext { isa, pool: &pool, scratch: &mut Scratch::default() };
+                    attend_bidirectional(context, window, [&q, &k, &v], &mut out);
                     out
                 };
                 let got = run(1);

@@ -9,8 +9,8 @@ use kvant_backend::{StateHeads, StateInputs, StateRule, TokenSpan};
 
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
+use crate::ops::context::KernelContext;
 use crate::ops::norm::sum_of;
-use crate::simd::isa::Isa;
 use crate::simd::vec16::{Lanes, Op, with_lanes};
 
 /// Columns of a block.
@@ -29,11 +29,8 @@ pub(crate) struct Scratch {
 }
 
 /// Processes the rows `rows` into `y`, starting from `state`. Shapes have been checked.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn linear_attention(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     heads: &StateHeads,
     rows: TokenSpan,
     state: &mut [f32],

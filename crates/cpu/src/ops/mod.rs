@@ -6,6 +6,7 @@ pub(crate) mod attend;
 pub(crate) mod attend_bidirectional;
 pub(crate) mod channel_scales;
 pub(crate) mod columns;
+pub(crate) mod context;
 pub(crate) mod embed;
 pub(crate) mod exp;
 pub(crate) mod gate_rows;

@@ -144,14 +144,15 @@ struct CombineParams {
     accumulate: u32,
 }
 
-/// Adds the output of the experts to `x` `[rows, n]`, or writes it to another buffer.
+/// Adds the output of the experts to `x` `[rows, n]`, or writes it to `to`.
 pub(crate) fn moe_ffn(
     cx: &Context,
-    (x, to): (DevicePtr, Option<DevicePtr>),
+    x: DevicePtr,
     [rows, n]: [usize; 2],
     norm: Option<NormParts>,
     routes: Routes,
     layer: Layer<'_>,
+    to: Option<DevicePtr>,
 ) -> Result<(), CudaError> {
     if rows == 0 {
         return Ok(());

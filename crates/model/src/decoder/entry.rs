@@ -21,6 +21,13 @@ pub enum Entry<'a> {
     Pairs(&'a [u32], &'a [f32]),
 }
 
+/// Tokens of a step, and the rows of the soft tokens among them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InputTokens<'a> {
+    pub(super) tokens: &'a [u32],
+    pub(super) extra: &'a [Arc<EmbeddingRows>],
+}
+
 impl<B: Backend> Decoder<B> {
     /// Writes the input to the residual stream.
     pub(super) fn enter_model(
@@ -32,13 +39,15 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         match entry {
             Entry::Tokens(tokens) => {
-                let known = self.embed(backend, (tokens, extra), &mut act.x)?;
+                let known = self.embed(backend, InputTokens { tokens, extra }, &mut act.x)?;
                 if let Some(weights) = &self.weights.per_layer {
                     self.compute_per_layer_embeddings(backend, weights, &known, act)?;
                 }
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
-            Entry::Pairs(tokens, streams) => self.enter_pairs(backend, (tokens, extra), streams, act)?,
+            Entry::Pairs(tokens, streams) => {
+                self.enter_pairs(backend, InputTokens { tokens, extra }, streams, act)?;
+            }
         }
         Ok(())
     }
@@ -61,7 +70,7 @@ impl<B: Backend> Decoder<B> {
     pub(super) fn embed<'t>(
         &self,
         backend: &B,
-        (tokens, extra): (&'t [u32], &[Arc<EmbeddingRows>]),
+        InputTokens { tokens, extra }: InputTokens<'t>,
         x: &mut B::Buffer,
     ) -> Result<Cow<'t, [u32]>, BackendError> {
         let embedding = self.weights.embedding.as_ref().expect("tokens enter the first part of the model");
@@ -85,7 +94,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         layer: usize,
-        (tokens, extra): (&[u32], &[Arc<EmbeddingRows>]),
+        InputTokens { tokens, extra }: InputTokens<'_>,
         x: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         for (first, added) in runs(tokens, extra, layer + 1) {

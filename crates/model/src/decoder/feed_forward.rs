@@ -9,20 +9,20 @@
 
 use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Output, Router, Routing};
 
-use super::{Activations, Branch, Decoder, Product};
+use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
 use crate::{LayerSpec, ModelError};
 
 impl<B: Backend> Decoder<B> {
-    /// Adds the feed-forward layer and the selected experts, with the layer's norms. If both
-    /// sublayers share one norm, it is that of attention.
+    /// Adds the feed-forward layer and the selected experts of layer `index`, with the layer's
+    /// norms. If both sublayers share one norm, it is that of attention.
     pub(super) fn feed_forward(
         &self,
-        backend: &B,
-        (layer, spec): (&Layer<B>, &LayerSpec),
-        act: &mut Activations<B>,
-        rows: usize,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
     ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         if let Some(ffn @ FeedForward { gate, up, biases, low_rank: [low_rank, _], .. }) = &layer.ffn {
             let input = match spec.norms.shared {
                 // Attention has stored the normalized input there.
@@ -31,7 +31,8 @@ impl<B: Backend> Decoder<B> {
                     backend,
                     spec.norms.kind,
                     &layer.ffn_norm,
-                    (&act.x, &mut act.spare),
+                    &act.x,
+                    &mut act.spare,
                     rows,
                 )?,
             };
@@ -63,16 +64,17 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
-            self.moe_ffn(backend, (layer, spec), (experts, of.routing), act, rows)?;
+            self.moe_ffn(step, layer, spec, experts, of.routing)?;
         }
         let Some(ffn) = &layer.ffn else { return Ok(()) };
         match layer.experts.as_ref().and_then(|experts| experts.beside.as_ref()) {
-            Some(beside) => self.add_dense_and_experts(backend, (layer, spec), (ffn, beside), act, rows),
+            Some(beside) => self.add_dense_and_experts(step, layer, spec, ffn, beside),
             None => {
                 let FeedForward { down, biases: [.., bias], low_rank: [_, low_rank], .. } = ffn;
                 let (bias, low_rank) = (bias.as_ref(), low_rank.as_ref());
-                let branch = Branch { of: &act.hidden, w: down, low_rank, bias, norm: &layer.ffn_after };
-                self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
+                let Activations { hidden, x, spare, low, .. } = &mut *step.act;
+                let branch = Branch { of: hidden, w: down, low_rank, bias, norm: &layer.ffn_after };
+                self.add(backend, branch, Residual { x, spare, low, rows })
             }
         }
     }
@@ -81,12 +83,13 @@ impl<B: Backend> Decoder<B> {
     /// separate buffer.
     fn moe_ffn(
         &self,
-        backend: &B,
-        (layer, spec): (&Layer<B>, &LayerSpec),
-        (experts, routing): (&Experts<B>, Routing),
-        act: &mut Activations<B>,
-        rows: usize,
+        step: &mut StepContext<'_, '_, B>,
+        layer: &Layer<B>,
+        spec: &LayerSpec,
+        experts: &Experts<B>,
+        routing: Routing,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
         // In MoE families every sublayer has an RMSNorm of its own.
         let [of_router, norm] = match &experts.beside {
@@ -131,12 +134,13 @@ impl<B: Backend> Decoder<B> {
     /// Adds the sum of a dense layer and the experts beside it.
     fn add_dense_and_experts(
         &self,
-        backend: &B,
-        (layer, spec): (&Layer<B>, &LayerSpec),
-        (ffn, beside): (&FeedForward<B>, &Beside<B>),
-        act: &mut Activations<B>,
-        rows: usize,
+        step: &mut StepContext<'_, '_, B>,
+        layer: &Layer<B>,
+        spec: &LayerSpec,
+        ffn: &FeedForward<B>,
+        beside: &Beside<B>,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let FeedForward { down, biases: [.., bias], low_rank: [_, low_rank], .. } = ffn;
         let input = Input { x: &act.hidden, norm: None, first_row: 0, rows };
         let product = Product { input, low_rank: low_rank.as_ref() };
@@ -144,8 +148,8 @@ impl<B: Backend> Decoder<B> {
         let output = Output { w: down, bias: bias.as_ref(), y: &mut *sum, accumulate: false };
         self.project(backend, product, &mut [output], &mut act.low)?;
         let row = Heads { n: 1, dim: self.config.n_embd };
-        let rope = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
-        self.normalize(backend, (sum, rows, row), Some(self.normed(&beside.after_ffn)), rope)?;
+        let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
+        normalize(backend, sum, rows, row, Some(self.normed(&beside.after_ffn)), rope, angles)?;
         backend.add_normed(sum, &act.expert_output, rows, self.normed(&beside.after))?;
         let norm = self.norm(&layer.ffn_after).expect("the output of such a layer is normalized");
         Ok(backend.add_normed(&mut act.x, sum, rows, norm)?)

@@ -2,7 +2,7 @@
 
 use kvant_backend::{Backend, Columns, Heads, Input, Output, RopeParams};
 
-use super::{Activations, BatchSequence, Branch, Decoder, Product, for_parts};
+use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows, kv_entries};
 use crate::weights::LatentAttention;
 use crate::{Latent, ModelError};
 
@@ -11,41 +11,41 @@ impl<B: Backend> Decoder<B> {
     /// space, and the attention output back.
     pub(super) fn attend_mla(
         &self,
-        backend: &B,
-        (index, kv): (usize, usize),
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
         weights: &LatentAttention<B>,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let latent = spec.latent.expect("a layer of latent attention");
-        self.project_mla(backend, index, (latent, weights), act, rows)?;
-        self.check_rows(backend, parts, index, ("keys", &act.k, spec.n_k()), rows)?;
+        self.project_mla(step, index, latent, weights)?;
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
+        let keys = StepRows { what: "keys", x: &act.k, width: spec.n_k(), n: rows };
+        self.check_rows(backend, step.parts, index, keys)?;
         let (params, first_offset) = (spec.attend_params(), act.step_tile_offsets[kv]);
-        for_parts(parts, kv, first_offset, |parts| {
-            backend.kv_append(parts, &act.k, &act.v, act.step_tiles.as_mut())?;
-            backend.attend(&params, parts, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)
-        })?;
+        let entries = &mut kv_entries(step.parts, kv, first_offset);
+        backend.kv_append(entries, &act.k, &act.v, act.step_tiles.as_mut())?;
+        backend.attend(&params, entries, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)?;
         backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.q_without_rope)?;
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
         let branch = Branch { of: &act.q_without_rope, w, low_rank, bias: None, norm: &layer.attn_after };
-        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
+        let Activations { x, spare, low, .. } = act;
+        self.add(backend, branch, Residual { x, spare, low, rows })
     }
 
     /// Computes the queries, keys and values of layer `index`.
     fn project_mla(
         &self,
-        backend: &B,
+        step: &mut StepContext<'_, '_, B>,
         index: usize,
-        (latent, weights): (Latent, &LatentAttention<B>),
-        act: &mut Activations<B>,
-        rows: usize,
+        latent: Latent,
+        weights: &LatentAttention<B>,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (n_heads, Latent { rank, n_rot, .. }) = (spec.heads.n_heads, latent);
         let input =
-            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
         let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.k_rope, &mut act.k_rope));
         let [plain, q_rope] = &weights.queries;
         let [plain, q_rope] = [output(plain, &mut act.q_without_rope), output(q_rope, &mut act.q_rope)];

@@ -11,12 +11,11 @@
 //! The output of this layer is a hidden state too, from which the next draft token is predicted,
 //! and so on.
 
-use std::sync::Arc;
-
 use kvant_backend::{Backend, BackendError, Heads, Input, Output};
 
-use super::{Activations, Decoder};
-use crate::{EmbeddingRows, ModelError, NormKind};
+use super::entry::InputTokens;
+use super::{Activations, Decoder, normalize};
+use crate::{ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
     /// Computes input rows from tokens and the hidden states of the tokens before them `[rows,
@@ -24,21 +23,21 @@ impl<B: Backend> Decoder<B> {
     pub(super) fn enter_pairs(
         &self,
         backend: &B,
-        (tokens, extra): (&[u32], &[Arc<EmbeddingRows>]),
+        input: InputTokens<'_>,
         streams: &[f32],
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
         let entry = self.weights.entry.as_ref().expect("pairs enter an MTP layer");
-        let rows = tokens.len();
+        let rows = input.tokens.len();
         let parts = [(&entry.of_stream, &entry.stream_norm), (&entry.of_token, &entry.token_norm)];
         for (index, (w, norm)) in parts.into_iter().enumerate() {
             match index {
                 0 => backend.write(&mut act.x, streams)?,
-                _ => drop(self.embed(backend, (tokens, extra), &mut act.x)?),
+                _ => drop(self.embed(backend, input, &mut act.x)?),
             }
-            let input = Input { x: &act.x, norm: Some(self.normed(norm)), first_row: 0, rows };
+            let of_part = Input { x: &act.x, norm: Some(self.normed(norm)), first_row: 0, rows };
             let sum = Output { w, bias: None, y: &mut act.spare, accumulate: index > 0 };
-            backend.project(input, &mut [sum])?;
+            backend.project(of_part, &mut [sum])?;
         }
         backend.copy(&act.spare, 0, &mut act.x, 0, rows * self.config.n_embd)
     }
@@ -67,10 +66,10 @@ impl<B: Backend> Decoder<B> {
         match self.config.output_norm {
             NormKind::Layer => backend.layer_norm(&act.x, rows, norm, &mut act.spare)?,
             NormKind::Rms => {
-                let rope = (self.config.ropes[0].params, &act.angles[0].0);
+                let (rope, angles) = (self.config.ropes[0].params, &act.angles[0].0);
                 backend.copy(&act.x, 0, &mut act.spare, 0, rows * n_embd)?;
                 let whole = Heads { n: 1, dim: n_embd };
-                self.normalize(backend, (&mut act.spare, rows, whole), Some(norm), rope)?;
+                normalize(backend, &mut act.spare, rows, whole, Some(norm), rope, angles)?;
             }
         }
         Ok(backend.read(&act.spare, rows * n_embd - out.len(), out)?)

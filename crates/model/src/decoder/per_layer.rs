@@ -8,7 +8,7 @@
 
 use kvant_backend::{Backend, Gate, Input, Norm, Output};
 
-use super::{Activations, Branch, Decoder, Product};
+use super::{Activations, Branch, Decoder, Product, Residual, StepContext};
 use crate::ModelError;
 use crate::weights::{PerLayer, PerLayerInputs};
 
@@ -42,11 +42,11 @@ impl<B: Backend> Decoder<B> {
     /// Adds the per-layer embeddings of layer `index`.
     pub(super) fn per_layer_embeddings(
         &self,
-        backend: &B,
-        (index, weights): (usize, &PerLayer<B>),
-        act: &mut Activations<B>,
-        rows: usize,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        weights: &PerLayer<B>,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Some(n) = self.config.per_layer_embedding_size else { return Ok(()) };
         let input = Input { x: &act.x, norm: None, first_row: 0, rows };
         let gates = Output { w: &weights.gate, bias: None, y: &mut act.narrow, accumulate: false };
@@ -56,6 +56,7 @@ impl<B: Backend> Decoder<B> {
         backend.gate(numbers, rows * n, &act.narrow, Gate::Gelu)?;
         let branch =
             Branch { of: numbers, w: &weights.out, low_rank: of_out, bias: None, norm: &weights.after };
-        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
+        let Activations { x, spare, low, .. } = act;
+        self.add(backend, branch, Residual { x, spare, low, rows })
     }
 }

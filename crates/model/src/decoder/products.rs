@@ -25,6 +25,16 @@ pub(super) struct Branch<'a, B: Backend> {
     pub(super) norm: &'a Option<B::Buffer>,
 }
 
+/// The residual stream of a step, and scratch memory for additions to it.
+pub(super) struct Residual<'a, B: Backend> {
+    /// `[rows, n_embd]`
+    pub(super) x: &'a mut B::Buffer,
+    /// Holds a branch before its norm, `[rows, n_embd]`.
+    pub(super) spare: &'a mut B::Buffer,
+    pub(super) low: &'a mut LoraScratch<B>,
+    pub(super) rows: usize,
+}
+
 /// Low-rank intermediates of adapters.
 pub(super) struct LoraScratch<B: Backend> {
     /// `D x`, `[rows, rank]`
@@ -111,10 +121,8 @@ impl<B: Backend> Decoder<B> {
     pub(super) fn add(
         &self,
         backend: &B,
-        x: &mut B::Buffer,
         Branch { of, w, low_rank, bias, norm }: Branch<'_, B>,
-        (spare, low): (&mut B::Buffer, &mut LoraScratch<B>),
-        rows: usize,
+        Residual { x, spare, low, rows }: Residual<'_, B>,
     ) -> Result<(), ModelError> {
         let product = Product { input: Input { x: of, norm: None, first_row: 0, rows }, low_rank };
         match self.norm(norm) {

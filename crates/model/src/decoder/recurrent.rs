@@ -1,10 +1,9 @@
 //! Recurrent layers: short convolutions and linear attention.
 
-use kvant_backend::{
-    Backend, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StateBatchEntry, StateInputs, StateRule,
-};
+use kvant_backend::{Backend, Gate, Heads, Norm, Output, Pairing, RopeParams, StateInputs, StateRule};
 
-use super::{Activations, BatchSequence, Branch, Decoder, Product};
+use super::batch_entries::state_entries;
+use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows};
 use crate::ModelError;
 use crate::config::{RecurrentMixer, StateKind};
 use crate::weights::{HeadWeights, Recurrent, RuleWeights};
@@ -14,16 +13,14 @@ impl<B: Backend> Decoder<B> {
     /// strengths from n.
     pub(super) fn enter_state(
         &self,
-        backend: &B,
+        step: &mut StepContext<'_, '_, B>,
         index: usize,
         weights: &Recurrent<B>,
-        parts: &[BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let input =
-            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         let into = output(&weights.into, &mut act.entering);
         let product = Product { input, low_rank: weights.low_rank[0].as_ref() };
@@ -40,8 +37,9 @@ impl<B: Backend> Decoder<B> {
                 }
             }
         }
-        let n_in = spec.recurrence.map_or(0, |of| of.conv().n_in());
-        self.check_rows(backend, parts, index, ("inputs", &act.entering, n_in), rows)
+        let width = spec.recurrence.map_or(0, |of| of.conv().n_in());
+        let inputs = StepRows { what: "inputs", x: &act.entering, width, n: rows };
+        self.check_rows(backend, step.parts, index, inputs)
     }
 
     /// Computes `x += W_out y`: y is the convolution of the input, or the output of its heads with
@@ -49,36 +47,35 @@ impl<B: Backend> Decoder<B> {
     /// at index `first`.
     pub(super) fn recurrent_mixer(
         &self,
-        backend: &B,
-        (index, first): (usize, usize),
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        first: usize,
         weights: &Recurrent<B>,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
     ) -> Result<(), ModelError> {
+        let (backend, act) = (step.backend, &mut *step.act);
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let recurrence = spec.recurrence.expect("a recurrent layer");
         let (conv, x, kernel) = (recurrence.conv(), &act.entering, &weights.kernel);
         let y = if weights.heads.is_some() { &mut act.convolved } else { &mut act.attended };
-        for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;
+        backend.short_conv(&mut state_entries(step.parts, first), conv, x, kernel, y)?;
         if let Some(heads) = &weights.heads {
-            self.linear_attention(backend, (recurrence, first + 1), heads, parts, act, rows)?;
+            self.linear_attention(step, recurrence, first + 1, heads)?;
         }
         let (w, low_rank) = (&weights.out, weights.low_rank[1].as_ref());
-        let branch = Branch { of: &act.attended, w, low_rank, bias: None, norm: &layer.attn_after };
-        self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
+        let Activations { attended, x, spare, low, .. } = &mut *step.act;
+        let branch = Branch { of: attended, w, low_rank, bias: None, norm: &layer.attn_after };
+        self.add(backend, branch, Residual { x, spare, low, rows: step.rows })
     }
 
-    /// Updates the states and computes their normalized and gated output.
+    /// Updates the states of index `state` and computes their normalized and gated output.
     fn linear_attention(
         &self,
-        backend: &B,
-        (recurrence, state): (RecurrentMixer, usize),
+        step: &mut StepContext<'_, '_, B>,
+        recurrence: RecurrentMixer,
+        state: usize,
         weights: &HeadWeights<B>,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        rows: usize,
     ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let RecurrentMixer::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
             RuleWeights::Delta { .. } => StateRule::GatedDeltaNet { write: &act.writes, eps },
@@ -87,7 +84,7 @@ impl<B: Backend> Decoder<B> {
         let HeadWeights { bias, rate, norm, .. } = weights;
         let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, decay: rate, rule };
         let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
-        for_states(parts, state, |parts| backend.linear_attention(parts, heads, inputs, y))?;
+        backend.linear_attention(&mut state_entries(step.parts, state), heads, inputs, y)?;
         let normalize = |y: &mut B::Buffer, heads: Heads| match norm {
             // Norm without rotation.
             Some(weight) => {
@@ -105,30 +102,6 @@ impl<B: Backend> Decoder<B> {
                 backend.gate(y, rows * n_out, gates, Gate::Silu)?;
                 Ok(normalize(y, Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads })?)
             }
-        }
-    }
-}
-
-/// Passes the parts of a step to `f` with their states of index `index`.
-fn for_states<P: Page, T>(
-    parts: &mut [BatchSequence<'_, P>],
-    index: usize,
-    f: impl FnOnce(&mut [StateBatchEntry<'_, P>]) -> T,
-) -> T {
-    match parts {
-        // Decoding one sequence allocates no memory.
-        [one] => {
-            let rows = one.cache.rows(0, one.n);
-            f(&mut [one.cache.state_part(index, rows)])
-        }
-        parts => {
-            let mut first = 0;
-            let parts = parts.iter_mut().map(|one| {
-                let rows = one.cache.rows(first, one.n);
-                first += one.n;
-                one.cache.state_part(index, rows)
-            });
-            f(&mut parts.collect::<Vec<_>>())
         }
     }
 }

@@ -64,9 +64,9 @@ impl<B: Backend> Weights<B> {
         let norm = Some(name(HEAD_NORM)).filter(|name| loader.has(name));
         let norm = norm.unwrap_or_else(|| config.family.output_norm.to_owned());
         let output_norm = loader.scaled_vector(&norm, n_embd, config.logit_scale)?;
-        let [own_embedding, own_output] = OWN.map(|(own, of)| (name(own), of));
-        let embedding = loader.own(own_embedding, n_embd, self.n_vocab, B::table)?;
-        let output = loader.own(own_output, n_embd, self.n_vocab, B::upload_matrix)?;
+        let [(own_embedding, embedding_of), (own_output, output_of)] = OWN.map(|(own, of)| (name(own), of));
+        let embedding = loader.own(own_embedding, embedding_of, n_embd, self.n_vocab, B::table)?;
+        let output = loader.own(own_output, output_of, n_embd, self.n_vocab, B::upload_matrix)?;
         loader.refuse_unused(|name| layer_of(name) == Some(index))?;
         let (n_bytes, ranks) = (loader.n_bytes, loader.ranks);
         let output_low_rank = match &output {
@@ -123,10 +123,12 @@ impl<B: Backend> Loader<'_, B> {
         Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
     }
 
-    /// Loads a vocabulary table of the MTP layer, unless it is a copy of the model's.
+    /// Loads the vocabulary table `name` of the MTP layer, unless it is a copy of the model's,
+    /// `of`.
     fn own(
         &mut self,
-        (name, of): (String, &str),
+        name: String,
+        of: &str,
         n_embd: usize,
         n_vocab: usize,
         take: fn(&B, WeightSource) -> Result<B::Matrix, BackendError>,

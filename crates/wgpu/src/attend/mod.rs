@@ -51,27 +51,27 @@ struct Params {
     nan_bits: u32,
 }
 
-/// Activations that attention reads and writes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Buffers<'a> {
+/// The operands of the op. Shapes have been checked.
+#[derive(Clone, Copy)]
+pub(crate) struct AttendArgs<'a> {
+    pub params: &'a AttendParams,
+    pub parts: &'a [KvBatchEntry<'a, WgpuPage>],
     pub q: &'a wgpu::Buffer,
     pub sinks: Option<&'a wgpu::Buffer>,
+    pub step_tiles: Option<&'a WgpuPage>,
     pub out: &'a wgpu::Buffer,
 }
 
 /// Attends with the rows of each sequence, or runs only `stage` of it.
 ///
 /// `variants` are those of the classes, [`TypeClass::ALL`]: the variant of the last class of any KV
-/// tensor serves all, as all jobs have the same number of queries. The caller has checked the
-/// shapes.
+/// tensor serves all, as all jobs have the same number of queries.
 pub(crate) fn attend(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
-    (variants, stage): ([AttendVariant; 3], usize),
-    params: &AttendParams,
-    parts: &[KvBatchEntry<'_, WgpuPage>],
-    step_tiles: Option<&WgpuPage>,
-    Buffers { q, sinks, out }: Buffers<'_>,
+    variants: [AttendVariant; 3],
+    stage: usize,
+    AttendArgs { params, parts, q, sinks, step_tiles, out }: AttendArgs<'_>,
 ) -> Result<()> {
     if params.n_kv_heads == 0 || parts.iter().all(|part| part.rows.n == 0) {
         return Ok(());

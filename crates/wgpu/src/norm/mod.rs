@@ -41,7 +41,8 @@ pub(crate) fn norm(
     kind: NormKind,
     x: &wgpu::Buffer,
     [rows, n]: [usize; 2],
-    (weight, eps): (&wgpu::Buffer, f32),
+    weight: &wgpu::Buffer,
+    eps: f32,
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
     let kernel = gpu.kernel(&SOURCE, "norm")?;

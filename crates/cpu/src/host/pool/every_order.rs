@@ -21,7 +21,7 @@ fn regions_end_whole_in_every_order() {
         let written = &written;
         for region in 1..=2 {
             // SAFETY: each thread of the region has its own number.
-            pool.run(&|thread| written.0[thread].with_mut(|x| unsafe { *x += 1 }));
+            pool.region().run(&|thread| written.0[thread].with_mut(|x| unsafe { *x += 1 }));
             // SAFETY: the region has ended.
             written.0.iter().for_each(|x| x.with(|x| assert_eq!(unsafe { *x }, region)));
         }

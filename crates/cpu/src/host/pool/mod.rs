@@ -112,7 +112,7 @@ pub(crate) fn share(n: usize, thread: usize, n_threads: usize) -> Range<usize> {
 }
 
 impl Pool {
-    /// Starts a pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
+    /// Starts a pool of `n_threads` (at least 1), of which the caller of [`Region::run`] is one.
     ///
     /// # Errors
     /// [`BackendError::Threads`] when the system starts fewer; those it has started are ended
@@ -160,25 +160,104 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// Takes the threads of the pool, once no other region has them.
+    pub fn region(&self) -> Region<'_> {
+        Region { pool: self, _threads: self.region.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share in
+    /// order, so that it reads memory sequentially; an idle thread steals items from the shares of
+    /// slower ones.
+    pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
+        if n <= 1 {
+            return (0..n).for_each(job);
+        }
+        let n_threads = self.n_threads();
+        self.for_shares(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
+    }
+
+    /// Runs the items `0 .. n_items(thread)` of every thread as `job(state, thread, item)`, with
+    /// the state of the thread that runs it; see [`Pool::for_shares`].
+    ///
+    /// # Panics
+    /// Unless there is a state for each thread.
+    pub(crate) fn for_shares_with<T: Send>(
+        &self,
+        states: &mut [T],
+        n_items: impl Fn(usize) -> usize,
+        job: &(dyn Fn(&mut T, usize, usize) + Sync),
+    ) {
+        assert_eq!(states.len(), self.n_threads(), "a state for each thread");
+        let states = DisjointMut::new(states);
+        self.for_shares(|thread| 0..n_items(thread), &|thread, owner, item| {
+            // SAFETY: each number of a thread belongs to one thread of the region, which works on
+            // one item at a time.
+            let own = unsafe { states.part(thread..thread + 1) };
+            job(&mut own[0], owner, item);
+        });
+    }
+
+    /// Runs `job(thread, owner, item)` for every item of the share of each thread, its owner, on
+    /// that thread or on an idle one, as [`Pool::for_each`] does; the caller divides the work.
+    pub(crate) fn for_shares(
+        &self,
+        share: impl Fn(usize) -> Range<usize>,
+        job: &(dyn Fn(usize, usize, usize) + Sync),
+    ) {
+        let n_threads = self.n_threads();
+        if n_threads == 1 {
+            return share(0).for_each(|item| job(0, 0, item));
+        }
+        let region = self.region();
+        let mut total = 0;
+        for (thread, of_thread) in self.shares.iter().enumerate() {
+            let share = share(thread);
+            total += share.len();
+            of_thread.next.store(share.start, Ordering::Relaxed);
+            of_thread.end.store(share.end, Ordering::Relaxed);
+        }
+        if total <= 1 {
+            drop(region);
+            return (0..n_threads).for_each(|owner| share(owner).for_each(|item| job(0, owner, item)));
+        }
+        region.run(&|thread| {
+            while let Some(item) = self.shares[thread].take() {
+                job(thread, thread, item);
+            }
+            for owner in (thread + 1..n_threads).chain(0..thread) {
+                while self.shares[owner].has_more()
+                    && let Some(item) = self.shares[owner].take()
+                {
+                    job(thread, owner, item);
+                }
+            }
+        });
+    }
+}
+
+/// The threads of a pool, for one parallel region after the other.
+pub struct Region<'a> {
+    pool: &'a Pool,
+    _threads: MutexGuard<'a, ()>,
+}
+
+impl Region<'_> {
     /// Runs `job(thread)` once on each thread, `0 .. n_threads()`, and returns when all are done.
     ///
     /// Propagates a panic in `job` to the caller. `job` must not call into the same pool.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() {
+        let Pool { shared, workers, .. } = self.pool;
+        if workers.is_empty() {
             return job(0);
         }
-        self.run_region(&self.region.lock().unwrap_or_else(PoisonError::into_inner), job);
-    }
-
-    fn run_region(&self, _region: &MutexGuard<'_, ()>, job: &(dyn Fn(usize) + Sync)) {
-        let shared = &*self.shared;
         // SAFETY: only the lifetime changes. No worker follows the pointer after it has counted
         // down, and this function does not return, nor unwind, before all have.
         let job_static: *const Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(job)) };
-        // SAFETY: `region` is held and every `pending` is 0, so no other thread touches the cell.
+        // SAFETY: this region has the threads and every `pending` is 0, so no other thread touches
+        // the cell.
         unsafe { *shared.job.get() = Some(job_static) };
         for (group, pending) in shared.pending.iter().enumerate() {
-            pending.0.store(GROUP.min(self.workers.len() - group * GROUP), Ordering::Relaxed);
+            pending.0.store(GROUP.min(workers.len() - group * GROUP), Ordering::Relaxed);
         }
         // Releases the writes above, the cell and the counters, to workers that see the new epoch.
         shared.epoch.fetch_add(1, Ordering::SeqCst);
@@ -200,76 +279,6 @@ impl Pool {
         }
         assert!(!worker_panicked, "a worker thread panicked");
     }
-
-    /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share in
-    /// order, so that it reads memory sequentially; an idle thread steals items from the shares of
-    /// slower ones.
-    pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
-        if n <= 1 {
-            return (0..n).for_each(job);
-        }
-        let n_threads = self.n_threads();
-        self.run_shares(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
-    }
-
-    /// Runs `job(thread, item)` for every item of `0 .. n_items(thread)` of every thread, on that
-    /// thread or on an idle one, as [`Pool::for_each`] does; the caller divides the work.
-    pub(crate) fn for_shares(&self, n_items: impl Fn(usize) -> usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        self.run_shares(|thread| 0..n_items(thread), &|_, owner, item| job(owner, item));
-    }
-
-    /// Runs the items of [`Pool::for_shares`] as `job(state, thread, item)`, with the state of the
-    /// thread that runs it.
-    ///
-    /// # Panics
-    /// Unless there is a state for each thread.
-    pub(crate) fn for_shares_with<T: Send>(
-        &self,
-        states: &mut [T],
-        n_items: impl Fn(usize) -> usize,
-        job: &(dyn Fn(&mut T, usize, usize) + Sync),
-    ) {
-        assert_eq!(states.len(), self.n_threads(), "a state for each thread");
-        let states = DisjointMut::new(states);
-        self.run_shares(|thread| 0..n_items(thread), &|thread, owner, item| {
-            // SAFETY: each number of a thread belongs to one thread of the region, which works on
-            // one item at a time.
-            let own = unsafe { states.part(thread..thread + 1) };
-            job(&mut own[0], owner, item);
-        });
-    }
-
-    /// Runs `job(thread, owner, item)` for every item of the share of each owner.
-    fn run_shares(&self, share: impl Fn(usize) -> Range<usize>, job: &(dyn Fn(usize, usize, usize) + Sync)) {
-        let n_threads = self.n_threads();
-        if n_threads == 1 {
-            return share(0).for_each(|item| job(0, 0, item));
-        }
-        let region = self.region.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut total = 0;
-        for (thread, of_thread) in self.shares.iter().enumerate() {
-            let share = share(thread);
-            total += share.len();
-            of_thread.next.store(share.start, Ordering::Relaxed);
-            of_thread.end.store(share.end, Ordering::Relaxed);
-        }
-        if total <= 1 {
-            drop(region);
-            return (0..n_threads).for_each(|owner| share(owner).for_each(|item| job(0, owner, item)));
-        }
-        self.run_region(&region, &|thread| {
-            while let Some(item) = self.shares[thread].take() {
-                job(thread, thread, item);
-            }
-            for owner in (thread + 1..n_threads).chain(0..thread) {
-                while self.shares[owner].has_more()
-                    && let Some(item) = self.shares[owner].take()
-                {
-                    job(thread, owner, item);
-                }
-            }
-        });
-    }
 }
 
 impl Drop for Pool {
@@ -279,7 +288,7 @@ impl Drop for Pool {
         drop(self.shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker only ends by returning: its panics are caught and reported by `run`.
+            // A worker only ends by returning: its panics are caught and reported by `Region::run`.
             let _ = worker.join();
         }
     }
@@ -293,8 +302,8 @@ fn work(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch changed, so `run` has written the cell and keeps the closure alive
-        // until this worker has counted down.
+        // SAFETY: the epoch changed, so `Region::run` has written the cell and keeps the closure
+        // alive until this worker has counted down.
         let job = unsafe { &*(*shared.job.get()).expect("a region without a job") };
         if catch_unwind(AssertUnwindSafe(|| job(index))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
@@ -341,7 +350,8 @@ impl Shared {
     /// Sleeps until `done`, which a change of the epoch causes.
     fn sleep_until(&self, done: impl Fn() -> bool) {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Announced before the last check: `run` reads `sleepers` after it changed the epoch.
+        // Announced before the last check: `Region::run` reads `sleepers` after it changed the
+        // epoch.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         seq_cst_fence();
         while !done() {

@@ -67,7 +67,7 @@ fn the_caller_sees_what_all_groups_have_written() {
         let mut written = vec![0; n_threads];
         for region in 1..=50 {
             let shards = DisjointMut::new(&mut written);
-            pool.run(&|thread| {
+            pool.region().run(&|thread| {
                 // SAFETY: each thread of the region has its own number.
                 unsafe { shards.part(thread..thread + 1)[0] += 1 };
             });
@@ -82,7 +82,7 @@ fn workers_wake_from_sleep() {
         let pool = Pool::new(n_threads).unwrap();
         for _ in 0..3 {
             let sum = AtomicUsize::new(0);
-            pool.run(&|thread| {
+            pool.region().run(&|thread| {
                 sum.fetch_add(thread + 1, Ordering::Relaxed);
             });
             assert_eq!(sum.into_inner(), n_threads * (n_threads + 1) / 2);
@@ -99,7 +99,7 @@ fn a_dropped_pool_ends_its_threads_in_any_state() {
             for regions in [0, 1] {
                 let alive = Arc::new(AtomicUsize::new(0));
                 let pool = Pool::spawned(n_threads, counted(&alive)).unwrap();
-                (0..regions).for_each(|_| pool.run(&|_| {}));
+                (0..regions).for_each(|_| pool.region().run(&|_| {}));
                 std::thread::sleep(pause);
                 drop(pool);
                 assert_eq!(alive.load(Ordering::SeqCst), 0);
@@ -116,7 +116,7 @@ fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
         for bad in [0..1, 1..2, n_threads - 1..n_threads, 1..n_threads, 0..n_threads] {
             let finished = AtomicUsize::new(0);
             let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(&|thread| {
+                pool.region().run(&|thread| {
                     assert!(!bad.contains(&thread), "expected panic");
                     finished.fetch_add(1, Ordering::Relaxed);
                 });

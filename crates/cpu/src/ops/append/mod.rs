@@ -11,9 +11,8 @@
 use kvant_backend::KvBatchEntry;
 
 use crate::host::page::CpuPage;
-use crate::host::pool::Pool;
 use crate::ops::channel_scales::HeadScales;
-use crate::simd::isa::Isa;
+use crate::ops::context::KernelContext;
 use crate::simd::vec16::with_lanes;
 
 mod encode;
@@ -34,9 +33,7 @@ pub(crate) struct Scratch {
 
 /// See [`kvant_backend::Backend::kv_append`].
 pub(crate) fn kv_append(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     parts: &mut [KvBatchEntry<'_, CpuPage>],
     [k, v]: [&[f32]; 2],
     step_tiles: Option<&mut CpuPage>,

@@ -10,38 +10,18 @@ use super::kernels::{AccumulateCodes, AccumulateFloats, ByteChunk, ValueBlock};
 use super::matrix_unit::{AccumulateOutputs, MatrixPath, Operands};
 use super::mla::AddCentre;
 use super::panels::{COLUMN_BYTES, LINE};
-use super::planes::{COLUMNS, Planes, halves};
+use super::planes::{COLUMNS, Part, Planes, StoredBlock, halves};
 use super::prefetch::Prefetcher;
 use super::shape::{BLOCK_TILES, Lane, MAX_QUERIES, with_n};
 use super::thread_state::ThreadState;
-use super::view::{Block, Run};
+use super::view::Run;
 use super::weights::{RoundWeights, weight_planes};
 use crate::simd::matrix_unit::MAX_WORDS;
 use crate::simd::vec16::Lanes;
 
 impl ThreadState {
-    /// Accumulates a block of values, weighted, into the outputs. Coded values go to the matrix
-    /// path, if there is one.
-    pub(super) fn accumulate_values<L: Lanes, B: MatrixPath>(
-        &mut self,
-        lanes: L,
-        path: &mut Option<B>,
-        values: &Block,
-        prefetcher: &mut Prefetcher,
-        out: &mut [Lane],
-    ) {
-        for run in values.runs() {
-            match Coding::of(run.layout.dtype()) {
-                Some(coding) => match path {
-                    Some(path) => self.accumulate_panels(lanes, path, &run, prefetcher, out),
-                    None => self.accumulate_codes(lanes, coding, &run, prefetcher, out),
-                },
-                None => self.accumulate_floats(lanes, &run, prefetcher, out),
-            }
-        }
-    }
-
-    fn accumulate_codes<L: Lanes>(
+    /// Accumulates a run of coded values, weighted, into the outputs of some queries.
+    pub(super) fn accumulate_codes<L: Lanes>(
         &mut self,
         lanes: L,
         coding: Coding,
@@ -59,9 +39,10 @@ impl ThreadState {
             let together = if self.is_shared_kv || n > MAX_QUERIES { 1 } else { octets };
             for octet in (0..octets).step_by(together) {
                 let at = dims.start / OCTET_DIMS + octet;
-                let part = (octet / together, octets / together);
-                let mut codes =
-                    Planes::staged(self.stage, coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
+                let stored =
+                    StoredBlock { bytes, len: place.len(), stride: run.tile_bytes, tiles: run.tiles };
+                let part = Part { index: octet / together, of: octets / together };
+                let mut codes = Planes::staged(self.stage, coding, stored, part);
                 if self.is_shared_kv && codes.coding != Coding::Whole {
                     // Unpacked when the block was scored.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
@@ -120,7 +101,8 @@ impl ThreadState {
         }
     }
 
-    fn accumulate_floats<L: Lanes>(
+    /// Accumulates a run of float values, weighted, into the outputs of some queries.
+    pub(super) fn accumulate_floats<L: Lanes>(
         &self,
         lanes: L,
         run: &Run,
@@ -137,7 +119,7 @@ impl ThreadState {
         }
     }
 
-    /// Accumulates a run of coded values, weighted, into the outputs of some queries.
+    /// Does the work of [`Self::accumulate_codes`] on the matrix path.
     pub(super) fn accumulate_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,

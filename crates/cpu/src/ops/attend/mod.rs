@@ -75,7 +75,7 @@ use kvant_backend::{AttendParams, BackendError, KvBatchEntry, Result};
 use kvant_codec::DType;
 
 use crate::host::page::CpuPage;
-use crate::host::pool::Pool;
+use crate::ops::context::KernelContext;
 use crate::simd::isa::Isa;
 use crate::simd::matrix_unit::NoUnit;
 use crate::simd::vec16::with_lanes;
@@ -108,29 +108,32 @@ use matrix_unit::UnitPath;
 pub(crate) use split::Scratch;
 pub(crate) use stage::Stage;
 
+/// The operands of the op. Shapes have been checked.
+#[derive(Clone, Copy)]
+pub(crate) struct AttendArgs<'a> {
+    pub p: &'a AttendParams,
+    pub parts: &'a [KvBatchEntry<'a, CpuPage>],
+    pub q: &'a [f32],
+    /// `[n_heads]`
+    pub sinks: Option<&'a [f32]>,
+    pub step_tiles: Option<&'a CpuPage>,
+}
+
 /// See [`kvant_backend::Backend::attend`]. Reads no more of coded tiles than `stage` states, which
 /// is everything except in measurements.
 ///
 /// # Errors
 /// [`BackendError::Unsupported`] for other stages of the scalar kernels, which have none.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn attend(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     stage: Stage,
-    p: &AttendParams,
-    parts: &[KvBatchEntry<'_, CpuPage>],
-    q: &[f32],
-    sinks: Option<&[f32]>,
-    step_tiles: Option<&CpuPage>,
+    args: AttendArgs<'_>,
     out: &mut [f32],
 ) -> Result<()> {
     macro_rules! run {
-        ($lanes:expr, $Path:ty, $proof:expr) => {{
-            let call = split::AttendArgs::<$Path> { proof: $proof, p, parts, q, sinks, step_tiles };
-            split::attend($lanes, pool, scratch, stage, &call, out)
-        }};
+        ($lanes:expr, $Path:ty, $proof:expr) => {
+            split::attend::<_, $Path>($lanes, $proof, pool, scratch, stage, args, out)
+        };
     }
     #[cfg(target_arch = "x86_64")]
     match isa {
@@ -164,7 +167,7 @@ pub(crate) fn attend(
                     has: "stages of the vector kernels".to_owned(),
                 });
             }
-            scalar::attend(pool, p, parts, q, sinks, step_tiles, out)
+            scalar::attend(pool, args, out)
         }
     );
     Ok(())

@@ -31,6 +31,29 @@ pub(super) struct Planes<'a> {
     pub(super) index: usize,
 }
 
+/// A block of dims of some tiles, as it is stored.
+#[derive(Clone, Copy)]
+pub(super) struct StoredBlock<'a> {
+    /// Memory that begins with the block in the first tile.
+    pub(super) bytes: &'a [u8],
+    /// Bytes of the block in a tile.
+    pub(super) len: usize,
+    /// Bytes from a tile to the next.
+    pub(super) stride: usize,
+    pub(super) tiles: usize,
+}
+
+/// Part `index` of `of` equal parts of a block, each at least an octet.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    pub(super) index: usize,
+    pub(super) of: usize,
+}
+
+impl Part {
+    pub(super) const WHOLE: Self = Self { index: 0, of: 1 };
+}
+
 impl<'a> Planes<'a> {
     /// Returns the planes of expanded tiles with `octets` octets each.
     pub(super) fn expanded(tiles: &'a [Expanded], octets: usize) -> Self {
@@ -39,23 +62,15 @@ impl<'a> Planes<'a> {
         Self { coding: Coding::Whole, planes, plane_bytes: bytes, stride: bytes, index: 0 }
     }
 
-    /// Returns the planes to read, at `stage`, as part `index` of `parts` of a block of
-    /// dims of some tiles; a part is at least an octet. The block takes `block_bytes` and begins
-    /// with `bytes` in the first tile; the next are `stride` bytes further.
-    pub(super) fn staged(
-        stage: Stage,
-        coding: Coding,
-        bytes: &'a [u8],
-        block_bytes: usize,
-        (stride, tiles): (usize, usize),
-        (index, parts): (usize, usize),
-    ) -> Self {
-        let plane_bytes = block_bytes - SCALE_BYTES;
+    /// Returns the planes to read, at `stage`, as a part of a block.
+    pub(super) fn staged(stage: Stage, coding: Coding, block: StoredBlock<'a>, part: Part) -> Self {
+        let (StoredBlock { bytes, len, stride, tiles }, Part { index, of }) = (block, part);
+        let plane_bytes = len - SCALE_BYTES;
         if !stage.is_blank() {
             let (coding, planes) = stage.planes(coding, &bytes[SCALE_BYTES..]);
             return Self { coding, planes, plane_bytes, stride, index };
         }
-        let share = plane_bytes / parts;
+        let share = plane_bytes / of;
         let mut blank = stage.planes(coding, &[]);
         for t in 0..tiles {
             let planes = &bytes[t * stride + SCALE_BYTES..];
@@ -69,13 +84,14 @@ impl<'a> Planes<'a> {
         &self.planes[t * self.stride..][..self.plane_bytes]
     }
 
-    /// Expands so many tiles of keys to whole bytes, `[tiles][octets]`. For a shared-KV tensor,
+    /// Expands `tiles` tiles of keys to whole bytes, `[tiles][octets]`. For a shared-KV tensor,
     /// writes the values too, as far as `values` has room, with a stride of eight octets. Codes of
     /// whole bytes are read as values in place.
     pub(super) fn expand_keys<L: Lanes>(
         &self,
         lanes: L,
-        (tiles, octets): (usize, usize),
+        tiles: usize,
+        octets: usize,
         keys: &mut [Expanded],
         mut values: Option<&mut [Expanded]>,
     ) {

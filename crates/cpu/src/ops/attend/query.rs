@@ -7,6 +7,7 @@ use kvant_backend::KvTensorSpec;
 use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
 use super::codes::CodeMeaning;
+use super::kernels::ByteChunk;
 use super::shape::{Bytes, SLICE};
 use crate::ops::channel_scales::Affine;
 use crate::simd::matrix_unit::ROWS;
@@ -63,6 +64,24 @@ impl Queries {
     /// Returns the floats of some queries, `[some][dim]`.
     pub(super) fn of(&self, some: &Range<usize>, dim: usize) -> &[f32] {
         &self.floats[some.start * dim..some.end * dim]
+    }
+
+    /// Returns the byte planes, `planes` of each, of some queries for the block of dims `block`,
+    /// which lies in slice `slice`.
+    pub(super) fn chunk(
+        &self,
+        block: usize,
+        slice: usize,
+        some: Range<usize>,
+        planes: usize,
+    ) -> ByteChunk<'_> {
+        let rows = slice * self.n + some.start..slice * self.n + some.end;
+        let of_block = block * self.n + some.start..block * self.n + some.end;
+        ByteChunk {
+            rows: &self.rows[rows.start * planes..rows.end * planes],
+            starts: &self.starts[of_block.clone()],
+            factors: &self.factors[of_block],
+        }
     }
 
     fn round<L: Lanes>(&mut self, lanes: L, meaning: CodeMeaning, keys: &TileLayout) {

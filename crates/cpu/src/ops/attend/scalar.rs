@@ -1,11 +1,11 @@
 //! The reference: one token at a time, decoded by the codec, with an online softmax in f64.
 
-use kvant_backend::{AttendParams, KvBatchEntry};
+use kvant_backend::AttendParams;
 use kvant_codec::tile::{self, TILE, prepare_query, restore_row};
 
+use super::AttendArgs;
 use super::view::{TokenForm, View};
 use crate::host::disjoint::DisjointMut;
-use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
 use crate::ops::channel_scales::HeadScales;
 
@@ -21,11 +21,7 @@ struct State {
 /// See [`super::attend`], which has checked the shapes.
 pub(super) fn attend(
     pool: &Pool,
-    p: &AttendParams,
-    parts: &[KvBatchEntry<'_, CpuPage>],
-    q: &[f32],
-    sinks: Option<&[f32]>,
-    step_tiles: Option<&CpuPage>,
+    AttendArgs { p, parts, q, sinks, step_tiles }: AttendArgs<'_>,
     out: &mut [f32],
 ) {
     let (group, out) = (p.n_heads / p.n_kv_heads.max(1), DisjointMut::new(out));

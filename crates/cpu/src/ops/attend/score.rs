@@ -7,58 +7,34 @@ use kvant_codec::tile::{TILE, TileBlock, TileLayout};
 
 use super::centre::{AddPerQuery, CentreDot};
 use super::codes::{CodeMeaning, Coding, OCTET_DIMS, Whole, with_codes};
-use super::kernels::{ByteChunk, KeyBlock, ScoreCodes, ScoreFloats};
+use super::kernels::{KeyBlock, ScoreCodes, ScoreFloats};
 use super::matrix_unit::{AddScores, MatrixPath, Operands};
 use super::mla::ScoreRows;
-use super::planes::Planes;
+use super::planes::{Part, Planes, StoredBlock};
 use super::prefetch::Prefetcher;
 use super::shape::{BLOCK_TILES, MAX_QUERIES, SLICE, with_n};
 use super::softmax::{SoftCap, Softmax};
 use super::thread_state::ThreadState;
-use super::view::{Block, Run};
+use super::view::Run;
 use crate::simd::vec16::Lanes;
 
 impl ThreadState {
-    /// Scores all queries against a block of keys. Coded keys go to the matrix path, if there is
-    /// one.
-    pub(super) fn score<L: Lanes, B: MatrixPath>(
-        &mut self,
-        lanes: L,
-        path: &mut Option<B>,
-        keys: &Block,
-        prefetcher: &mut Prefetcher,
-    ) {
-        let (is_shared_kv, n) = (self.is_shared_kv, self.scores.len());
-        // Unpacked codes have room for two tiles.
-        let is_unpacked = |coding| is_shared_kv || n > MAX_QUERIES && coding != Coding::Whole;
-        for run in keys.runs() {
-            let coding = Coding::of(run.layout.dtype());
-            if let (Some(coding), Some(path)) = (coding, &mut *path) {
-                self.score_panels(lanes, path, coding, &run, prefetcher);
+    /// Scores some queries against a run of float keys.
+    pub(super) fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, prefetcher: &mut Prefetcher) {
+        let (layout, dtype) = (run.layout, run.layout.dtype());
+        for t in (0..run.tiles).step_by(2) {
+            if self.is_shared_kv {
+                prefetcher.steps(layout.dim() / TILE);
+                for t in t..run.tiles.min(t + 2) {
+                    self.score_rows(lanes, layout, run.tile(t), run.first + t);
+                }
                 continue;
             }
-            let together = if coding.is_none_or(is_unpacked) { 2 } else { run.tiles };
-            for t in (0..run.tiles).step_by(together) {
-                let tiles = t..run.tiles.min(t + together);
-                match coding {
-                    Some(coding) => self.score_codes(lanes, coding, &run, tiles, prefetcher),
-                    None if self.is_shared_kv => {
-                        prefetcher.steps(run.layout.dim() / TILE);
-                        for t in tiles {
-                            self.score_rows(lanes, run.layout, run.tile(t), run.first + t);
-                        }
-                    }
-                    None => self.score_floats(lanes, &run, t, prefetcher),
-                }
+            let (tiles, tile) = (run.pair(t), run.first + t);
+            let chunks = self.queries.of(&self.active, layout.dim()).chunks(MAX_QUERIES * layout.dim());
+            for (queries, scores) in chunks.zip(self.scores.chunks_mut(MAX_QUERIES)) {
+                ScoreFloats { dtype, tiles, queries, scores, tile, prefetcher }.run(lanes);
             }
-        }
-    }
-
-    fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, prefetcher: &mut Prefetcher) {
-        let (layout, tiles, tile) = (run.layout, run.pair(t), run.first + t);
-        let chunks = self.queries.of(&self.active, layout.dim()).chunks(MAX_QUERIES * layout.dim());
-        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MAX_QUERIES)) {
-            ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile, prefetcher }.run(lanes);
         }
     }
 
@@ -69,62 +45,61 @@ impl ThreadState {
         }
     }
 
-    /// Scores some tiles of a run: two at most where they are unpacked first.
-    fn score_codes<L: Lanes>(
+    /// Scores some queries against a run of coded keys.
+    pub(super) fn score_codes<L: Lanes>(
         &mut self,
         lanes: L,
         coding: Coding,
         run: &Run,
-        tiles: Range<usize>,
         prefetcher: &mut Prefetcher,
     ) {
-        let (tile, n_tiles, n) = (run.first + tiles.start, tiles.len(), self.scores.len());
-        let (first, all) = (self.active.start, self.queries.n);
+        let (n, is_shared_kv) = (self.scores.len(), self.is_shared_kv);
         let query_planes = CodeMeaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
-        let of_tiles = &run.bytes[tiles.start * run.tile_bytes..];
-        for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
-            let octets = dims.len() / OCTET_DIMS;
-            let of_block = &of_tiles[bytes.start..];
-            let (scales, scale_stride) = self.stage.scales(of_block, run.tile_bytes);
-            let mut codes =
-                Planes::staged(self.stage, coding, of_block, bytes.len(), (run.tile_bytes, n_tiles), (0, 1));
-            if self.is_shared_kv || n > MAX_QUERIES && codes.coding != Coding::Whole {
-                let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
-                let values = self.unpacked.get_mut(at..).unwrap_or_default();
-                let values = self.is_shared_kv.then_some(values);
-                codes.expand_keys(lanes, (n_tiles, octets), &mut self.octets, values);
-                codes = Planes::expanded(&self.octets, octets);
-            }
-            let (at, is_first) = (dims.start % SLICE / 4, block == 0);
-            let keys = KeyBlock { codes, scales, scale_stride, octets, tiles: n_tiles, tile, is_first, at };
-            for from in (0..n).step_by(MAX_QUERIES) {
-                let to = (from + MAX_QUERIES).min(n);
-                let query = dims.start / SLICE * all + first + from;
-                let chunk = block * all + first + from..block * all + first + to;
-                let queries = ByteChunk {
-                    rows: &self.queries.rows[query * query_planes..][..(to - from) * query_planes],
-                    starts: &self.queries.starts[chunk.clone()],
-                    factors: &self.queries.factors[chunk],
-                };
-                let (keys, scores) = (&keys, &mut self.scores[from..to]);
-                macro_rules! score {
-                    ($C:ty, $planes:literal) => {
-                        with_n!(to - from, N => {
-                            let coding = PhantomData::<$C>;
-                            lanes.run(ScoreCodes::<_, N, $planes> { keys, queries, scores, prefetcher, coding })
-                        })
-                    };
+        let is_unpacked = |coding| is_shared_kv || n > MAX_QUERIES && coding != Coding::Whole;
+        // Unpacked codes have room for two tiles.
+        let together = if is_unpacked(coding) { 2 } else { run.tiles };
+        for t in (0..run.tiles).step_by(together) {
+            let (tile, tiles) = (run.first + t, together.min(run.tiles - t));
+            let of_tiles = &run.bytes[t * run.tile_bytes..];
+            for (block, TileBlock { dims, bytes: place }) in self.blocks[0].iter().enumerate() {
+                let octets = dims.len() / OCTET_DIMS;
+                let (bytes, stride) = (&of_tiles[place.start..], run.tile_bytes);
+                let (scales, scale_stride) = self.stage.scales(bytes, stride);
+                let stored = StoredBlock { bytes, len: place.len(), stride, tiles };
+                let mut codes = Planes::staged(self.stage, coding, stored, Part::WHOLE);
+                if is_unpacked(codes.coding) {
+                    let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
+                    let values = self.unpacked.get_mut(at..).unwrap_or_default();
+                    let values = is_shared_kv.then_some(values);
+                    codes.expand_keys(lanes, tiles, octets, &mut self.octets, values);
+                    codes = Planes::expanded(&self.octets, octets);
                 }
-                match (codes.coding, query_planes) {
-                    (Coding::Whole, 2) => score!(Whole, 2),
-                    (coding, 1) => with_codes!(coding, C => score!(C, 1)),
-                    (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
+                let (at, is_first) = (dims.start % SLICE / 4, block == 0);
+                let keys = &KeyBlock { codes, scales, scale_stride, octets, tiles, tile, is_first, at };
+                for from in (0..n).step_by(MAX_QUERIES) {
+                    let to = (from + MAX_QUERIES).min(n);
+                    let some = self.active.start + from..self.active.start + to;
+                    let queries = self.queries.chunk(block, dims.start / SLICE, some, query_planes);
+                    let scores = &mut self.scores[from..to];
+                    macro_rules! score {
+                        ($C:ty, $planes:literal) => {
+                            with_n!(to - from, N => {
+                                let coding = PhantomData::<$C>;
+                                lanes.run(ScoreCodes::<_, N, $planes> { keys, queries, scores, prefetcher, coding })
+                            })
+                        };
+                    }
+                    match (codes.coding, query_planes) {
+                        (Coding::Whole, 2) => score!(Whole, 2),
+                        (coding, 1) => with_codes!(coding, C => score!(C, 1)),
+                        (coding, planes) => unreachable!("{coding:?} against {planes} planes"),
+                    }
                 }
             }
         }
     }
 
-    /// Scores some queries against a run of coded keys.
+    /// Does the work of [`Self::score_codes`] on the matrix path.
     pub(super) fn score_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,

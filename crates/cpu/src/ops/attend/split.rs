@@ -12,11 +12,12 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvant_backend::{AttendParams, KvBatchEntry};
+use kvant_backend::KvBatchEntry;
 use kvant_codec::tile::{TILE, slices};
 
+use super::AttendArgs;
+use super::codes::Coding;
 use super::matrix_unit::MatrixPath;
-use super::prefetch::Prefetcher;
 use super::shape::{BLOCK, Lane, MASKED_SCORE, QUERY_GROUP, SLICE};
 use super::softmax::{AddSplit, MergeSoftmax, RescaleOutputs};
 use super::stage::Stage;
@@ -76,27 +77,25 @@ struct KvSplit {
     out: Vec<Lane>,
 }
 
-/// The arguments of a call, shared by all threads.
-pub(super) struct AttendArgs<'a, B: MatrixPath> {
+/// What all threads of a call share.
+struct Call<'a, B: MatrixPath> {
     /// The matrix path for the codes of many queries, if the set has one.
-    pub(super) proof: Option<B::Proof>,
-    pub(super) p: &'a AttendParams,
-    pub(super) parts: &'a [KvBatchEntry<'a, CpuPage>],
-    pub(super) q: &'a [f32],
-    /// `[n_heads]`
-    pub(super) sinks: Option<&'a [f32]>,
-    pub(super) step_tiles: Option<&'a CpuPage>,
+    proof: Option<B::Proof>,
+    args: AttendArgs<'a>,
 }
 
-/// See [`super::attend`], which has checked the shapes.
+/// See [`super::attend`]. `proof` is that of the matrix path for the codes of many queries, if the
+/// set has one.
 pub(super) fn attend<L: Lanes, B: MatrixPath>(
     lanes: L,
+    proof: Option<B::Proof>,
     pool: &Pool,
     scratch: &mut Scratch,
     stage: Stage,
-    call: &AttendArgs<'_, B>,
+    args: AttendArgs<'_>,
     out: &mut [f32],
 ) {
+    let call = &Call::<B> { proof, args };
     let n_threads = pool.n_threads();
     call.cut(n_threads, &mut scratch.jobs);
     let jobs = &scratch.jobs;
@@ -154,12 +153,12 @@ pub(super) fn attend<L: Lanes, B: MatrixPath>(
             }
         }
     };
-    if n_items <= 1 { work(0) } else { pool.run(&work) }
+    if n_items <= 1 { work(0) } else { pool.region().run(&work) }
 }
 
-impl<'a, B: MatrixPath> AttendArgs<'a, B> {
+impl<'a, B: MatrixPath> Call<'a, B> {
     fn group(&self) -> usize {
-        self.p.n_heads / self.p.n_kv_heads.max(1)
+        self.args.p.n_heads / self.args.p.n_kv_heads.max(1)
     }
 
     /// Divides the step into jobs. The last queries of a sequence see the most tokens: they come
@@ -167,8 +166,9 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
     fn cut(&self, n_threads: usize, jobs: &mut Vec<WorkItem>) {
         jobs.clear();
         let n_jobs = |queries_per_job: usize| {
-            let blocks = self.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(queries_per_job));
-            blocks.sum::<usize>() * self.p.n_kv_heads
+            let blocks =
+                self.args.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(queries_per_job));
+            blocks.sum::<usize>() * self.args.p.n_kv_heads
         };
         let mut queries_per_job = B::QUERIES;
         while n_threads > 1
@@ -178,10 +178,10 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
             queries_per_job = (queries_per_job / 2).max(MIN_QUERIES_PER_JOB);
         }
         let mut first_share = 0;
-        for (index, part) in self.parts.iter().enumerate() {
+        for (index, part) in self.args.parts.iter().enumerate() {
             let n_queries = part.rows.n * self.group();
             for block in (0..n_queries.div_ceil(queries_per_job)).rev() {
-                for head in 0..self.p.n_kv_heads {
+                for head in 0..self.args.p.n_kv_heads {
                     let queries = queries_per_job * block..n_queries.min(queries_per_job * (block + 1));
                     let mut job = WorkItem { part: index, head, queries, shares: 0..0 };
                     job.shares = first_share..first_share + self.task(&job).n_splits();
@@ -193,7 +193,7 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
     }
 
     fn task(&'a self, job: &'a WorkItem) -> Task<'a, B> {
-        let (part, group) = (&self.parts[job.part], self.group());
+        let (part, group) = (&self.args.parts[job.part], self.group());
         let position = |query: usize| part.rows.start + query / group;
         let positions = position(job.queries.start)..position(job.queries.end - 1) + 1;
         let window = |position: usize| TILE * part.layer.head_f16_window_start(job.head, position / TILE);
@@ -205,11 +205,17 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
             job,
             main: oldest..window(positions.end - 1).min(positions.end),
             window: window(positions.start).max(oldest)..positions.end,
-            keys: View::new(part, &part.layer.k[job.head], self.step_tiles),
-            values: View::new(part, part.layer.values(job.head), self.step_tiles),
+            keys: View::new(part, &part.layer.k[job.head], self.args.step_tiles),
+            values: View::new(part, part.layer.values(job.head), self.args.step_tiles),
             balance: HeadScales::of(part, job.head),
         }
     }
+}
+
+/// Maxima and sums of some queries, in sixteens.
+struct SoftmaxState<'a> {
+    max: &'a [[f32; 16]],
+    sum: &'a [[f32; 16]],
 }
 
 impl KvSplit {
@@ -234,11 +240,12 @@ impl KvSplit {
         &mut self,
         lanes: L,
         some: &Range<usize>,
-        (more_max, more_sum): (&[[f32; 16]], &[[f32; 16]]),
+        more: SoftmaxState<'_>,
         rescale_old: &mut [[f32; 16]],
         rescale_new: &mut [[f32; 16]],
     ) {
         let (max, sum) = (&mut self.max[vector_range(some)], &mut self.sum[vector_range(some)]);
+        let SoftmaxState { max: more_max, sum: more_sum } = more;
         lanes.run(MergeSoftmax { max, sum, more_max, more_sum, rescale_old: &mut *rescale_old, rescale_new });
         let width = self.width;
         lanes.run(RescaleOutputs { out: self.out(some), width, rescale_old: rescale_old.as_flattened() });
@@ -248,7 +255,8 @@ impl KvSplit {
     fn merge_split<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut ThreadState) {
         for some in query_groups(self.queries) {
             local.select_queries(some.clone());
-            let more = (&other.max[vector_range(&some)], &other.sum[vector_range(&some)]);
+            let [max, sum] = [&other.max, &other.sum].map(|of| &of[vector_range(&some)]);
+            let more = SoftmaxState { max, sum };
             self.join(lanes, &some, more, &mut local.rescale_old, &mut local.rescale_new);
             let (width, more) = (self.width, &other.out[some.start * self.width..some.end * self.width]);
             lanes.run(AddSplit {
@@ -273,7 +281,7 @@ fn vector_range(some: &Range<usize>) -> Range<usize> {
 
 /// A job with the visible ranges of its queries.
 struct Task<'a, B: MatrixPath> {
-    call: &'a AttendArgs<'a, B>,
+    call: &'a Call<'a, B>,
     part: &'a KvBatchEntry<'a, CpuPage>,
     group: usize,
     job: &'a WorkItem,
@@ -306,8 +314,28 @@ impl<B: MatrixPath> Task<'_, B> {
         self.main_splits().len() + usize::from(!self.window.is_empty())
     }
 
-    /// Attends over one KV split. The task is that of job `index`; `goes_on` states whether this
-    /// thread takes the next split too.
+    /// Prepares the queries, and the buffers for their keys and values.
+    fn prepare<L: Lanes>(&self, lanes: L, local: &mut ThreadState) {
+        let AttendArgs { p, q, .. } = self.call.args;
+        let query = |(row, head)| &q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim];
+        let balance = self.balance.as_ref().map(|balance| balance.query);
+        let queries = self.rows().map(query);
+        local.queries.prepare(lanes, &self.keys.tensor.spec, p.scale * LOG2_E, balance, queries);
+        local.reset([&self.keys, &self.values].map(|view| &view.tensor.spec));
+    }
+
+    /// Returns the tokens of KV split `number`, and the form in which they are read.
+    fn split_tokens(&self, number: usize) -> (TokenForm, Range<usize>) {
+        let main_splits = self.main_splits();
+        if number >= main_splits.len() {
+            return (TokenForm::Window, self.window.clone());
+        }
+        let first = (main_splits.start + number) * SPLIT_TOKENS;
+        (TokenForm::Main, first.max(self.main.start)..self.main.end.min(first + SPLIT_TOKENS))
+    }
+
+    /// Attends over one KV split, block by block. Codes go to the matrix path, if there is one. The
+    /// task is that of job `index`; `goes_on` states whether this thread takes the next split too.
     fn attend_split<L: Lanes>(
         &self,
         lanes: L,
@@ -317,24 +345,12 @@ impl<B: MatrixPath> Task<'_, B> {
         number: usize,
         goes_on: bool,
     ) {
-        let p = self.call.p;
         let n = self.job.queries.len();
         if local.replace_job(index) {
-            let queries = self
-                .rows()
-                .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
-            let balance = self.balance.as_ref().map(|balance| balance.query);
-            local.queries.prepare(lanes, &self.keys.tensor.spec, p.scale * LOG2_E, balance, queries);
-            local.reset([&self.keys, &self.values].map(|view| &view.tensor.spec));
+            self.prepare(lanes, local);
         }
         share.reset(n, self.values.tensor.spec.stored_value_dim() / 16);
-        let main_shares = self.main_splits();
-        let (form, tokens) = if number < main_shares.len() {
-            let first = (main_shares.start + number) * SPLIT_TOKENS;
-            (TokenForm::Main, first.max(self.main.start)..self.main.end.min(first + SPLIT_TOKENS))
-        } else {
-            (TokenForm::Window, self.window.clone())
-        };
+        let (form, tokens) = self.split_tokens(number);
         // End of the tokens to prefetch.
         let end = if goes_on && form == TokenForm::Main { self.main.end } else { tokens.end };
         let block = |view, first: usize| {
@@ -351,36 +367,53 @@ impl<B: MatrixPath> Task<'_, B> {
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
             self.keys.prefetch_block((first + 2 * BLOCK) / TILE);
-            let mut prefetcher = local.prefetcher(lanes, &path, n, &next);
+            let prefetcher = &mut local.prefetcher(lanes, &path, n, &next);
             if path.is_some() {
                 local.unpack(lanes, &keys, &values);
             }
             for some in query_groups(n) {
                 let seen = self.visible_to_any(&some, form);
-                if seen.start < first + BLOCK && seen.end > first {
-                    local.select_queries(some);
-                    self.attend_block(lanes, local, share, &mut path, [&keys, &values], &mut prefetcher);
+                if seen.start >= first + BLOCK || seen.end <= first {
+                    continue;
+                }
+                local.select_queries(some.clone());
+                for run in keys.runs() {
+                    match (Coding::of(run.layout.dtype()), &mut path) {
+                        (Some(coding), Some(path)) => {
+                            local.score_panels(lanes, path, coding, &run, prefetcher)
+                        }
+                        (Some(coding), None) => local.score_codes(lanes, coding, &run, prefetcher),
+                        (None, _) => local.score_floats(lanes, &run, prefetcher),
+                    }
+                }
+                self.weigh(lanes, local, &keys, &values.tiles);
+                let more = SoftmaxState { max: &local.max, sum: &local.sum };
+                share.join(lanes, &some, more, &mut local.rescale_old, &mut local.rescale_new);
+                let out = share.out(&some);
+                for run in values.runs() {
+                    match (Coding::of(run.layout.dtype()), &mut path) {
+                        (Some(_), Some(path)) => local.accumulate_panels(lanes, path, &run, prefetcher, out),
+                        (Some(coding), None) => local.accumulate_codes(lanes, coding, &run, prefetcher, out),
+                        (None, _) => local.accumulate_floats(lanes, &run, prefetcher, out),
+                    }
+                }
+                if self.part.layer.is_shared_kv()
+                    && let Some(centre) = keys.centre()
+                {
+                    let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
+                    local.accumulate_centre(lanes, centre.bytes, tiles, out);
                 }
             }
             prefetcher.finish();
         }
     }
 
-    /// Attends with some queries over one block.
-    fn attend_block<L: Lanes>(
-        &self,
-        lanes: L,
-        local: &mut ThreadState,
-        share: &mut KvSplit,
-        path: &mut Option<B>,
-        [keys, values]: [&Block; 2],
-        prefetcher: &mut Prefetcher,
-    ) {
-        let (some, tiles) = (local.active.clone(), &values.tiles);
-        local.score(lanes, path, keys, prefetcher);
+    /// Turns the scores of the active queries against a block of keys, of which tiles `tiles` are
+    /// attended to, into weights relative to their maxima.
+    fn weigh<L: Lanes>(&self, lanes: L, local: &mut ThreadState, keys: &Block, tiles: &Range<usize>) {
         // Where `q · centre` applies to all scores of a block, adding it to their maximum suffices;
         // with a soft cap it must be added to the scores.
-        let (centre, soft_cap) = (keys.centre(), self.call.p.soft_cap);
+        let (centre, soft_cap) = (keys.centre(), self.call.args.p.soft_cap);
         let is_even = centre.is_some_and(|centre| centre.first == 0) && soft_cap.is_none();
         if let Some(centre) = centre {
             local.dot_centre(lanes, centre.bytes);
@@ -391,19 +424,13 @@ impl<B: MatrixPath> Task<'_, B> {
         if let Some(cap) = soft_cap {
             local.soft_cap(lanes, cap * LOG2_E, tiles.clone());
         }
-        let (first, sure) = (TILE * keys.first, self.visible_to_all(&some, keys.form));
+        let (first, sure) = (TILE * keys.first, self.visible_to_all(&local.active, keys.form));
         if first < sure.start || first + TILE * tiles.end > sure.end {
             self.mask(local, first, tiles, keys.form);
         }
         local.softmax(lanes, tiles.clone());
         if is_even {
             local.add_centre_dot_to_max();
-        }
-        share.join(lanes, &some, (&local.max, &local.sum), &mut local.rescale_old, &mut local.rescale_new);
-        local.accumulate_values(lanes, path, values, prefetcher, share.out(&some));
-        if let Some(centre) = centre.filter(|_| self.part.layer.is_shared_kv()) {
-            let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
-            local.accumulate_centre(lanes, centre.bytes, tiles, share.out(&some));
         }
     }
 
@@ -456,12 +483,12 @@ impl<B: MatrixPath> Task<'_, B> {
     /// Divides by the sums (sinks included), un-rotates, undoes the channel scales and writes the
     /// outputs.
     fn finish<L: Lanes>(&self, lanes: L, share: &KvSplit, local: &mut ThreadState, out: &DisjointMut<f32>) {
-        let p = self.call.p;
+        let AttendArgs { p, .. } = self.call.args;
         let (spec, row) = (&self.values.tensor.spec, &mut local.row);
         let (dim, width) = (spec.stored_value_dim(), spec.stored_value_dim() / 16);
         for (i, (query_row, head)) in self.rows().enumerate() {
             let [max, sum] = [&share.max, &share.sum].map(|of| of.as_flattened()[i]);
-            let by = self.call.sinks.map_or(1.0 / sum, |sinks| with_sink(max, sum, sinks[head]));
+            let by = self.call.args.sinks.map_or(1.0 / sum, |sinks| with_sink(max, sum, sinks[head]));
             row.clear();
             for lane in &share.out[i * width..(i + 1) * width] {
                 row.extend_from_slice(&lane.0.map(|x| x * by));

@@ -5,7 +5,7 @@ use kvant_codec::tile::TileBlock;
 
 use super::codes::{CodeMeaning, Coding, OCTET_DIMS};
 use super::panels::SumCodes;
-use super::planes::{COLUMNS, Planes, halves};
+use super::planes::{COLUMNS, Part, Planes, StoredBlock, halves};
 use super::shape::BLOCK_TILES;
 use super::thread_state::ThreadState;
 use super::view::{Block, Run};
@@ -37,9 +37,9 @@ impl ThreadState {
             let panels = &mut self.panels.keys[at + run.first * octets..];
             if self.is_shared_kv {
                 let values = self.unpacked.get_mut(at + run.first..).unwrap_or_default();
-                codes.expand_keys(lanes, (run.tiles, octets), panels, Some(values));
+                codes.expand_keys(lanes, run.tiles, octets, panels, Some(values));
             } else if codes.coding != Coding::Whole {
-                codes.expand_keys(lanes, (run.tiles, octets), panels, None);
+                codes.expand_keys(lanes, run.tiles, octets, panels, None);
             }
         }
     }
@@ -50,9 +50,9 @@ impl ThreadState {
             let octets = dims.len() / OCTET_DIMS;
             for octet in 0..octets {
                 let (at, bytes) = (dims.start / OCTET_DIMS + octet, &run.bytes[place.start..]);
-                let part = (octet, octets);
-                let mut codes =
-                    Planes::staged(self.stage, coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
+                let stored =
+                    StoredBlock { bytes, len: place.len(), stride: run.tile_bytes, tiles: run.tiles };
+                let mut codes = Planes::staged(self.stage, coding, stored, Part { index: octet, of: octets });
                 if self.is_shared_kv && codes.coding != Coding::Whole {
                     // Unpacked together with the keys.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
@@ -76,6 +76,7 @@ impl ThreadState {
     /// Returns a block of dims of a run of keys.
     pub(super) fn keys<'a>(&self, coding: Coding, run: &Run<'a>, block: &TileBlock) -> Planes<'a> {
         let bytes = &run.bytes[block.bytes.start..];
-        Planes::staged(self.stage, coding, bytes, block.bytes.len(), (run.tile_bytes, run.tiles), (0, 1))
+        let (len, stride, tiles) = (block.bytes.len(), run.tile_bytes, run.tiles);
+        Planes::staged(self.stage, coding, StoredBlock { bytes, len, stride, tiles }, Part::WHOLE)
     }
 }

@@ -10,6 +10,7 @@ use kvant_backend::Activation;
 use super::bf16::Bf16Rows;
 use super::forms::{Forms, InputForm, normalize, tile_rows};
 use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
+use super::gemv::with_tile_rows;
 use super::kernel_set::{KernelSet, of_rows, with_set};
 use super::matrix::{CpuMatrix, WeightLayout, uses_panels};
 use super::outputs::Outputs;
@@ -22,6 +23,7 @@ use super::tuning::Tuning;
 use super::{gate, gemv, rows};
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
+use crate::ops::context::KernelContext;
 use crate::simd::isa::Isa;
 use crate::simd::matmul::Simd;
 use crate::simd::matmul::format::PANEL;
@@ -46,9 +48,7 @@ struct Region<'a> {
 
 /// Computes every product on one input, some of them at a time. Shapes have been checked.
 pub(crate) fn project<'a>(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     input: Operand<'_>,
     products: &mut dyn Iterator<Item = Product<'a>>,
 ) {
@@ -79,17 +79,27 @@ pub(crate) fn project<'a>(
             });
         }
         let region = Region { pool, products, tiles, rows, tuning };
-        with_set!(isa,
-            set => if rows > gemv::MAX_ROWS {
-                region.run_blocked(set, workspaces);
-            } else {
-                let multiply = |outputs: Outputs<'_, '_>| {
-                    gemv::multiply(set.vectors(), outputs, tiles, tuning.prefetch);
-                };
-                region.for_each_item(region.panels_per_item(), multiply);
-            },
-            _ => region.for_each_item(1, |outputs| file_rows(outputs, x))
-        );
+        let has_panels = uses_panels(isa);
+        if has_panels && rows > gemv::MAX_ROWS {
+            with_set!(isa,
+                set => region.run_blocked(set, workspaces),
+                _ => unreachable!("{} reads file rows", isa.name())
+            );
+            continue;
+        }
+        let per_item = if has_panels { region.panels_per_item() } else { 1 };
+        let cut = |_: &Product<'_>| Partition { n_threads: pool.n_threads(), per_item };
+        pool.for_shares(|thread| 0..n_items(products, cut, thread), &|_, thread, item| {
+            let (product, panels) = locate(products, cut, thread, item);
+            // SAFETY: every item runs once, and no other item has these panels.
+            let outputs = unsafe { product.outputs(panels, 0..rows) };
+            with_set!(isa,
+                set => with_tile_rows!(rows, T => {
+                    gemv::multiply::<_, T>(set.vectors(), outputs, tiles, tuning.prefetch);
+                }),
+                _ => file_rows(outputs, x)
+            );
+        });
     }
 }
 
@@ -139,16 +149,6 @@ impl Region<'_> {
     fn panels_per_item(&self) -> usize {
         let n_panels: usize = self.products.iter().flatten().map(|product| product.w.n_panels()).sum();
         (n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads())).max(1)
-    }
-
-    /// Runs `job` on all outputs, at most `per_item` panels of one product at a time.
-    fn for_each_item(&self, per_item: usize, job: impl Fn(Outputs<'_, '_>) + Sync) {
-        let cut = |_: &Product<'_>| Partition { n_threads: self.pool.n_threads(), per_item };
-        self.pool.for_shares(|thread| n_items(self.products, cut, thread), &|thread, item| {
-            let (product, panels) = locate(self.products, cut, thread, item);
-            // SAFETY: every item runs once, and no other item has these panels.
-            job(unsafe { product.outputs(panels, 0..self.rows) });
-        });
     }
 
     fn run_blocked<S: KernelSet>(&self, set: S, workspaces: &mut [Workspace]) {
@@ -265,11 +265,8 @@ pub(super) fn blocked<S: KernelSet>(
 
 /// Computes `y = a(gate x) * (up x)`, `y` `[rows, n_ff]`, `a` the activation. Shapes have been
 /// checked.
-#[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn gated_ffn(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    mut context: KernelContext<'_, Scratch>,
     input: Operand<'_>,
     activation: Activation,
     gate: &CpuMatrix,
@@ -284,7 +281,7 @@ pub(crate) fn gated_ffn(
         accumulate: false,
         gate,
     };
-    let n_ff = up.n_out;
+    let (pool, n_ff) = (context.pool, up.n_out);
     let for_rows = |y: &mut [f32], gate: &(dyn Fn(usize, &mut [f32]) + Sync)| {
         let y = DisjointMut::new(y);
         pool.for_each(input.rows(), &|r| {
@@ -293,22 +290,22 @@ pub(crate) fn gated_ffn(
         });
     };
     if ptr::eq(gate, up) {
-        project(isa, pool, scratch, input, &mut iter::once(product(up, y, None)));
+        project(context, input, &mut iter::once(product(up, y, None)));
         return for_rows(y, &|_, u| gate::ungated(activation, u));
     }
-    if uses_panels(isa) && gate.dtype == up.dtype {
+    if uses_panels(context.isa) && gate.dtype == up.dtype {
         let gate = Some(Gating { w: gate, activation, biases: None });
-        return project(isa, pool, scratch, input, &mut iter::once(product(up, y, gate)));
+        return project(context, input, &mut iter::once(product(up, y, gate)));
     }
     let rows = input.rows();
-    let mut gated = std::mem::take(&mut scratch.gate);
+    let mut gated = std::mem::take(&mut context.scratch.gate);
     if gated.len() < rows * n_ff {
         gated.resize(rows * n_ff, 0.0);
     }
     let products = [product(gate, &mut gated, None), product(up, y, None)];
-    project(isa, pool, scratch, input, &mut products.into_iter());
+    project(context.reborrow(), input, &mut products.into_iter());
     for_rows(y, &|r, u| gate::gate(activation, &gated[r * n_ff..(r + 1) * n_ff], u));
-    scratch.gate = gated;
+    context.scratch.gate = gated;
 }
 
 #[cfg(test)]

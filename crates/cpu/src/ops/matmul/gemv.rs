@@ -21,30 +21,62 @@ const SUMS: usize = 8;
 /// memory regions is slower than one after the other (by a fifth on Zen 4).
 const RUN: usize = 8;
 
-/// Computes `outputs` for all rows of the input, and prefetches weights `prefetch_distance` bytes
-/// before their use.
-pub(super) fn multiply<S: Simd>(
+/// Calls a generic function with the rows of the smallest tile that holds `$rows`, at most
+/// [`MAX_ROWS`], as the constant `$T`.
+macro_rules! with_tile_rows {
+    ($rows:expr, $T:ident => $body:expr) => {
+        match $rows {
+            1 => {
+                const $T: usize = 1;
+                $body
+            }
+            2 => {
+                const $T: usize = 2;
+                $body
+            }
+            3..=4 => {
+                const $T: usize = 4;
+                $body
+            }
+            5..=6 => {
+                const $T: usize = 6;
+                $body
+            }
+            _ => {
+                const $T: usize = $crate::ops::matmul::gemv::MAX_ROWS;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_tile_rows;
+
+/// Computes `outputs` for all rows of the input, one tile of `T`, and prefetches weights
+/// `prefetch_distance` bytes before their use. Coded panels are multiplied one after the other.
+pub(super) fn multiply<S: Simd, const T: usize>(
     simd: S,
-    outputs: Outputs<'_, '_>,
+    mut outputs: Outputs<'_, '_>,
     tiles: Tiles<'_>,
     prefetch_distance: usize,
 ) {
-    let is_float = is_float(outputs.product.w.dtype);
-    macro_rules! multiply {
-        ($T:expr) => {
-            if is_float {
-                multiply_floats::<S, { $T }>(simd, outputs, tiles, prefetch_distance);
-            } else {
-                multiply_codes::<S, { $T }>(simd, outputs, tiles, prefetch_distance);
-            }
-        };
+    if is_float(outputs.product.w.dtype) {
+        return multiply_floats::<S, T>(simd, outputs, tiles, prefetch_distance);
     }
-    match outputs.rows.len() {
-        1 => multiply!(1),
-        2 => multiply!(2),
-        3..=4 => multiply!(4),
-        5..=6 => multiply!(6),
-        _ => multiply!(MAX_ROWS),
+    let all = outputs.panels.clone();
+    for first in all.clone().step_by(RUN) {
+        let panels = first..all.end.min(first + RUN);
+        let product = |w: &CpuMatrix| {
+            let (mut sums, tile) = ([[Register::ZERO; T]; RUN], tiles.codes(w.dtype).tile(0));
+            for (panel, sums) in panels.clone().zip(&mut sums) {
+                let panel = w.panel(panel);
+                *sums = with_format!(w.dtype, F => simd.run(Gemv::<F, T> { panel, tile, prefetch_distance, format: PhantomData }));
+            }
+            sums
+        };
+        let mut sums = product(outputs.product.w);
+        let mut gates = outputs.product.gate.map(|gating| product(gating.w));
+        let n = panels.len();
+        finish(simd, &mut outputs, first, &mut sums[..n], gates.as_mut().map(|gates| &mut gates[..n]));
     }
 }
 
@@ -85,31 +117,6 @@ fn multiply_beside<S: Simd, const P: usize, const T: usize>(
     let mut gates = outputs.product.gate.map(|gating| product(gating.w));
     finish(simd, outputs, first, &mut sums, gates.as_mut().map(|gates| &mut gates[..]));
     P
-}
-
-/// Computes outputs of coded panels, one after the other, for a tile of `T` rows.
-fn multiply_codes<S: Simd, const T: usize>(
-    simd: S,
-    mut outputs: Outputs<'_, '_>,
-    tiles: Tiles<'_>,
-    prefetch_distance: usize,
-) {
-    let all = outputs.panels.clone();
-    for first in all.clone().step_by(RUN) {
-        let panels = first..all.end.min(first + RUN);
-        let product = |w: &CpuMatrix| {
-            let (mut sums, tile) = ([[Register::ZERO; T]; RUN], tiles.codes(w.dtype).tile(0));
-            for (panel, sums) in panels.clone().zip(&mut sums) {
-                let panel = w.panel(panel);
-                *sums = with_format!(w.dtype, F => simd.run(Gemv::<F, T> { panel, tile, prefetch_distance, format: PhantomData }));
-            }
-            sums
-        };
-        let mut sums = product(outputs.product.w);
-        let mut gates = outputs.product.gate.map(|gating| product(gating.w));
-        let n = panels.len();
-        finish(simd, &mut outputs, first, &mut sums[..n], gates.as_mut().map(|gates| &mut gates[..n]));
-    }
 }
 
 /// Gates the sums of panels from `first` on, if they have gates, and writes them to the outputs.

@@ -30,6 +30,7 @@ use kvant_backend::{Activation, BackendError, Experts, WeightSource};
 use super::dispatch::{blocked, file_rows, panels_of_pairs};
 use super::forms::{Forms, InputForm, normalize, tile_rows};
 use super::gemm::{MAX_PAIRS, Workspace, row_block};
+use super::gemv::with_tile_rows;
 use super::kernel_set::{KernelSet, of_rows, with_set};
 use super::matrix::{CpuMatrix, WeightLayout, uses_panels};
 use super::panel::Panels;
@@ -41,10 +42,11 @@ use super::tuning::Tuning;
 use super::{gate, gemv};
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
+use crate::ops::context::KernelContext;
 use crate::simd::isa::Isa;
 pub(crate) use per_slice::project_each;
 pub(crate) use route::Choice;
-use route::Group;
+use route::{Group, Routes};
 use scratch::ExpertScratch;
 
 /// The weight matrices of experts, all of one shape and type.
@@ -165,9 +167,7 @@ pub(crate) struct ExpertFfn<'a> {
 /// # Errors
 /// [`BackendError::OutOfMemory`] where experts have to be packed.
 pub(crate) fn moe_ffn(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     layer: ExpertFfn<'_>,
     x: &mut [f32],
     to: Option<&mut [f32]>,
@@ -213,7 +213,7 @@ pub(crate) fn moe_ffn(
         }
         None => x,
     };
-    stage.combine_slots(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), sum);
+    stage.combine_slots(forms, workspaces, hidden, down, routes, sum);
     Ok(())
 }
 
@@ -321,15 +321,15 @@ impl MoeStage<'_> {
         });
     }
 
-    /// Computes `y[row] += factor (W x + b)` for the row and the factor of each slot, with its
-    /// expert's matrix.
+    /// Computes `y[row] += factor (W x + b)` for the row and the router weight of each slot, with
+    /// its expert's matrix.
     fn combine_slots(
         &self,
         forms: &Forms,
         workspaces: &mut [Workspace],
         x: &[f32],
         down: Biased<'_>,
-        (rows, factors): (&[u32], &[f32]),
+        routes: &Routes,
         y: &mut [f32],
     ) {
         let n_panels = down.w.any().n_panels();
@@ -339,7 +339,8 @@ impl MoeStage<'_> {
         self.pool.for_shares_with(workspaces, of_thread, &|workspace, thread, item| {
             let panels = cut.panels(n_panels, thread, item);
             for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
-                let to = Scatter::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
+                let (rows, factors) = (&routes.rows[slots.clone()], &routes.weights[slots.clone()]);
+                let to = Scatter::Picked { rows, factors };
                 let (w, bias) = (down.matrix(index, *expert), down.bias_of(*expert));
                 let product = Product { w, bias, y, to, accumulate: true, gate: None };
                 // SAFETY: every item runs once, no other item has these panels, and it takes one
@@ -422,7 +423,9 @@ impl MoeStage<'_> {
         if rows <= gemv::MAX_ROWS {
             // SAFETY: by the contract of this function.
             let outputs = unsafe { product.outputs(panels, 0..rows) };
-            return gemv::multiply(set.vectors(), outputs, tiles, self.tuning.prefetch);
+            return with_tile_rows!(rows, T => {
+                gemv::multiply::<_, T>(set.vectors(), outputs, tiles, self.tuning.prefetch);
+            });
         }
         let block = row_block::<S>(rows, self.tuning.row_block, 1);
         let at_once = panels_of_pairs(product, MAX_PAIRS);

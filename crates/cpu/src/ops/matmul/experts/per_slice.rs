@@ -7,19 +7,16 @@ use kvant_backend::BackendError;
 
 use super::scratch::ExpertScratch;
 use super::{Biased, CpuExperts, MoeStage, grow, tile_positions};
-use crate::host::pool::Pool;
+use crate::ops::context::KernelContext;
 use crate::ops::matmul::product::Operand;
 use crate::ops::matmul::scratch::{Scratch, for_threads};
-use crate::simd::isa::Isa;
 
 /// Computes `y` `[rows, n, n_out]` from `x` `[rows, n, n_in]`.
 ///
 /// # Errors
 /// [`BackendError::OutOfMemory`] where matrices have to be packed.
 pub(crate) fn project_each(
-    isa: Isa,
-    pool: &Pool,
-    scratch: &mut Scratch,
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     w: &CpuExperts,
     x: &[f32],
     y: &mut [f32],

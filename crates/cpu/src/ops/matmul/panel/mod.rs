@@ -124,7 +124,7 @@ impl Panels {
         let row_bytes = matrices.first().map_or(0, |rows| rows.len() / n_out.max(1));
         let panels = DisjointMut::new(lines.as_mut_slice());
         let cut = Partition { n_threads: pool.n_threads(), per_item: 1 };
-        pool.for_shares(|thread| cut.n_items_of(n, n_panels, thread), &|thread, item| {
+        pool.for_shares(|thread| 0..cut.n_items_of(n, n_panels, thread), &|_, thread, item| {
             let (matrix, at) = cut.panels_of(n_panels, thread, item);
             let [panel, index] = [at.start, matrix * n_panels + at.start];
             // SAFETY: one call of this job writes each panel.

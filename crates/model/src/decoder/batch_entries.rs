@@ -1,0 +1,82 @@
+//! The sequences of a step as an op receives them: with the pages of one KV layer, or with one
+//! recurrent state.
+
+use std::ops::{Deref, DerefMut};
+
+use kvant_backend::{KvBatchEntry, Page, StateBatchEntry, TokenSpan};
+
+use super::BatchSequence;
+
+/// An entry for each sequence of a step.
+pub(super) enum BatchEntries<T> {
+    /// Decoding one sequence allocates no memory.
+    One([T; 1]),
+    Many(Vec<T>),
+}
+
+impl<T> FromIterator<T> for BatchEntries<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(entries: I) -> Self {
+        let mut entries = entries.into_iter();
+        match (entries.next(), entries.next()) {
+            (Some(one), None) => Self::One([one]),
+            (first, second) => Self::Many(first.into_iter().chain(second).chain(entries).collect()),
+        }
+    }
+}
+
+impl<T> Deref for BatchEntries<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::One(entries) => entries,
+            Self::Many(entries) => entries,
+        }
+    }
+}
+
+impl<T> DerefMut for BatchEntries<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::One(entries) => entries,
+            Self::Many(entries) => entries,
+        }
+    }
+}
+
+/// Returns the sequences of a step with the K and V of index `kv`, whose step tiles begin at byte
+/// `first_offset`.
+pub(super) fn kv_entries<'a, P: Page>(
+    parts: &'a mut [BatchSequence<'_, P>],
+    kv: usize,
+    first_offset: usize,
+) -> BatchEntries<KvBatchEntry<'a, P>> {
+    let mut step_tiles = first_offset;
+    with_rows(parts, |part, rows| {
+        let own = step_tiles;
+        step_tiles += part.cache.part(kv, rows, 0).step_bytes();
+        part.cache.part(kv, rows, own)
+    })
+}
+
+/// Returns the sequences of a step with their states of index `index`.
+pub(super) fn state_entries<'a, P: Page>(
+    parts: &'a mut [BatchSequence<'_, P>],
+    index: usize,
+) -> BatchEntries<StateBatchEntry<'a, P>> {
+    with_rows(parts, |part, rows| part.cache.state_part(index, rows))
+}
+
+/// Returns the entry that `of` makes of each sequence and its rows in the step.
+fn with_rows<'a, 's, P: Page, T>(
+    parts: &'a mut [BatchSequence<'s, P>],
+    mut of: impl FnMut(&'a mut BatchSequence<'s, P>, TokenSpan) -> T,
+) -> BatchEntries<T> {
+    let mut first = 0;
+    let entry = |part: &'a mut BatchSequence<'s, P>| {
+        let rows = part.cache.rows(first, part.n);
+        first += part.n;
+        of(part, rows)
+    };
+    parts.iter_mut().map(entry).collect()
+}
