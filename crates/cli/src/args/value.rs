@@ -2,6 +2,7 @@
 
 use kvant::{DType, DeviceChoice, Policies};
 
+/// Parses a number from 1 up.
 pub fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
@@ -18,6 +19,7 @@ pub fn kv_type(text: &str) -> Result<DType, String> {
     }
 }
 
+/// Parses KV cache policies.
 pub fn policies(text: &str) -> Result<Policies, String> {
     text.parse().map_err(|error: kvant::KvError| error.to_string())
 }
