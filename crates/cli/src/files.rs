@@ -84,8 +84,8 @@ pub fn is_model(path: &Path) -> bool {
     is_safetensors(path) || has_gguf_magic(path)
 }
 
-/// Returns whether `path` is a GGUF file of a language model: the first shard of a split one, and no
-/// vision encoder.
+/// Returns whether `path` is a GGUF file of a language model: the first shard of a split one, and
+/// no vision encoder.
 pub fn is_language_model(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let is_later_shard = name.contains("-of-") && !name.contains("-00001-of-");
