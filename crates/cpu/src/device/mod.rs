@@ -481,7 +481,7 @@ mod tests {
     use kvant_backend::{Backend, BackendError, limits};
 
     use super::CpuDevice;
-    use crate::Isa;
+    use crate::simd::isa::Isa;
 
     #[test]
     fn the_first_non_finite_row_is_found() {
