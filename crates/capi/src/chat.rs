@@ -7,9 +7,9 @@ use kvant::{
     Turn, TurnOptions,
 };
 
-use crate::ffi::{CallError, borrowed, call, changed, out_ptr, owned_text, text, text_or_null};
+use crate::ffi::{CallError, KvantStatus, borrowed, call, changed, out_ptr, owned_text, text, text_or_null};
 use crate::generate::{KvantGenerateOptions, KvantGenerated, KvantOnText, call_on_text, to_c};
-use crate::{KvantSession, KvantStatus};
+use crate::session::KvantSession;
 
 /// A conversation, and what the model may do in its next turn. A member that is NULL or 0 has its
 /// default.

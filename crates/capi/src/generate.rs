@@ -6,8 +6,8 @@ use std::ptr;
 use kvant::generate::constraint::OutputFormat;
 use kvant::{FinishReason, GenerateOptions, GenerationStats, SamplerParams};
 
-use crate::ffi::{CallError, call, changed, out_ptr, text, values};
-use crate::{KvantSession, KvantStatus};
+use crate::ffi::{CallError, KvantStatus, call, changed, out_ptr, text, values};
+use crate::session::KvantSession;
 
 /// Options of a generation. Start from `kvant_generate_options_default`.
 #[repr(C)]

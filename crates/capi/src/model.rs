@@ -7,9 +7,9 @@ use kvant::{
     DeviceChoice, EmbedOptions, Gguf, LoraFile, Message, Model, OpenOptions, Special, open_file, open_lora,
 };
 
-use crate::KvantStatus;
 use crate::ffi::{
-    CallError, borrowed, call, copy, copy_counted, out_ptr, owned_text, text, text_or_null, values,
+    CallError, KvantStatus, borrowed, call, copy, copy_counted, out_ptr, owned_text, text, text_or_null,
+    values,
 };
 
 /// A loaded model.

@@ -4,8 +4,10 @@ use std::ffi::c_char;
 
 use kvant::{DType, KvOptions, Policies, Session, SessionOptions};
 
-use crate::ffi::{CallError, borrowed, call, changed, copy, copy_counted, out_ptr, text_or_null, values};
-use crate::{KvantModel, KvantStatus};
+use crate::ffi::{
+    CallError, KvantStatus, borrowed, call, changed, copy, copy_counted, out_ptr, text_or_null, values,
+};
+use crate::model::KvantModel;
 
 /// A conversation with a model: tokens and their KV cache.
 pub struct KvantSession(pub(crate) Session);

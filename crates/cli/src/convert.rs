@@ -8,8 +8,8 @@ use kvant::gguf::{TensorInfo, printable_path};
 use kvant::hf;
 use kvant_quantize::{Recipe, main_type};
 
-use crate::args::check_model_output_path;
 use crate::failure::Failure;
+use crate::files::check_model_output_path;
 use crate::quantize::print_types;
 use crate::{console, output, progress};
 

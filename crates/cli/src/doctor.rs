@@ -12,11 +12,11 @@ use kvant::gguf::{LoadOnlyType, printable_path};
 use kvant::tuning::{self, Trial, Tuned, Unusable, VariantTrial};
 use serde_json::{Value, json};
 
-use crate::args::device;
+use crate::args::model::ModelSourceArgs;
+use crate::args::value::device;
 use crate::console;
 use crate::failure::Failure;
 use crate::gpu;
-use crate::model_source::ModelSourceArgs;
 use crate::output::{self, Format, Row};
 use crate::progress;
 pub use fit::Memory;

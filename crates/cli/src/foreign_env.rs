@@ -81,7 +81,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::Cli;
+    use crate::commands::Cli;
 
     /// Returns the note for a command line where these variables are set.
     fn render(line: &str, set: &[&str]) -> Option<String> {

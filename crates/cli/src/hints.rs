@@ -4,6 +4,8 @@ use kvant::gguf::Problem;
 use kvant::{BackendError, Error, HfError, KvError, ModelError};
 use kvant_eval::EvalError;
 
+use crate::args::template::names;
+
 /// Returns the line of an engine error.
 pub fn of_engine(error: &Error) -> String {
     match error {
@@ -18,7 +20,7 @@ pub fn of_engine(error: &Error) -> String {
         Error::Template(_) => {
             format!(
                 "{error} (--chat-template with {} or a file; kvant run --raw continues a text as it is)",
-                crate::template::names().join(", ")
+                names().join(", ")
             )
         }
         Error::Model(ModelError::Adapter) | Error::Hf(HfError::Adapter { .. }) => {

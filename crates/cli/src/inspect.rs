@@ -9,11 +9,11 @@ use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, LayerRange, Plan, Policies};
 use serde_json::{Map, Value, json};
 
-use crate::args::with_type_table;
+use crate::args::model::ModelSourceArgs;
 use crate::failure::Failure;
-use crate::model_source::ModelSourceArgs;
+use crate::kv_cache::{path_for, with_type_table};
 use crate::output::{self, Format, Row};
-use crate::plan::{self, certificate};
+use crate::plan::certificate;
 use crate::{console, hints};
 
 /// Arguments of `kvant inspect`.
@@ -200,7 +200,7 @@ impl fmt::Display for Mtp {
 
 /// Opens the plan beside a model; `Err` is the reason why it is unused, `None` means no plan.
 fn saved_plan(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
-    let path = plan::path_for(gguf)?;
+    let path = path_for(gguf)?;
     path.exists().then(|| KvPlan::open(&path, gguf).map_err(|error| hints::of_engine(&error)))
 }
 

@@ -9,12 +9,15 @@ mod args;
 mod argv;
 mod bench;
 mod chat;
+mod commands;
 mod completions;
 mod console;
 mod convert;
 mod doctor;
+mod env_var;
 mod eval;
 mod failure;
+mod files;
 mod foreign_env;
 mod foreign_flags;
 mod gpu;
@@ -23,9 +26,10 @@ mod hints;
 mod hub;
 mod inspect;
 mod interrupt;
+mod kv_cache;
 mod log;
-mod lora;
 mod model_source;
+mod open;
 #[cfg(feature = "otel")]
 mod otlp;
 mod output;
@@ -34,59 +38,17 @@ mod progress;
 mod quantize;
 mod run;
 mod serve;
-mod template;
 mod vision;
-mod weight_type;
 
 use std::ffi::OsString;
 use std::panic::{catch_unwind, set_hook};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches};
 
+use crate::commands::{Cli, Command};
 use crate::failure::Failure;
-
-/// Run large language models on a compressed KV cache.
-#[derive(Parser)]
-#[command(name = "kvant", version, arg_required_else_help = true, after_help = EXAMPLE)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-    #[command(flatten)]
-    log: log::LogArgs,
-}
-
-const EXAMPLE: &str =
-    "Examples:\n  kvant run \"What is the capital of France?\" -ctk turbo3 -ctv turbo3\n  kvant chat";
-
-#[derive(Subcommand)]
-enum Command {
-    /// Generate the answer to a prompt
-    Run(run::RunArgs),
-    /// Chat with a model in the terminal
-    Chat(chat::ChatArgs),
-    /// Serve OpenAI-compatible requests, with continuous batching
-    Serve(Box<serve::ServeArgs>),
-    /// Show the contents of a GGUF file and the size of its KV cache
-    Inspect(inspect::InspectArgs),
-    /// Show the machine's capabilities and the kernel of each type
-    Doctor(doctor::DoctorArgs),
-    /// Measure tok/s of prefill and decode, at any depth, for lists of KV cache types
-    Bench(bench::BenchArgs),
-    /// Measure the effect of a compressed KV cache on a model's output
-    Eval(eval::EvalArgs),
-    /// Search the best KV cache types of a model and save them beside it
-    Plan(plan::PlanArgs),
-    /// Convert a Hugging Face folder to a GGUF file
-    Convert(convert::ConvertArgs),
-    /// Quantize the weights of a model to another type
-    Quantize(quantize::QuantizeArgs),
-    /// Print a shell completion script
-    Completions(completions::CompletionsArgs),
-    /// Print a manual page
-    Man(completions::ManArgs),
-}
 
 /// Runs the program: executes the command and returns its exit code.
 pub fn main() -> ExitCode {
@@ -101,7 +63,7 @@ pub fn main() -> ExitCode {
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     match start() {
         Ok((cli, _collector)) => {
-            match catch_unwind(|| dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
+            match catch_unwind(|| commands::dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
                 Ok(Ok(())) => ExitCode::SUCCESS,
                 Ok(Err(failure)) => failure.report(),
                 Err(_) => ExitCode::from(1),
@@ -194,22 +156,5 @@ fn show(help: &clap::Error) -> ExitCode {
         Ok(()) => ExitCode::from(help.exit_code() as u8),
         Err(_) if help.use_stderr() => ExitCode::from(2),
         Err(error) => Failure::from(error).report(),
-    }
-}
-
-fn dispatch(command: Command) -> Result<(), Failure> {
-    match command {
-        Command::Run(args) => run::run(args),
-        Command::Chat(args) => chat::chat(args),
-        Command::Serve(args) => serve::run(*args),
-        Command::Inspect(args) => inspect::inspect(args),
-        Command::Doctor(args) => doctor::doctor(args),
-        Command::Bench(args) => bench::bench(args),
-        Command::Eval(args) => eval::eval(args),
-        Command::Plan(args) => plan::plan(args),
-        Command::Convert(args) => convert::convert(args),
-        Command::Quantize(args) => quantize::quantize(args),
-        Command::Completions(args) => completions::completions(&args, Cli::command()),
-        Command::Man(args) => completions::man(&args, Cli::command()),
     }
 }

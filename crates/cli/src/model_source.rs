@@ -1,55 +1,20 @@
 //! Source of a model: bundled, a file, or the Hugging Face hub.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{Gguf, Model, hf, open_file};
 
-use crate::args::from_env;
+use crate::args::model::ModelSourceArgs;
+use crate::env_var::from_env;
 use crate::failure::Failure;
+use crate::files::has_gguf_magic;
 #[cfg(feature = "hub")]
-use crate::hub::{self, Id};
+use crate::hub::{self, id::Id};
 
 /// Name of the model inside the program.
 pub const BUNDLED: &str = "bundled";
-
-/// Arguments that select the model.
-#[allow(rustdoc::broken_intra_doc_links, reason = "the help has brackets that are no links")]
-#[derive(Args, Debug, Clone)]
-pub struct ModelSourceArgs {
-    /// The model, as with -m
-    #[arg(value_name = "MODEL")]
-    word: Option<String>,
-    /// GGUF file, Hugging Face folder or id (USER/REPO[:QUANT]), or bundled, the small built-in
-    /// model [default: bundled] [env: KVANT_MODEL]
-    #[arg(short = 'm', long, value_name = "MODEL")]
-    model: Option<String>,
-    /// Model of the Hugging Face hub (-hf), downloaded if needed: USER/REPO[:QUANT], Q4_K_M by
-    /// default
-    #[cfg(feature = "hub")]
-    #[arg(long, value_name = "REPO", value_parser = hub_id, help_heading = HUB)]
-    hf_repo: Option<Id>,
-    /// File of that repository (-hff)
-    #[cfg(feature = "hub")]
-    #[arg(long, value_name = "FILE", requires = "hf_repo", help_heading = HUB)]
-    hf_file: Option<String>,
-    /// Use downloaded files only, as HF_HUB_OFFLINE=1 does
-    #[cfg(feature = "hub")]
-    #[arg(long, help_heading = HUB)]
-    offline: bool,
-}
-
-#[cfg(feature = "hub")]
-const HUB: &str = "Hugging Face hub";
-
-#[cfg(feature = "hub")]
-fn hub_id(text: &str) -> Result<Id, String> {
-    Id::parse(text).ok_or_else(|| "expected USER/REPO or USER/REPO:QUANT".to_owned())
-}
 
 impl ModelSourceArgs {
     /// Resolves the first word in a command that takes a prompt as well: moves it to `prompt`
@@ -69,49 +34,6 @@ impl ModelSourceArgs {
         Ok(())
     }
 
-    /// Moves the first word to `words` if `-m` names the model.
-    pub fn move_first_word(&mut self, words: &mut Vec<String>) {
-        if self.is_by_flag()
-            && let Some(word) = self.word.take()
-        {
-            words.insert(0, word);
-        }
-    }
-
-    /// Returns the source of another model, given as for `-m`.
-    pub fn named(&self, model: &str) -> Self {
-        Self {
-            word: None,
-            model: Some(model.to_owned()),
-            #[cfg(feature = "hub")]
-            hf_repo: None,
-            #[cfg(feature = "hub")]
-            hf_file: None,
-            #[cfg(feature = "hub")]
-            offline: self.offline,
-        }
-    }
-
-    /// Returns whether only local files are used.
-    #[cfg(feature = "hub")]
-    pub fn is_offline(&self) -> bool {
-        self.offline
-    }
-
-    /// Returns whether an argument, not the environment, names a model.
-    pub fn is_given(&self) -> bool {
-        self.word.is_some() || self.is_by_flag()
-    }
-
-    /// Returns whether a flag names the model.
-    fn is_by_flag(&self) -> bool {
-        #[cfg(feature = "hub")]
-        if self.hf_repo.is_some() {
-            return true;
-        }
-        self.model.is_some()
-    }
-
     /// Returns the source of the model.
     pub fn source(&self) -> Result<ModelSource, Failure> {
         #[cfg(feature = "hub")]
@@ -127,6 +49,12 @@ impl ModelSourceArgs {
             (None, None) => from_env("KVANT_MODEL")?,
         };
         Ok(given.map_or(ModelSource::Bundled, |given| ModelSource::new(&given)))
+    }
+
+    /// Opens the file of another model, given as for `-m`.
+    pub fn open_other(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
+        let place = self.named(model);
+        place.source()?.open(&place, quiet)
     }
 }
 
@@ -228,32 +156,6 @@ impl fmt::Display for ModelSource {
 #[cfg(feature = "hub")]
 fn hub_model(text: &str) -> Option<Id> {
     Id::parse(text).filter(|id| !id.repo.to_ascii_lowercase().ends_with(".gguf"))
-}
-
-/// Returns whether `path` is a model or a part of one.
-pub fn is_model(path: &Path) -> bool {
-    is_safetensors(path) || has_gguf_magic(path)
-}
-
-/// Returns whether `path` is a GGUF file of a language model: the first shard of a split one, and
-/// no vision encoder.
-pub fn is_language_model(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let is_later_shard = name.contains("-of-") && !name.contains("-00001-of-");
-    has_gguf_magic(path) && !name.starts_with("mmproj") && !is_later_shard
-}
-
-/// Returns whether `path` is a weight file of a Hugging Face folder.
-pub fn is_safetensors(path: &Path) -> bool {
-    path.is_file() && path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("safetensors"))
-}
-
-fn has_gguf_magic(path: &Path) -> bool {
-    let mut magic = [0; 4];
-    // Reads only from a regular file: reading from a pipe would consume its data.
-    path.is_file()
-        && File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
-        && magic == *b"GGUF"
 }
 
 /// Returns whether a word is a path or URL rather than the beginning of a sentence.

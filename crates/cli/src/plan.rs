@@ -2,18 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use kvant::gguf::printable_path;
-use kvant::{Certificate, Gguf, KvBalance, KvOptions, KvPlan, Model, Policies, Requirements};
+use kvant::{Certificate, KvPlan, Model, Requirements};
 use kvant_eval::report::{Part, PlanReport};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
 
-use crate::args::{ModelArgs, ModelRequirements, check_output_path, positive, read_text};
+use crate::args::model::ModelArgs;
+use crate::args::value::positive;
 use crate::bench::COMMIT;
 use crate::eval::{StateArgs, Switch, about, add_to_report, check_report, follow};
 use crate::failure::Failure;
-use crate::{console, log, output, progress};
+use crate::files::{check_output_path, read_text};
+use crate::kv_cache::path_for;
+use crate::open::ModelRequirements;
+use crate::{console, output, progress};
 
 /// Arguments of `kvant plan`.
 #[derive(Args, Debug)]
@@ -120,21 +124,6 @@ fn check_goal(goal: Goal, found: &Certificate) -> Result<(), Failure> {
     }
 }
 
-/// Returns the plan's path of a model: `M.kvplan` beside the file `M.gguf` and beside the folder
-/// `M`; `None` for a model in memory.
-pub fn path_for(gguf: &Gguf) -> Option<PathBuf> {
-    let path = gguf.path()?;
-    if !path.is_dir() {
-        return Some(path.with_extension("kvplan"));
-    }
-    // `.` and `..` have no file name of their own.
-    let whole = if path.file_name().is_some() { path.to_owned() } else { path.canonicalize().ok()? };
-    // The text after a dot belongs to a folder's name.
-    let mut name = whole.file_name()?.to_owned();
-    name.push(".kvplan");
-    Some(whole.with_file_name(name))
-}
-
 /// Returns the default path of a model's plan.
 fn target(model: &Model) -> Result<PathBuf, Failure> {
     path_for(model.gguf())
@@ -153,132 +142,6 @@ fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
     console::print(certificate(&plan.certificate))?;
     console::eprint_line(format_args!("plan: {}", printable_path(path)));
     Ok(())
-}
-
-/// Selects the plan of a cache.
-#[derive(Args, Debug, Clone)]
-pub struct KvPlanArgs {
-    /// Plan of kvant plan: its types where neither -ctk nor -ctv is set, and with any types its
-    /// factors on K and V
-    #[arg(long, value_name = "FILE", env = "KVANT_KV_PLAN")]
-    kv_plan: Option<PathBuf>,
-    /// Factors on K and V before quantization (SmoothQuant): off, weights (derived from the model's
-    /// weights) or plan [default: plan if one is used, else weights]
-    #[arg(long, value_name = "FROM", env = "KVANT_KV_BALANCE")]
-    kv_balance: Option<BalanceArg>,
-}
-
-/// Source of the factors on K and V.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BalanceArg {
-    /// No factors
-    Off,
-    /// From the model's weights
-    Weights,
-    /// From the plan
-    Plan,
-}
-
-impl KvPlanArgs {
-    /// Returns the options of the given plan, if any.
-    ///
-    /// # Errors
-    ///
-    /// An invalid plan, or one of another model.
-    pub fn open(&self, model: &Model) -> Result<Option<KvOptions>, Failure> {
-        let Some(path) = &self.kv_plan else { return Ok(None) };
-        let plan = KvPlan::open(path, model.gguf())?;
-        note_weights(&plan.certificate, model);
-        Ok(Some(plan.kv_options()?))
-    }
-
-    /// Returns `kv` with the requested factors.
-    ///
-    /// # Errors
-    ///
-    /// `plan` was requested without a plan.
-    pub fn balanced(&self, kv: KvOptions) -> Result<KvOptions, Failure> {
-        let balance = match self.kv_balance {
-            None => return Ok(kv),
-            Some(BalanceArg::Plan) if matches!(kv.balance, KvBalance::Plan(_)) => return Ok(kv),
-            Some(BalanceArg::Plan) => {
-                let problem =
-                    "--kv-balance plan: no plan is in use; kvant plan creates one, --kv-plan FILE selects it";
-                return Err(Failure::Usage(problem.to_owned()));
-            }
-            Some(BalanceArg::Off) => KvBalance::Off,
-            Some(BalanceArg::Weights) => KvBalance::Weights,
-        };
-        Ok(KvOptions { balance, ..kv })
-    }
-
-    /// Returns the caches with the factors of the given plan, or the plan's own cache in their
-    /// place where no type was named.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`KvPlanArgs::open`].
-    pub fn applied(
-        &self,
-        caches: Vec<KvOptions>,
-        has_types: bool,
-        policies: &Policies,
-        model: &Model,
-    ) -> Result<Vec<KvOptions>, Failure> {
-        let caches = match self.open(model)? {
-            None => caches,
-            Some(plan) if has_types => {
-                caches.into_iter().map(|kv| KvOptions { balance: plan.balance.clone(), ..kv }).collect()
-            }
-            Some(plan) => vec![with_policies(plan, policies)],
-        };
-        caches.into_iter().map(|kv| self.balanced(kv)).collect()
-    }
-}
-
-/// Returns the plan beside a model, with its file's name. An unusable plan is noted and ignored.
-pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
-    let path = path_for(model.gguf())?;
-    let name = printable_path(Path::new(path.file_name()?));
-    let unused = |why: &dyn std::fmt::Display| {
-        log::note(format_args!("{why}; the plan is not used"));
-        None
-    };
-    let plan = match path.exists().then(|| KvPlan::open(&path, model.gguf()))? {
-        Ok(plan) => plan,
-        Err(error) => return unused(&error),
-    };
-    let mut types = plan.types.iter().flatten().flat_map(|heads| [heads.k, heads.v]);
-    if let Some(dtype) = types.find(|&dtype| !model.supports_kv_type(dtype)) {
-        return unused(&format_args!("{name} has {dtype}, which {} does not support", model.device().name));
-    }
-    note_weights(&plan.certificate, model);
-    plan.kv_options().map_or_else(|error| unused(&error), |options| Some((name, options)))
-}
-
-/// Notes that a plan was measured with other weight types: its KV types remain suitable, its
-/// figures may differ.
-fn note_weights(measured: &Certificate, model: &Model) {
-    let of = |weights: Option<&str>| {
-        weights.map_or_else(|| "as the file has them".to_owned(), |name| format!("in {name}"))
-    };
-    let (measured, here) = (measured.weights.as_deref(), model.weights().map(|dtype| dtype.name()));
-    if measured != here {
-        log::note(format_args!(
-            "the plan was measured with weights {}, and these are {}",
-            of(measured),
-            of(here)
-        ));
-    }
-}
-
-/// Adds the explicit rules of `--kv-policy` to a plan's options; the default rules are skipped,
-/// since the plan supersedes them.
-pub fn with_policies(mut plan: KvOptions, policies: &Policies) -> KvOptions {
-    if *policies != Policies::default() {
-        plan.policies.0.extend(policies.0.iter().cloned());
-    }
-    plan
 }
 
 /// Formats a certificate, one line per figure.

@@ -6,9 +6,9 @@ use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
 use kvant_quantize::{Recipe, TypeCount};
 
-use crate::args::check_model_output_path;
+use crate::args::model::ModelSourceArgs;
 use crate::failure::Failure;
-use crate::model_source::ModelSourceArgs;
+use crate::files::check_model_output_path;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.

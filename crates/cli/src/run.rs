@@ -16,14 +16,19 @@ use kvant::{
 };
 use serde_json::json;
 
-use crate::args::{
-    CacheArgs, DecodeArgs, ModelArgs, ModelRequirements, ResolvedCache, SamplingArgs, check_output_path,
-    from_env, read_prompt,
-};
+use crate::args::cache::CacheArgs;
+use crate::args::decode::DecodeArgs;
+use crate::args::model::ModelArgs;
+use crate::args::sampling::SamplingArgs;
+use crate::args::template::TemplateArgs;
+use crate::args::vision::VisionArgs;
+use crate::env_var::from_env;
 use crate::failure::Failure;
+use crate::files::{check_output_path, read_prompt};
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::template::TemplateArgs;
-use crate::vision::{VisionArgs, VisionOptions, encode_images};
+use crate::kv_cache::ResolvedCache;
+use crate::open::ModelRequirements;
+use crate::vision::{VisionOptions, encode_images};
 use crate::{console, log, output, progress};
 use choice::Choice;
 

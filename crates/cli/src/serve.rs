@@ -7,17 +7,22 @@ use clap::Args;
 use kvant::{Error, Model, Pooling, Requirements, limits};
 use kvant_server::{ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
 
-use crate::args::{
-    CacheArgs, DraftArgs, ModelArgs, ModelRequirements, ResolvedCache, SamplingArgs, positive,
-};
+use crate::args::cache::CacheArgs;
+use crate::args::decode::DraftArgs;
+use crate::args::model::ModelArgs;
+use crate::args::sampling::SamplingArgs;
+use crate::args::template::TemplateArgs;
+use crate::args::value::positive;
+use crate::args::vision::VisionArgs;
 use crate::console;
 use crate::failure::Failure;
+use crate::kv_cache::ResolvedCache;
 use crate::model_source::ModelSource;
+use crate::open::ModelRequirements;
 #[cfg(feature = "otel")]
 use crate::otlp::CollectorArgs;
 use crate::output;
-use crate::template::TemplateArgs;
-use crate::vision::{VisionArgs, VisionOptions};
+use crate::vision::VisionOptions;
 
 /// Default divisor of the machine's memory that KV caches may take.
 const MEMORY_DIVISOR: usize = 2;

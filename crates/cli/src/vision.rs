@@ -1,29 +1,18 @@
-//! Options of the vision encoder, and reading of image files.
+//! Opens the vision encoder of a model, and encodes image files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{EncodedImage, Gguf, Model, check_mmproj};
 
-use crate::args::ModelArgs;
+use crate::args::model::ModelSourceArgs;
+use crate::args::vision::VisionArgs;
 use crate::failure::Failure;
+use crate::files::is_vision_encoder_name;
 use crate::model_source::ModelSource;
 use crate::{log, progress};
-
-/// Arguments of the vision encoder.
-#[derive(Args, Debug, Clone, Default)]
-pub struct VisionArgs {
-    /// Vision encoder file (-mm), given as for -m [default: mmproj*.gguf beside the model, or in
-    /// its repository]
-    #[arg(long, value_name = "FILE", env = "KVANT_MMPROJ")]
-    mmproj: Option<String>,
-    /// Ignore a vision encoder beside the model
-    #[arg(long, conflicts_with = "mmproj")]
-    no_mmproj: bool,
-}
 
 /// What a command needs of the vision encoder.
 #[derive(Clone, Copy)]
@@ -36,13 +25,18 @@ pub struct VisionOptions<'a> {
 impl VisionOptions<'_> {
     /// Opens the vision encoder of the model in `gguf`, if one exists; an unusable one that was not
     /// requested is noted and ignored.
-    pub fn open(&self, model: &ModelArgs, gguf: &Gguf, quiet: bool) -> Result<Option<Arc<Gguf>>, Failure> {
+    pub fn open(
+        &self,
+        place: &ModelSourceArgs,
+        gguf: &Gguf,
+        quiet: bool,
+    ) -> Result<Option<Arc<Gguf>>, Failure> {
         let VisionArgs { mmproj, no_mmproj } = self.args;
         if let Some(name) = mmproj {
-            return model.open_file(name, quiet).map(|file| Some(Arc::new(file)));
+            return place.open_other(name, quiet).map(|file| Some(Arc::new(file)));
         }
         let is_searched = !no_mmproj && (self.is_needed || may_have_vision(gguf));
-        let found = if is_searched { self.find(model, quiet)? } else { None };
+        let found = if is_searched { self.find(place, quiet)? } else { None };
         let Some(path) = found else {
             let line = "--image: no vision encoder beside the model: expected --mmproj FILE";
             return if self.is_needed { Err(Failure::Usage(line.to_owned())) } else { Ok(None) };
@@ -58,12 +52,12 @@ impl VisionOptions<'_> {
     }
 
     /// Finds the vision encoder beside the model, or in its repository.
-    fn find(&self, model: &ModelArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
-        let path = match model.place.source()? {
+    fn find(&self, place: &ModelSourceArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
+        let path = match place.source()? {
             ModelSource::Bundled => return Ok(None),
             #[cfg(feature = "hub")]
             ModelSource::Hub(id) => {
-                return crate::hub::fetch_vision_encoder(&id, model.place.is_offline(), quiet);
+                return crate::hub::fetch_vision_encoder(&id, place.offline, quiet);
             }
             ModelSource::File(path) => path,
         };
@@ -102,12 +96,6 @@ fn beside(model: &Path) -> Vec<PathBuf> {
     let mut found: Vec<_> = entries.filter(|path| has_encoder_name(path) && path != model).collect();
     found.sort();
     found
-}
-
-/// Returns whether a file has the name of a vision encoder.
-pub fn is_vision_encoder_name(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    name.contains("mmproj") && name.ends_with(".gguf")
 }
 
 /// Encodes the images in these files.

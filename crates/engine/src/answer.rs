@@ -4,8 +4,12 @@ use std::collections::VecDeque;
 
 use kvant_generate::output_parser::{OutputParser, ParsedAnswer, Part};
 
-use crate::generation::{DecoderSpec, GenerationState, check};
-use crate::{CancelFlag, Error, GenerateOptions, GenerationStats, Session, Token, Turn};
+use crate::error::Error;
+use crate::generation::{
+    CancelFlag, DecoderSpec, GenerateOptions, GenerationState, GenerationStats, Token, check,
+};
+use crate::session::Session;
+use crate::turn::Turn;
 
 /// An iterator over the parts of an answer. Dropping it stops the generation.
 pub struct Answer<'s> {

@@ -7,8 +7,10 @@ use kvant_generate::output_parser::Part;
 
 use crate::answer::AnswerState;
 use crate::clock::Stopwatch;
-use crate::generation::{DecoderSpec, GenerationState, check};
-use crate::{CancelFlag, Error, GenerateOptions, GenerationStats, SequenceStep, Session, Turn};
+use crate::error::Error;
+use crate::generation::{CancelFlag, DecoderSpec, GenerateOptions, GenerationState, GenerationStats, check};
+use crate::session::{SequenceStep, Session};
+use crate::turn::Turn;
 
 /// An iterator over the parts of several answers, each with the index of its answer.
 pub struct Answers {

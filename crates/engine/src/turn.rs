@@ -3,9 +3,12 @@
 use kvant_generate::conversation::{
     AnswerFormat, Conversation, ConversationError, InvalidConversation, TurnOptions,
 };
+use kvant_text::chat::Message;
 use serde_json::json;
 
-use crate::{EncodedImage, Error, Message, Model};
+use crate::error::Error;
+use crate::model::Model;
+use crate::vision::EncodedImage;
 
 /// The next turn of a [`Conversation`].
 #[derive(Debug, Clone, Default)]

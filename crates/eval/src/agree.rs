@@ -9,8 +9,12 @@
 use kvant::{DType, KvOptions, Message, Model, Policies, Session};
 use serde::{Deserialize, Serialize};
 
+use crate::chunk_eval;
+use crate::chunks::Chunks;
+use crate::config::KvConfig;
+use crate::error::EvalError;
+use crate::progress::{OnProgress, Progress};
 use crate::score::{LogProbs, Row};
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, chunk_eval};
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq)]

@@ -24,8 +24,8 @@ use std::path::{Path, PathBuf};
 use kvant::files;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::EvalError;
 use crate::base_trailer::Trailer;
+use crate::error::EvalError;
 use crate::score::LogProbs;
 
 const MAGIC: &[u8; 8] = b"_logits_";

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant::{KvOptions, Model, Session, SessionOptions};
 
-use crate::EvalError;
+use crate::error::EvalError;
 use crate::score::Row;
 
 /// Maximum tokens of a batch.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use kvant::{Model, Special};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// The chunks of a text.
 #[derive(Debug, Clone, PartialEq, Eq)]

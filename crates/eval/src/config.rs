@@ -4,7 +4,7 @@ use kvant::{KvOptions, Model, Policies};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// A cache configuration, as named in results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

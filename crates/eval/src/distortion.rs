@@ -15,7 +15,9 @@ use kvant_codec::two_axis::{self, TwoAxis};
 use kvant_codec::{Side, TILE};
 use serde::{Deserialize, Serialize};
 
-use crate::{EvalError, OnProgress, Progress, chunk_eval};
+use crate::chunk_eval;
+use crate::error::EvalError;
+use crate::progress::{OnProgress, Progress};
 
 /// Distortion of one codec on one kind of vector.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

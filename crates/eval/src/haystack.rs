@@ -3,7 +3,7 @@
 use kvant::{Model, Special};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// A text in pieces, each with its number of tokens.
 #[derive(Debug, Clone)]

@@ -14,10 +14,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::base_file::BaseReader;
+use crate::chunk_eval;
+use crate::chunks::Chunks;
+use crate::config::KvConfig;
+use crate::error::EvalError;
+use crate::progress::{OnProgress, Progress};
 use crate::run_state::RunState;
 use crate::score::{Row, TokenScore};
 use crate::stats::{Estimate, KldStats};
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, chunk_eval};
 
 /// The reference distribution.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// Wording of needles, questions and answers. `{name}` and `{word}` stand for the subject of a
 /// needle and its content.

@@ -14,11 +14,14 @@ use kvant_codec::random::Random;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::chunk_eval;
+use crate::config::KvConfig;
+use crate::error::EvalError;
 use crate::haystack::Haystack;
-use crate::needle_form::fill;
+use crate::needle_form::{NeedleForm, fill};
+use crate::progress::{OnProgress, Progress};
 use crate::run_state::RunState;
 use crate::score::{LogProbs, Row};
-use crate::{EvalError, KvConfig, NeedleForm, OnProgress, Progress, chunk_eval};
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,10 +8,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::base_file::BaseWriter;
+use crate::chunk_eval;
+use crate::chunks::Chunks;
+use crate::config::KvConfig;
+use crate::error::EvalError;
+use crate::progress::{OnProgress, Progress};
 use crate::run_state::RunState;
 use crate::score::LogProbs;
 use crate::stats::Estimate;
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, chunk_eval};
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// Hexadecimal digits of a checksum.
 const DIGITS: usize = 16;

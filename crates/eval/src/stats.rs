@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TokenScore;
+use crate::score::TokenScore;
 
 /// A value and its standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use kvant_text::tokenizer::{DecodeStream, Special, Tokenizer, TokenizerError};
 
-use crate::LogitSource;
 use crate::constraint::{ConstraintError, Constraints};
 use crate::reasoning_budget::ReasoningBudget;
 use crate::sampler::{Sampler, SamplerParams, SequenceBreakers};
+use crate::source::LogitSource;
 
 /// Options of decoding.
 #[derive(Debug, Clone, PartialEq, Default)]

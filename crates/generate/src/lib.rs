@@ -19,13 +19,8 @@ pub mod sampling_defaults;
 mod sequence;
 mod source;
 pub mod speculative;
+#[cfg(test)]
+mod test_tokenizer;
 
 pub use sequence::{DraftCounts, Sequence};
 pub use source::LogitSource;
-
-/// Returns the tokenizer of the bundled model.
-#[cfg(test)]
-fn bundled_tokenizer() -> kvant_text::tokenizer::Tokenizer {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
-    kvant_text::tokenizer::Tokenizer::from_gguf(&kvant_gguf::Gguf::open(file).unwrap()).unwrap()
-}

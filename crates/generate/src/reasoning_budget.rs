@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn reasoning_is_counted_from_its_opening_mark() {
-        let tokenizer = &crate::bundled_tokenizer();
+        let tokenizer = &crate::test_tokenizer::bundled_tokenizer();
         let mark = tokenizer.encode(THINK_CLOSE, Special::Parse, false).unwrap();
         let of = |budget| {
             ReasoningBudget::new(ReasoningParser::of(THINK_CLOSE, ""), Some(budget), tokenizer).unwrap()

@@ -2,8 +2,8 @@
 
 use kvant_text::tokenizer::Tokenizer;
 
-use crate::LogitSource;
 use crate::decoding::{SampleResult, SamplingError, SequenceDecoder};
+use crate::source::LogitSource;
 use crate::speculative::Drafter;
 
 /// Prompt, answer so far, decoder and drafter of one sequence. The model is elsewhere.

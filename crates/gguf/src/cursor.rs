@@ -1,7 +1,6 @@
 //! Forward reading of untrusted bytes.
 
-use crate::Problem;
-use crate::error::Fault;
+use crate::error::{Fault, Problem};
 
 /// A position in a file's bytes. Every read is bounds-checked.
 #[derive(Clone, Copy)]

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use kvant_codec::DType;
 
-use crate::{LoadOnlyType, printable, printable_path};
+use crate::load_only::LoadOnlyType;
+use crate::printable::{printable, printable_path};
 
 /// Reports why a file could not be read or written: [`Problem`], [`Item`], byte offset and file.
 ///

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::error::Item;
+use crate::error::{GgufError, Item, Problem};
 use crate::parse::Entry;
-use crate::value::convert;
-use crate::{FromValue, GgufError, Problem, Shard, Value};
+use crate::shard::Shard;
+use crate::value::{FromValue, Value, convert};
 
 /// The metadata of a file: keys and values in the file's order.
 #[derive(Clone, Copy)]

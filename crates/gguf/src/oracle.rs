@@ -1,7 +1,10 @@
 //! Invariants of the parser for arbitrary bytes, shared by tests and the fuzz target.
 
+use crate::error::GgufError;
+use crate::file::Gguf;
 use crate::parse::ALIGNMENT_KEY;
-use crate::{Gguf, GgufError, GgufWriter, Value};
+use crate::value::Value;
+use crate::writer::GgufWriter;
 
 /// Parses `bytes` and checks that they are rejected with one readable line, or that every invariant
 /// of [`Gguf`] holds: all slices are within `bytes`, tensors are aligned and do not overlap, sizes

@@ -18,9 +18,10 @@ use std::ops::Range;
 use kvant_codec::DType;
 
 use crate::cursor::Cursor;
-use crate::error::{Fault, Item};
-use crate::value::convert;
-use crate::{GgufError, LoadOnlyType, Problem, TensorInfo, Value, ValueType};
+use crate::error::{Fault, GgufError, Item, Problem};
+use crate::load_only::LoadOnlyType;
+use crate::tensor::TensorInfo;
+use crate::value::{Value, ValueType, convert};
 
 /// Maximum key length in bytes, by the specification.
 pub(crate) const MAX_KEY: u64 = 65_535;

@@ -10,18 +10,12 @@ use std::collections::HashSet;
 
 use kvant_codec::DType;
 
-use crate::{Gguf, LoadOnlyType, TensorInfo};
+use crate::file::Gguf;
+use crate::load_only::LoadOnlyType;
+use crate::tensor::{TensorInfo, TensorScales};
 
 /// Values converted at a time.
 const CHUNK: usize = 1 << 16;
-
-/// Location of a tensor's scales, all in f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TensorScales {
-    shard: usize,
-    offset: u64,
-    n: usize,
-}
 
 impl Gguf {
     /// Attaches such scales to the weights that they belong to. Invalid ones stay tensors, which no

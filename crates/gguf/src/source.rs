@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use memmap2::Mmap;
 
-use crate::{GgufError, Problem};
+use crate::error::{GgufError, Problem};
 
 /// The bytes of one file: mapped, embedded in the program, shared or owned.
 pub struct Source(Bytes);

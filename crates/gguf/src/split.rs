@@ -6,7 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{GgufError, Meta, Problem, Shard, Value};
+use crate::error::{GgufError, Problem};
+use crate::meta::Meta;
+use crate::shard::Shard;
+use crate::value::Value;
 
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::Problem;
 use crate::cursor::Cursor;
+use crate::error::Problem;
 
 /// The type of a metadata value or array element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,10 +1,8 @@
 //! Virtual GGUF files: metadata and records in memory, tensor data elsewhere.
 
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::SystemTime;
-
-use crate::{Gguf, GgufError, GgufWriter, Shard, Source, parse};
 
 /// Source of tensor data outside of GGUF files.
 pub trait TensorSource: Send + Sync {
@@ -31,31 +29,4 @@ pub struct SourceFile {
 pub(crate) struct VirtualFile {
     pub files: Vec<SourceFile>,
     pub source: Box<dyn TensorSource>,
-}
-
-impl Gguf {
-    /// Opens a virtual GGUF file: the head of `writer` with tensors from `source`. Everything that
-    /// reads a model reads this one. `place` represents it in messages, `files` are all files
-    /// behind it.
-    ///
-    /// # Errors
-    /// The same as for a real file with this head.
-    pub fn from_virtual(
-        writer: &GgufWriter,
-        place: &Path,
-        files: Vec<SourceFile>,
-        source: Box<dyn TensorSource>,
-    ) -> Result<Self, GgufError> {
-        let (head, file_len) = writer.layout()?;
-        let parsed = parse::parse_head(&head, file_len).map_err(|error| error.in_file(Some(place)))?;
-        let shard = Shard {
-            path: Some(place.to_owned()),
-            modified: None,
-            bytes: Source::from(head),
-            head: None,
-            parsed,
-        };
-        let gguf = Self::from_shards(vec![shard])?;
-        Ok(Self { described: Some(VirtualFile { files, source }), ..gguf })
-    }
 }

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use kvant_codec::DType;
 
-use crate::error::Item;
+use crate::error::{GgufError, Item, Problem};
+use crate::meta::Meta;
 use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME, StoredType};
-use crate::value::convert;
-use crate::{Element, GgufError, Meta, Problem, TensorInfo, Value, ValueType};
+use crate::tensor::TensorInfo;
+use crate::value::{Element, Value, ValueType, convert};
 
 /// The metadata and tensor records of a file to be written; [`GgufWriter::save`] streams the data.
 #[derive(Debug, Clone)]

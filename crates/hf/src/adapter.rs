@@ -11,7 +11,7 @@ use std::path::Path;
 use kvant_gguf::{Gguf, GgufWriter};
 use serde_json::Value;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::family::Family;
 use crate::folder::{Folder, Object, shown};
 use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};

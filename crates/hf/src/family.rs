@@ -7,7 +7,7 @@ mod hybrids;
 
 use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON};
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::folder::{Object, shown};
 use crate::tensor_transform::Transform;
 

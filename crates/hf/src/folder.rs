@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kvant_gguf::SourceFile;
 use serde_json::{Map, Value};
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::family::Default;
 
 /// Maximum size of a file that is read whole: the largest vocabularies take a tenth of it.

@@ -2,7 +2,7 @@
 
 use kvant_gguf::GgufWriter;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::folder::Object;
 
 const FLOATS: [(&str, &str); 4] = [

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value as JsonValue;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
 use crate::metadata::{Keys, Sizes};
@@ -269,7 +269,7 @@ pub(crate) fn write(
     keys.set("attention.key_length", sizes.head_dim as u32)?;
     keys.set("attention.value_length", sizes.head_dim as u32)?;
     match sizes.delta {
-        Some(delta) => write_delta(keys, config, (family, delta), sizes),
+        Some(delta) => write_delta(keys, config, family, delta, sizes),
         None => Ok(()),
     }
 }
@@ -386,7 +386,8 @@ fn check_steps(config: Object<'_>) -> Result<(), HfError> {
 fn write_delta(
     keys: &mut Keys<'_>,
     config: Object<'_>,
-    (family, delta): (&Family, Delta),
+    family: &Family,
+    delta: Delta,
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     let Delta { n_k_heads, n_v_heads, k_dim, v_dim } = delta;

@@ -3,7 +3,7 @@
 use kvant_gguf::{Element, GgufWriter, Value};
 use serde_json::Value as JsonValue;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::family::{Experts, Family, Layers, Windows};
 use crate::folder::{Object, shown};
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};

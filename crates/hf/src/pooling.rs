@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use kvant_gguf::GgufWriter;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::family::Family;
 use crate::folder::{Folder, Object};
 

@@ -18,8 +18,7 @@ use kvant_codec::DType;
 use kvant_gguf::{Source, SourceFile};
 use serde_json::Value;
 
-use crate::HfError;
-use crate::error::TensorFault;
+use crate::error::{HfError, TensorFault};
 use crate::folder::{Folder, shown};
 
 /// Maximum header length of the format.

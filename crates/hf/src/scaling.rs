@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::Object;
 use crate::metadata::{Keys, Sizes};

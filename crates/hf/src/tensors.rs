@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvant_codec::DType;
 use kvant_gguf::GgufWriter;
 
-use crate::HfError;
-use crate::error::TensorFault;
+use crate::error::{HfError, TensorFault};
 use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
 use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};

@@ -10,8 +10,9 @@ use std::collections::HashMap;
 use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
+use crate::error::HfError;
 use crate::folder::{Folder, Object, shown};
-use crate::{HfError, pretokenizer};
+use crate::pretokenizer;
 
 mod added;
 mod normalizer;

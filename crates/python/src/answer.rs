@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvant::{AnswerState, FinishReason, GenerationStats, ParsedAnswer, Part};
 use pyo3::prelude::*;
 
+use crate::error::to_py_err;
 use crate::session::Session;
-use crate::to_py_err;
 
 /// Kind and text of a part.
 type PartTuple = (&'static str, String);

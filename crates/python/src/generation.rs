@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvant::{FinishReason, GenerationState, GenerationStats};
 use pyo3::prelude::*;
 
+use crate::error::to_py_err;
 use crate::session::Session;
-use crate::to_py_err;
 
 /// Iterator over the text that follows a prompt.
 #[pyclass(frozen, module = "kvant")]

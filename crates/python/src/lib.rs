@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod error;
 mod generation;
 mod model;
 mod options;
@@ -14,12 +15,7 @@ mod session;
 
 use pyo3::prelude::*;
 
-pyo3::create_exception!(kvant, KvantError, pyo3::exceptions::PyException, "An error of the engine.");
-
-/// Converts an error of the engine to a Python exception.
-fn to_py_err(error: impl Into<::kvant::Error>) -> PyErr {
-    KvantError::new_err(error.into().to_string())
-}
+use crate::error::KvantError;
 
 #[pymodule(name = "kvant")]
 fn kvant_module(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -9,9 +9,9 @@ use kvant::{
 };
 use pyo3::prelude::*;
 
+use crate::error::to_py_err;
 use crate::prompt::Prompt;
 use crate::session::Session;
-use crate::to_py_err;
 
 /// A loaded model; any number of threads may use it concurrently.
 #[pyclass(frozen, module = "kvant")]

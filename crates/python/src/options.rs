@@ -9,7 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::to_py_err;
+use crate::error::to_py_err;
 
 /// Keyword arguments of `generate`, and with `OfTurn` those of `chat` and `answers`.
 #[derive(Default)]

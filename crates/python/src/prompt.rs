@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
+use crate::error::to_py_err;
 use crate::options::json;
-use crate::to_py_err;
 
 /// A text, token ids, or a conversation.
 #[derive(FromPyObject)]

@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyModule};
 
 use crate::answer::{Answer, Answers};
+use crate::error::{KvantError, to_py_err};
 use crate::generation::Generation;
 use crate::options::{Function, Keywords};
 use crate::prompt::{Prompt, TurnPrompt};
-use crate::{KvantError, to_py_err};
 
 /// A conversation: tokens and their KV cache.
 #[pyclass(frozen, module = "kvant")]

@@ -7,7 +7,8 @@ use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, printable_path};
 use kvant_model::check_finite;
 use kvant_model::retype::{convert, for_rows, is_matrix};
 
-use crate::{QuantizeError, Recipe};
+use crate::error::QuantizeError;
+use crate::recipe::Recipe;
 
 /// Result of a quantization.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use kvant_codec::random::Random;
 use kvant_gguf::{Gguf, GgufError, GgufWriter};
 use kvant_model::retype::for_rows;
 
-use crate::QuantizeError;
+use crate::error::QuantizeError;
 
 /// The shape of a published model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

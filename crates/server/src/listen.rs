@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tower_http::cors::CorsLayer;
 
-use crate::ServeError;
+use crate::error::ServeError;
 use crate::http::{Server, router};
 
 /// Maximum concurrent connections; others wait in the backlog.
@@ -39,7 +39,8 @@ pub(crate) enum TlsAcceptor {}
 /// Serves until a shutdown signal arrives or a worker thread panics.
 pub(crate) async fn listen(
     server: Arc<Server>,
-    (cors, tls): (CorsLayer, Option<TlsAcceptor>),
+    cors: CorsLayer,
+    tls: Option<TlsAcceptor>,
     mut has_broken: mpsc::Receiver<()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
@@ -59,7 +60,7 @@ pub(crate) async fn listen(
             let head = if room.available_permits() < CONNECTIONS / 2 { HEAD_IN_CROWD } else { HEAD };
             match (listener.accept().await, permit) {
                 (Ok((stream, _)), Ok(permit)) => {
-                    serve_connection((stream, tls.clone()), (permit, head), app.clone(), graceful.watcher())
+                    serve_connection(stream, tls.clone(), permit, head, app.clone(), graceful.watcher());
                 }
                 (Err(error), _) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
@@ -81,8 +82,10 @@ pub(crate) async fn listen(
 
 /// Serves one connection in its own task.
 fn serve_connection(
-    (stream, tls): (TcpStream, Option<TlsAcceptor>),
-    (permit, head): (OwnedSemaphorePermit, Duration),
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    permit: OwnedSemaphorePermit,
+    head: Duration,
     app: axum::Router,
     watcher: Watcher,
 ) {

@@ -8,18 +8,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{Model, SessionOptions, TOKENS_PER_BLOCK};
 
 use crate::cache_key::CacheSpec;
 use crate::constraint_compiler::ConstraintCompilers;
+use crate::error::ServeError;
 use crate::events::Blocks;
 use crate::http::{ApiError, ServedModel};
 use crate::metrics::Metrics;
+use crate::options::{ModelSpec, OpenedModel, Options};
 use crate::owner_limits::Lanes;
 use crate::scheduler::Limits;
+use crate::status::Status;
 use crate::store::Store;
-use crate::worker::{Status, Worker};
-use crate::{Options, ServeError, ServerSampling};
+use crate::worker::{Worker, WorkerOptions};
 
 /// Maximum batch tokens of a step.
 const ROWS: usize = 512;
@@ -30,33 +32,6 @@ const SHUTDOWN_TIME: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Stack size of a worker thread, which walks grammars.
 const MODEL_STACK: usize = 16 << 20;
-
-/// Model that is loaded on demand, by name.
-#[derive(Clone)]
-pub struct ModelSpec {
-    /// Name of the model.
-    pub name: String,
-    /// Approximate size of its weights in bytes.
-    pub bytes: u64,
-    /// Loads the model, or returns the reason for a failure in one line.
-    pub open: Arc<dyn Fn() -> Result<OpenedModel, String> + Send + Sync>,
-}
-
-/// Loaded model with its defaults.
-pub struct OpenedModel {
-    /// Model.
-    pub model: Model,
-    /// Cache options of requests that set none.
-    pub kv: KvOptions,
-    /// Sampling parameters of requests that set none.
-    pub sampling: ServerSampling,
-}
-
-impl fmt::Debug for ModelSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Offer").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
 
 /// Reports a panic of a worker thread, unless it is disarmed first.
 pub(crate) struct PanicGuard(Option<tokio::sync::mpsc::Sender<()>>);
@@ -270,9 +245,9 @@ impl ModelRegistry {
         let disk = options.kv_disk.clone().map(|(folder, bytes)| (folder, of_it(bytes)));
         let store = Store::open(of_it(options.kv_ram), disk, &model, blocks.clone())?;
         let status = Arc::new(Mutex::default());
-        let reporting = (Arc::clone(&self.metrics), Arc::clone(&status));
-        let lengths = (options.n_ctx, options.draft_max);
-        let worker = Worker::new(model.clone(), lengths, limits, (store, blocks), reporting);
+        let of_worker = WorkerOptions { n_ctx: options.n_ctx, draft_max: options.draft_max, limits };
+        let (metrics, published) = (Arc::clone(&self.metrics), Arc::clone(&status));
+        let worker = Worker::new(model.clone(), of_worker, store, blocks, metrics, published);
         let (jobs, received) = mpsc::channel();
         let alarm = PanicGuard(Some(self.broken.clone()));
         let work = move || {

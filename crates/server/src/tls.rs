@@ -10,7 +10,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::ServeError;
+use crate::error::ServeError;
 
 /// PEM files of a certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use crate::events::Blocks;
 use crate::idle_sessions::{IdleSession, IdleSessions};
 use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Request, Scheduler};
-pub(crate) use crate::status::{AnswerStats, Progress, Status};
+use crate::status::{Progress, Status};
 use crate::store::Store;
 pub(crate) use job::{EVENTS_OF_ANSWER, Event, Job};
 use sequence::Sequence;
@@ -32,6 +32,16 @@ const STATUS_MAX_AGE: Duration = Duration::from_millis(50);
 /// Maximum time that a step waits for token masks: a sequence that needs more is resumed later,
 /// without delaying the others.
 const MASK_GRACE: Duration = Duration::from_millis(2);
+
+/// Options of a worker.
+pub(crate) struct WorkerOptions {
+    /// Maximum tokens of a conversation; the training context when `None`.
+    pub n_ctx: Option<usize>,
+    /// Maximum draft tokens per sequence; the model's own maximum when `None`.
+    pub draft_max: Option<usize>,
+    /// Limits of the scheduler.
+    pub limits: Limits,
+}
 
 /// Worker thread of a model.
 pub(crate) struct Worker {
@@ -55,11 +65,13 @@ pub(crate) struct Worker {
 impl Worker {
     pub fn new(
         model: Model,
-        (n_ctx, draft_max): (Option<usize>, Option<usize>),
-        limits: Limits,
-        (store, blocks): (Store, Blocks),
-        (metrics, status): (Arc<Metrics>, Arc<Mutex<Status>>),
+        options: WorkerOptions,
+        store: Store,
+        blocks: Blocks,
+        metrics: Arc<Metrics>,
+        status: Arc<Mutex<Status>>,
     ) -> Self {
+        let WorkerOptions { n_ctx, draft_max, limits } = options;
         model.set_kv_budget(limits.budget);
         let draft_max = draft_max.unwrap_or_else(|| model.max_draft_tokens());
         Self {

@@ -12,7 +12,8 @@ use serde::Serialize;
 use kvant::gguf::RangeReader;
 use kvant::{Error, Gguf, Model};
 
-use crate::{Engine, WebError};
+use crate::engine::Engine;
+use crate::error::WebError;
 
 /// State of an instance of the module.
 #[derive(Default)]

@@ -10,8 +10,8 @@ use kvant::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::generation_request::defaults;
-use crate::{GenerationRequest, WebError};
+use crate::error::WebError;
+use crate::generation_request::{GenerationRequest, defaults};
 
 /// Prompt tokens per call, which bounds the time until the page can respond.
 const PREFILL_CHUNK: usize = 32;

@@ -59,6 +59,12 @@ const EDGES: &[(&str, &[&str])] = &[
 /// those below it, and from the module that defines a name, not through the crate root.
 const FLOORS: &[(&str, &[&str])] = &[("cpu", &["simd", "host", "ops", "device"])];
 
+/// Rooms whose files import a name from the module that defines it, not through the crate root:
+/// `lib.rs` re-exports for outsiders.
+const DEFINING_ROOMS: [&str; 12] = [
+    "capi", "cli", "engine", "eval", "generate", "gguf", "hf", "python", "quantize", "server", "text", "web",
+];
+
 /// Rooms outside `crates`.
 const OUTSIDE: [&str; 2] = ["conformance", "fuzz/targets"];
 
@@ -197,6 +203,47 @@ fn floors_import_only_from_those_below() {
                         file.display()
                     );
                 }
+            }
+        }
+    }
+}
+
+/// Returns the first segments of the paths after `crate::`: `a` of `a::B;`, `a` and `c` of
+/// `{a::B, c::{D, E}};`.
+fn first_segments(paths: &str) -> Vec<&str> {
+    fn first(path: &str) -> &str {
+        path.trim_start().split(|c: char| c != '_' && !c.is_alphanumeric()).next().unwrap_or_default()
+    }
+    if !paths.starts_with('{') {
+        return vec![first(paths)];
+    }
+    let mut depth = 0;
+    let group = paths.split(';').next().unwrap_or_default();
+    let items = group.split(|c| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        depth <= 1 && "{,}".contains(c)
+    });
+    items.map(first).filter(|name| !name.is_empty()).collect()
+}
+
+#[test]
+fn imports_name_the_defining_module() {
+    assert_eq!(first_segments("a::B;\n"), ["a"]);
+    assert_eq!(first_segments("{a, b::{C, D}, E,\n};"), ["a", "b", "E"]);
+    for room in DEFINING_ROOMS {
+        let src = root().join("crates").join(room).join("src");
+        let lib = fs::read_to_string(src.join("lib.rs")).unwrap();
+        let modules = lib.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "));
+        let modules: Vec<_> = modules.filter_map(|name| name.split([';', ' ']).next()).collect();
+        let mut written = Vec::new();
+        files(&src, &["rs"], &mut written);
+        for file in written.iter().filter(|file| **file != src.join("lib.rs")) {
+            let text = fs::read_to_string(file).unwrap();
+            let code: Vec<_> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+            let code = code.join("\n");
+            for name in code.split("crate::").skip(1).flat_map(first_segments) {
+                let is_module = modules.contains(&name);
+                assert!(is_module, "{}: import {name} from the module that defines it", file.display());
             }
         }
     }

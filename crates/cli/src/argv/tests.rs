@@ -3,7 +3,7 @@
 use clap::CommandFactory;
 
 use super::*;
-use crate::Cli;
+use crate::commands::Cli;
 
 fn read_line(line: &[&str]) -> Result<Argv, String> {
     let mut root = Cli::command();

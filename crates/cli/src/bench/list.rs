@@ -2,6 +2,8 @@
 
 use kvant::DType;
 
+use crate::args::value::kv_type;
+
 /// Numbers of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers(pub Vec<usize>);
@@ -20,7 +22,7 @@ pub fn numbers(text: &str) -> Result<Numbers, String> {
 
 /// Parses a list of KV types.
 pub fn types(text: &str) -> Result<Types, String> {
-    text.split(',').map(crate::args::kv_type).collect::<Result<_, _>>().map(Types)
+    text.split(',').map(kv_type).collect::<Result<_, _>>().map(Types)
 }
 
 fn range(text: &str) -> Result<Vec<usize>, String> {

@@ -14,11 +14,11 @@ use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
 use kvant_quantize::synthetic::Shape;
 
-use crate::args::ModelArgs;
+use crate::args::cache::KvPlanArgs;
+use crate::args::model::ModelArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use crate::plan::KvPlanArgs;
 use measure::{Bench, Test};
 
 /// Arguments of `kvant bench`.
@@ -161,7 +161,7 @@ impl BenchArgs {
         let dtype: DType = dtype.parse().map_err(|error| Failure::Usage(format!("--synthetic: {error}")))?;
         let gguf = shape.model(dtype, 1 << 17)?;
         let lora = &self.model.lora;
-        let options = self.model.options(lora.open(&self.model, &gguf, false)?, None);
+        let options = self.model.options(lora.open(&self.model.place, &gguf, false)?, None);
         let name = format!("{} {} (synthetic){}", shape.name, dtype.name(), lora.label());
         Ok((name, Model::from_gguf(gguf, options)?))
     }

@@ -10,8 +10,8 @@ use kvant::{
 
 use super::command::{HELP, Input};
 use super::reasoning_view::{ReasoningDisplay, ReasoningView};
-use crate::args::check_output_path;
 use crate::failure::Failure;
+use crate::files::check_output_path;
 use crate::interrupt::Interrupt;
 use crate::run::{Answer, Summary, end_line, take_tokens};
 use crate::vision::encode_images;

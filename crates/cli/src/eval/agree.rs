@@ -8,8 +8,10 @@ use kvant_eval::{AgreeOptions, Agreement, Chunks, QUESTIONS, agree, question_pro
 use serde_json::Value;
 
 use super::{ConfigArgs, OutputArgs, bar, context_length, follow, row, text};
-use crate::args::{ModelArgs, positive, read_text};
+use crate::args::model::ModelArgs;
+use crate::args::value::positive;
 use crate::failure::Failure;
+use crate::files::read_text;
 use crate::log;
 use crate::output::Row;
 

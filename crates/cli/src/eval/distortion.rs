@@ -7,7 +7,8 @@ use kvant_eval::distortion::{Distortion, SCALE_BITS, captured, lower_bound, synt
 use kvant_eval::report::{DistortionReport, Part};
 
 use super::{OutputArgs, about, add_to_report, bar, check_report, follow, row, row_of, text};
-use crate::args::{ModelArgs, positive};
+use crate::args::model::ModelArgs;
+use crate::args::value::positive;
 use crate::failure::Failure;
 use crate::output::Row;
 

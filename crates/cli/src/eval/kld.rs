@@ -12,7 +12,8 @@ use super::{
     ConfigArgs, OutputArgs, StateArgs, about, add_to_report, bar, check_report, context_length, follow, row,
     row_of, text,
 };
-use crate::args::{ModelArgs, positive};
+use crate::args::model::ModelArgs;
+use crate::args::value::positive;
 use crate::failure::Failure;
 use crate::log;
 use crate::output::{self, Row};

@@ -16,10 +16,13 @@ use kvant_eval::report::{About, Part};
 use kvant_eval::{EvalError, Progress, SAMPLE};
 use serde_json::Value;
 
-use crate::args::{self, ModelArgs, kv_type, policies};
+use crate::args::cache::KvPlanArgs;
+use crate::args::model::ModelArgs;
+use crate::args::value::{kv_type, policies};
 use crate::failure::Failure;
+use crate::files::{check_output_path, read_text};
+use crate::kv_cache::with_type_table;
 use crate::output::{self, Format, Row};
-use crate::plan::KvPlanArgs;
 use crate::{console, hints, log, progress};
 
 /// Arguments of `kvant eval`.
@@ -71,7 +74,7 @@ pub(crate) enum Switch {
 /// Returns the text of a file, or the built-in one.
 fn text(file: Option<&Path>) -> Result<String, Failure> {
     match file {
-        Some(path) => args::read_text(path),
+        Some(path) => read_text(path),
         None => {
             log::note("no -f: measured on the built-in text, five chapters of Frankenstein");
             Ok(SAMPLE.to_owned())
@@ -124,7 +127,7 @@ impl ConfigArgs {
         };
         let mut policies = self.kv_policy.clone();
         if let Some(path) = &self.kv_types {
-            policies = args::with_type_table(policies, path)?;
+            policies = with_type_table(policies, path)?;
         }
         let tail = self.kv_tail == Switch::On;
         Ok(pairs
@@ -186,7 +189,7 @@ impl StateArgs {
 
     /// Checks that the file can be written, before the measurement.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        args::check_output_path(self.state.as_deref())
+        check_output_path(self.state.as_deref())
     }
 }
 

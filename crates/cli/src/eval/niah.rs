@@ -11,7 +11,7 @@ use super::{
     ConfigArgs, OutputArgs, StateArgs, about, add_to_report, bar, check_report, context_length, follow, row,
     row_of, text,
 };
-use crate::args::ModelArgs;
+use crate::args::model::ModelArgs;
 use crate::failure::Failure;
 use crate::output::Row;
 

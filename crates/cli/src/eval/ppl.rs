@@ -8,9 +8,11 @@ use kvant::DType;
 use kvant_eval::{Chunks, PplOptions};
 
 use super::{ConfigArgs, OutputArgs, StateArgs, bar, context_length, follow, row_of, text};
-use crate::args::{ModelArgs, check_output_path, positive};
+use crate::args::model::ModelArgs;
+use crate::args::value::positive;
 use crate::console;
 use crate::failure::Failure;
+use crate::files::check_output_path;
 use crate::output::{self, Format};
 
 /// Arguments of `kvant eval ppl`.

@@ -2,9 +2,9 @@
 
 use kvant::hf::ADAPTER_FILES;
 
-use super::Id;
+use super::id::Id;
 use super::remote::Problem;
-use crate::vision::is_vision_encoder_name;
+use crate::files::is_vision_encoder_name;
 
 /// Default quantization, as in llama.cpp.
 const DEFAULT: &str = "Q4_K_M";

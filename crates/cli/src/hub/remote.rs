@@ -129,8 +129,8 @@ impl Remote {
         let mut tries = 0;
         while about.size.is_none_or(|size| done < size) {
             let on_progress = &mut |done| bar.set_position(done);
-            match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNKNOWN_SIZE)), on_progress)
-            {
+            let size = about.size.unwrap_or(MAX_UNKNOWN_SIZE);
+            match self.fetch_on(&url, part, &mut done, size, on_progress) {
                 Ok(()) if about.size.is_none() => break,
                 // A body that ends early is a broken connection.
                 Ok(()) => {}
@@ -150,12 +150,13 @@ impl Remote {
         check(part, about, &url)
     }
 
-    /// Downloads over one connection, to `size` bytes in all.
+    /// Downloads over one connection, from byte `done` on, to `size` bytes in all.
     fn fetch_on(
         &self,
         url: &str,
         part: &mut File,
-        (done, size): (&mut u64, u64),
+        done: &mut u64,
+        size: u64,
         on_progress: &mut dyn FnMut(u64),
     ) -> Result<(), Problem> {
         let request = self.get(url);

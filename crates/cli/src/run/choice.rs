@@ -8,7 +8,8 @@ use rustyline::error::ReadlineError;
 
 use crate::console;
 use crate::failure::Failure;
-use crate::model_source::{BUNDLED, is_language_model};
+use crate::files::is_language_model;
+use crate::model_source::BUNDLED;
 
 /// Models listed at most, so that the list fits a screen.
 const MAX_LISTED: usize = 15;

@@ -85,7 +85,7 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures");
         let file = match name {
             "bundled" => Model::bundled_file(),
-            name => crate::open_file(format!("{folder}/{name}.gguf")),
+            name => crate::model::open_file(format!("{folder}/{name}.gguf")),
         };
         Arc::new(file.unwrap())
     }

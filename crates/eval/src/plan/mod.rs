@@ -40,10 +40,15 @@ use self::sensitivity::{choices, difference};
 use self::statistics::Statistics;
 use self::text_splits::TextHalves;
 use self::type_costs::Prices;
+use crate::chunks::Chunks;
+use crate::config::KvConfig;
+use crate::error::EvalError;
 use crate::kld::{Base, Kld, KldOptions, kld};
+use crate::needle_form::NeedleForm;
+use crate::niah::{NiahCell, NiahOptions, niah};
+use crate::progress::{OnProgress, Progress};
 use crate::run_state::RunState;
 use crate::stats::Estimate;
-use crate::{Chunks, EvalError, KvConfig, NeedleForm, NiahOptions, OnProgress, Progress, niah};
 
 /// Goal of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -367,7 +372,7 @@ impl<'a> PlanSearch<'a> {
             configs: vec![plan, f16],
         };
         let cells = niah(self.model, text, &options, None, &mut |_| ())?;
-        let mean = |cells: &[crate::NiahCell]| {
+        let mean = |cells: &[NiahCell]| {
             cells.iter().map(|cell| cell.token_accuracy).sum::<f64>() / cells.len().max(1) as f64
         };
         let (of_plan, of_f16) = cells.split_at(cells.len() / 2);

@@ -6,7 +6,9 @@ use kvant_codec::Side;
 use super::attention::{KvHead, Rows, TransposedRows, Weights};
 use super::moments::{Moments, Pair, pairs};
 use super::text_splits::CalibrationPieces;
-use crate::{EvalError, OnProgress, chunk_eval};
+use crate::chunk_eval;
+use crate::error::EvalError;
+use crate::progress::OnProgress;
 
 /// The attention sink: the first tokens, which are unlike all others, are excluded from statistics
 /// and stay in 16 bits.
@@ -91,7 +93,8 @@ fn first_layers(config: &Config, n_ctx: usize) -> Vec<Sums> {
             first.push(Sums::new(
                 layer.heads,
                 pairs(rope.params, turned, rope.frequencies(n_ctx)),
-                (layer.scale, layer.soft_cap),
+                layer.scale,
+                layer.soft_cap,
             ));
         }
     }
@@ -156,7 +159,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn new(shape: KvLayerShape, pairs: Vec<Pair>, (scale, soft_cap): (f32, Option<f32>)) -> Self {
+    fn new(shape: KvLayerShape, pairs: Vec<Pair>, scale: f32, soft_cap: Option<f32>) -> Self {
         let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = shape;
         let (k, v) = (Moments::new(pairs, n_kv_heads, k_head_dim), vec![0.0; n_kv_heads * v_head_dim]);
         let weight = vec![0.0; n_kv_heads];
@@ -300,7 +303,7 @@ mod tests {
     }
 
     fn sums() -> Sums {
-        let mut sums = Sums::new(shape(), Vec::new(), (1.0, None));
+        let mut sums = Sums::new(shape(), Vec::new(), 1.0, None);
         sums.w.fill(1.0);
         sums
     }
@@ -344,7 +347,7 @@ mod tests {
     #[test]
     fn shared_kv_rows_have_two_readers() {
         let shape = KvLayerShape { shared_kv: true, ..shape() };
-        let mut sums = Sums::new(shape, Vec::new(), (0.5, None));
+        let mut sums = Sums::new(shape, Vec::new(), 0.5, None);
         sums.w = vec![3.0, 1.0];
         sums.q.add(0, 2.0, &[2.0, 0.0, 1.0, 0.0]);
         (sums.v_weight[0], sums.n) = (4.0, 2.0);

@@ -2,8 +2,9 @@
 
 use kvant::{Model, Special};
 
-use crate::chunks::begin_of_text;
-use crate::{Chunks, EvalError, Progress};
+use crate::chunks::{Chunks, begin_of_text};
+use crate::error::EvalError;
+use crate::progress::Progress;
 
 /// Tokens of a usual piece, and the maximum number of pieces for statistics.
 const SHORT_TOKENS: usize = 512;

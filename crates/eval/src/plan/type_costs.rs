@@ -6,7 +6,7 @@ use kvant_codec::Side;
 use kvant_codec::distortion::{FileBytes, measure};
 
 use super::Goal;
-use crate::EvalError;
+use crate::error::EvalError;
 
 /// Candidate types, if every device of the model supports them.
 const TYPES: [DType; 7] =

@@ -1,6 +1,6 @@
 //! The plots of a report.
 
-use super::plot::{Plot, Scale};
+use super::plot::{Axis, Plot, Scale};
 use super::{KldReport, KldRow};
 use crate::distortion::{Distortion, SCALE_BITS, lower_bound, upper_bound};
 
@@ -25,8 +25,12 @@ pub(super) fn memory_and_quality(report: &KldReport) -> String {
         report.rows.iter().enumerate().filter(|(_, row)| row.stats.mean_kld.value > 0.0).collect();
     let x = Scale::up_to(rows.iter().map(|(_, row)| point(row).0).fold(50.0, f64::max));
     let y = Scale::decades(rows.iter().map(|(_, row)| point(row).1));
-    let mut plot =
-        Plot::new((560.0, 360.0), 24.0, (x, "cache memory, % of f16"), (y, "mean KL divergence, nats"));
+    let mut plot = Plot::new(
+        (560.0, 360.0),
+        24.0,
+        Axis { scale: x, label: "cache memory, % of f16" },
+        Axis { scale: y, label: "mean KL divergence, nats" },
+    );
     let mut front: Vec<(f64, f64)> = rows.iter().map(|(_, row)| point(row)).collect();
     front.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
     let mut best = f64::INFINITY;
@@ -52,8 +56,12 @@ pub(super) fn by_position(report: &KldReport) -> String {
     let all = || report.rows.iter().flat_map(|row| &row.by_position);
     let x = Scale::Linear { min: (report.n_ctx / 2) as f64, max: report.n_ctx as f64 };
     let y = Scale::decades(all().map(|&(_, kld)| kld));
-    let mut plot =
-        Plot::new((560.0, 360.0), 110.0, (x, "position in the chunk"), (y, "mean KL divergence, nats"));
+    let mut plot = Plot::new(
+        (560.0, 360.0),
+        110.0,
+        Axis { scale: x, label: "position in the chunk" },
+        Axis { scale: y, label: "mean KL divergence, nats" },
+    );
     let mut labels = Vec::new();
     for (series, row) in report.rows.iter().enumerate() {
         if !row.by_position.iter().any(|&(_, kld)| kld > 0.0) {
@@ -76,7 +84,12 @@ pub(super) fn by_layer(report: &KldReport) -> String {
     let y = Scale::up_to(layers.iter().map(|l| l.k.max(l.v)).fold(0.0, f64::max));
     let n = layers.len();
     let x = Scale::Linear { min: -0.5, max: n as f64 - 0.5 };
-    let mut plot = Plot::new((560.0, 320.0), 24.0, (x, "KV layer"), (y, "mean KL divergence, nats"));
+    let mut plot = Plot::new(
+        (560.0, 320.0),
+        24.0,
+        Axis { scale: x, label: "KV layer" },
+        Axis { scale: y, label: "mean KL divergence, nats" },
+    );
     plot.text("label s0", (plot.x_at(-0.5) + 14.0, 30.0), "start", "K");
     plot.text("label s1", (plot.x_at(-0.5) + 32.0, 30.0), "start", "V");
     let slot = plot.x_at(1.0) - plot.x_at(0.0);
@@ -100,8 +113,8 @@ pub(super) fn distortion(rows: &[Distortion]) -> String {
     let mut plot = Plot::new(
         (560.0, 360.0),
         24.0,
-        (x, "bits per value, scales included"),
-        (y, "relative squared error"),
+        Axis { scale: x, label: "bits per value, scales included" },
+        Axis { scale: y, label: "relative squared error" },
     );
     // A curve leaves the frame where its error is below the range: clamping would bend it.
     let floor = rows.iter().map(|row| row.mse).fold(f64::INFINITY, f64::min).log10().floor();

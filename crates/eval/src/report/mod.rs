@@ -16,8 +16,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::plan::{PlanCell, PlanReport};
+use crate::config::KvConfig;
 use crate::distortion::Distortion;
-use crate::{EvalError, Kld, KldStats, KvConfig, LayerKld, NiahCell};
+use crate::error::EvalError;
+use crate::kld::{Kld, LayerKld};
+use crate::niah::NiahCell;
+use crate::stats::KldStats;
 
 /// Provenance of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

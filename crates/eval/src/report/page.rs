@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use super::plot::escape;
 use super::{About, DistortionReport, KldReport, KldRow, NiahReport, Parts, PlanReport, charts, plan};
-use crate::{KvConfig, NiahCell};
+use crate::config::KvConfig;
+use crate::niah::NiahCell;
 
 const STYLE: &str = include_str!("style.css");
 

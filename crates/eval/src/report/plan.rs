@@ -6,8 +6,9 @@ use kvant::{HeadTypes, KvLayerShape, KvShape, Plan, Policies};
 use serde::{Deserialize, Serialize};
 
 use super::About;
-use super::plot::{Plot, Scale, escape};
-use crate::{EvalError, Planned};
+use super::plot::{Axis, Plot, Scale, escape};
+use crate::error::EvalError;
+use crate::plan::Planned;
 
 /// Part of `kvant plan` in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -104,8 +105,8 @@ pub(super) fn frontier(report: &PlanReport) -> String {
     let mut plot = Plot::new(
         (560.0, 360.0),
         24.0,
-        (x, "bits per value, scales and centres included"),
-        (y, "mean KL divergence, nats"),
+        Axis { scale: x, label: "bits per value, scales and centres included" },
+        Axis { scale: y, label: "mean KL divergence, nats" },
     );
     plot.curve("front", &points().collect::<Vec<_>>());
     plot.dot("s0", (bits, kld), 6.0, &format!("the plan: {bits:.3} bits, {kld:.6} nats"));

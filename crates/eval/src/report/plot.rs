@@ -94,6 +94,12 @@ pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// An axis of a plot.
+pub(super) struct Axis<'a> {
+    pub scale: Scale,
+    pub label: &'a str,
+}
+
 /// A plot under construction: a frame with axes, then marks, oldest at the back.
 pub(super) struct Plot {
     svg: String,
@@ -110,8 +116,8 @@ const BOTTOM: f64 = 46.0;
 impl Plot {
     /// Creates a frame of `size` pixels with gridlines and labelled axes, `right` of them reserved
     /// for labels.
-    pub fn new(size: (f64, f64), right: f64, x: (Scale, &str), y: (Scale, &str)) -> Self {
-        let mut plot = Self { svg: String::new(), x: x.0, y: y.0, size, right };
+    pub fn new(size: (f64, f64), right: f64, x: Axis<'_>, y: Axis<'_>) -> Self {
+        let mut plot = Self { svg: String::new(), x: x.scale, y: y.scale, size, right };
         let (width, height) = size;
         plot.push(&format!("<svg viewBox=\"0 0 {width} {height}\" role=\"img\">"));
         let (left, base) = (LEFT, height - BOTTOM);
@@ -125,11 +131,11 @@ impl Plot {
             plot.line("grid", (at, TOP), (at, base));
             plot.text("tick", (at, base + 18.0), "middle", &label);
         }
-        plot.text("axis", ((left + width - right) / 2.0, height - 6.0), "middle", x.1);
+        plot.text("axis", ((left + width - right) / 2.0, height - 6.0), "middle", x.label);
         let middle = (TOP + base) / 2.0;
         plot.push(&format!(
             "<text class=\"axis\" text-anchor=\"middle\" transform=\"translate(14 {middle:.1}) rotate(-90)\">{}</text>",
-            escape(y.1)
+            escape(y.label)
         ));
         plot
     }

@@ -50,7 +50,7 @@ fn forms(levels: usize) -> Vec<(&'static str, OutputFormat)> {
 
 #[test]
 fn the_deepest_constraints_compile_and_deeper_ones_are_refused() {
-    let tokenizer = &crate::bundled_tokenizer();
+    let tokenizer = &crate::test_tokenizer::bundled_tokenizer();
     let grammars = ConstraintCompiler::new().unwrap();
     for (name, form) in forms(MAX_LEVELS) {
         let mut guide =

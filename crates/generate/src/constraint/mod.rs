@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_constraint_applies_from_its_trigger_outside_reasoning() {
-        let tokenizer = &crate::bundled_tokenizer();
+        let tokenizer = &crate::test_tokenizer::bundled_tokenizer();
         let form = OutputFormat::object();
         let guide = || ConstraintCompiler::new().unwrap().constraint(tokenizer, &form).unwrap();
         let mut call = Constraints::later(vec![(Trigger::text("<tool_call>"), guide())]);

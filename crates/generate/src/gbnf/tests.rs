@@ -105,7 +105,7 @@ list ::= "- " [a-z]* "\n" list?"#,
 
 #[test]
 fn converted_grammars_accept_the_same_texts() {
-    let tokenizer = &crate::bundled_tokenizer();
+    let tokenizer = &crate::test_tokenizer::bundled_tokenizer();
     let grammars = ConstraintCompiler::new().unwrap();
     let none = |_: &str| None;
     for (grammar, texts) in CASES {

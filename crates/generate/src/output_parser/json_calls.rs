@@ -354,7 +354,7 @@ mod tests {
         let parameters = json!({ "type": "object", "properties": { "a": number }, "required": ["a"] });
         let tools =
             ["add", "add_all"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
-        let tokenizer = &crate::bundled_tokenizer();
+        let tokenizer = &crate::test_tokenizer::bundled_tokenizer();
         let grammars = ConstraintCompiler::new().unwrap();
         let takes = |text: &str, parallel: bool| {
             let form = OutputFormat::Lark(grammar(&tools, parallel));

@@ -513,7 +513,7 @@ mod tests {
             "required": ["unit", "kind", "fixed", "level", "days"],
         });
         let tools = [Tool { name: "f".to_owned(), parameters }];
-        let tokenizer = &crate::bundled_tokenizer();
+        let tokenizer = &crate::test_tokenizer::bundled_tokenizer();
         let grammars = ConstraintCompiler::new().unwrap();
         for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
             let form = OutputFormat::Lark(format.grammar(&tools, true, false, tokenizer));

@@ -1,7 +1,7 @@
 //! Families with state-space layers. One class may name several of them.
 
 use super::{ClassMembers, Default, Experts, Family, GRANITE, LLAMA, Layers, RMS_EPS, Tensor};
-use crate::HfError;
+use crate::error::HfError;
 use crate::folder::Object;
 use crate::tensor_transform::Transform;
 

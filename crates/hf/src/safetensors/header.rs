@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::de::{Deserializer as _, Error as _, MapAccess, Visitor};
 use serde_json::Value;
 
-use crate::HfError;
+use crate::error::HfError;
 
 /// Entries that a header may have. DeepSeek-V3, in one file, would have 92,000. A header of the
 /// largest size has room for a million and a half, which would take gigabytes.

@@ -2,7 +2,7 @@
 
 use kvant_gguf::GgufWriter;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::folder::Object;
 
 /// The properties of added tokens, as defined in `tokenizer.json`. Kvant's keys have the same

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::MARK;
-use crate::HfError;
+use crate::error::HfError;
 use crate::folder::Object;
 
 /// The metadata key. A file that has it also carries the properties of [added

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
-use crate::HfError;
+use crate::error::HfError;
 use crate::folder::{Folder, Object};
 
 const KEY: &str = "tokenizer.chat_template";

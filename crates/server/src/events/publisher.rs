@@ -100,7 +100,7 @@ impl Publisher {
             let address = address.to_owned();
             |error: ZmqError| PublishError::Socket { address, why: error.to_string() }
         };
-        let (sockets, address, replay) = runtime.block_on(async {
+        let ((publisher, router), address, replay) = runtime.block_on(async {
             let mut publisher = PubSocket::new();
             let at = match is_bound {
                 true => publisher.bind(&address).await.map(|at| at.to_string()),
@@ -114,7 +114,7 @@ impl Publisher {
         })?;
         let (events, received) = unbounded_channel();
         let topic = topic.to_owned();
-        let work = move || runtime.block_on(publish(sockets, received, topic));
+        let work = move || runtime.block_on(publish(publisher, router, received, topic));
         std::thread::Builder::new().name("kv events".to_owned()).spawn(work)?;
         Ok(Self { events, address, replay })
     }
@@ -155,7 +155,8 @@ fn read(address: &str) -> Result<(String, bool), PublishError> {
 
 /// Publishes events and serves replays.
 async fn publish(
-    (mut publisher, router): (PubSocket, Option<RouterSocket>),
+    mut publisher: PubSocket,
+    router: Option<RouterSocket>,
     mut events: UnboundedReceiver<Vec<KvEvent>>,
     topic: String,
 ) {
@@ -218,9 +219,10 @@ mod tests {
     use zeromq::{DealerSocket, SubSocket};
 
     use super::*;
+    use crate::events::Medium;
 
     fn removed(name: u64) -> Vec<KvEvent> {
-        vec![KvEvent::Removed { blocks: vec![name], medium: crate::Medium::Device }]
+        vec![KvEvent::Removed { blocks: vec![name], medium: Medium::Device }]
     }
 
     fn here(address: &str) -> String {

@@ -20,7 +20,7 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::unknown_blocks;
 use super::unsupported;
 use super::{Caller, Server, new_id};
-use crate::worker::Progress;
+use crate::status::Progress;
 
 /// Prefix of a system text block that a client changes with every request and that means nothing to
 /// the model: it would prevent all prefix caching.

@@ -15,11 +15,11 @@ use kvant::generate::output_parser::{Call, OutputParser, ParsedAnswer, Part};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::openai_envelope::{Envelope, timings, usage_fields};
+use super::openai_envelope::{Envelope, ResponseKind, timings, usage_fields};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server, new_id};
-use crate::worker::Progress;
+use crate::status::Progress;
 
 pub(super) async fn chat(
     State(server): State<Arc<Server>>,
@@ -30,7 +30,7 @@ pub(super) async fn chat(
     unsupported::check_chat(&fields)?;
     let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
-    let head = Envelope::new(&hosted, &fields, &request, ("chatcmpl", "chat.completion"));
+    let head = Envelope::new(&hosted, &fields, &request, ResponseKind::CHAT);
     let answers = vec![Answer { parser: parser.clone(), n_calls: 0 }; request.n];
     let prompt = request.return_tokens.then(|| tokens.clone());
     hosted.answer(vec![tokens], &request, &caller, Chat { head, parser, answers, prompt }).await

@@ -13,12 +13,12 @@ use kvant::generate::decoding::{Finish, TokenLogprobs, token_key, token_text};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::generation_request::GenerationRequest;
-use super::openai_envelope::{Envelope, usage_fields};
+use super::openai_envelope::{Envelope, ResponseKind, usage_fields};
 use super::prompt::{Prompt, prompts};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server};
-use crate::worker::Progress;
+use crate::status::Progress;
 
 /// Continues a text.
 pub(super) async fn completions(
@@ -36,7 +36,7 @@ pub(super) async fn completions(
     let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
     let of_answers = tokens.iter().flat_map(|tokens| std::iter::repeat_n(Some(tokens.clone()), request.n));
     let prompt_tokens = if request.return_tokens { of_answers.collect() } else { Vec::new() };
-    let head = Envelope::new(&hosted, &fields, &request, ("cmpl", "text_completion"));
+    let head = Envelope::new(&hosted, &fields, &request, ResponseKind::TEXT);
     let n_sent = vec![0; tokens.len() * request.n];
     let prompts = if request.echo { prompts } else { Vec::new() };
     let format = Completion { prompts, prompt_tokens, n_sent, head };

@@ -7,6 +7,15 @@ use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
 use super::images::content;
 
+/// Reasoning options of requests that set none.
+#[derive(Clone, Copy)]
+pub(crate) struct ReasoningDefaults {
+    /// `enable_thinking` for the chat template; undefined when `None`.
+    pub enable_thinking: Option<bool>,
+    /// Budget in tokens; unlimited when `None`.
+    pub budget: Option<usize>,
+}
+
 /// Conversation of a request.
 pub(crate) struct ConversationRequest {
     conversation: Conversation,
@@ -15,12 +24,11 @@ pub(crate) struct ConversationRequest {
 }
 
 impl ConversationRequest {
-    /// Reads the conversation of a request for a model with this chat template. `usual` holds the
-    /// defaults of `enable_thinking` and of the reasoning budget.
+    /// Reads the conversation of a request for a model with this chat template.
     pub fn read(
         fields: &Fields,
         template: &ChatTemplate,
-        usual: (Option<bool>, Option<usize>),
+        usual: ReasoningDefaults,
     ) -> Result<Self, ApiError> {
         let given: Vec<Map<String, Value>> = fields.need("messages", "a list of messages")?;
         if given.is_empty() {
@@ -88,14 +96,10 @@ fn message(mut message: Map<String, Value>, images: &mut Vec<Vec<u8>>) -> Result
 }
 
 /// Reads the options of the next turn.
-fn turn_options(
-    fields: &Fields,
-    tools: ToolSet,
-    usual: (Option<bool>, Option<usize>),
-) -> Result<TurnOptions, ApiError> {
-    let reasoning_budget = budget(fields)?.unwrap_or(usual.1);
+fn turn_options(fields: &Fields, tools: ToolSet, usual: ReasoningDefaults) -> Result<TurnOptions, ApiError> {
+    let reasoning_budget = budget(fields)?.unwrap_or(usual.budget);
     // With a budget of 0 the template disables reasoning.
-    let thinks = usual.0.filter(|_| reasoning_budget != Some(0));
+    let thinks = usual.enable_thinking.filter(|_| reasoning_budget != Some(0));
     Ok(TurnOptions {
         tools,
         reasoning_budget,

@@ -18,7 +18,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::{sampling, unsupported};
-use crate::ServerSampling;
+use crate::options::ServerSampling;
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =

@@ -13,11 +13,11 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::fim;
 use super::generation_request::GenerationRequest;
-use super::openai_envelope::{Envelope, kv, progress_json, timings};
+use super::openai_envelope::{Envelope, ResponseKind, kv, progress_json, timings};
 use super::prompt::{Prompt, prompts};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, Server, sampling};
-use crate::worker::{AnswerStats, Progress};
+use crate::status::{AnswerStats, Progress};
 
 /// Continues a text.
 pub(super) async fn completion(
@@ -28,7 +28,7 @@ pub(super) async fn completion(
     let hosted = server.hosted(&fields).await?;
     let request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     let prompts = prompts(&hosted, &fields).await?;
-    let head = Envelope::new(&hosted, &fields, &request, ("cmpl", "text_completion"));
+    let head = Envelope::new(&hosted, &fields, &request, ResponseKind::TEXT);
     answer(head, prompts, &fields, &caller).await
 }
 
@@ -52,7 +52,7 @@ pub(super) async fn infill(
         })
         .await?;
     let prompt = Prompt { text: hosted.tokenizer().decode(&tokens), tokens };
-    let head = Envelope::new(&hosted, &fields, &request, ("cmpl", "text_completion"));
+    let head = Envelope::new(&hosted, &fields, &request, ResponseKind::TEXT);
     answer(head, vec![prompt], &fields, &caller).await
 }
 

@@ -52,14 +52,15 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::cache_key::{CacheKey, CacheSpec};
 use crate::constraint_compiler::ConstraintCompilers;
 use crate::models::ModelRegistry;
+use crate::options::{Options, ServerSampling};
 use crate::owner_limits::{Lanes, Owner};
 use crate::priority::run_low_priority;
+use crate::status::Status;
 use crate::trace::Trace;
-use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
-use crate::{Options, ServerSampling};
+use crate::worker::{EVENTS_OF_ANSWER, Job};
 pub(crate) use body::Bodies;
 
-use conversation::ConversationRequest;
+use conversation::{ConversationRequest, ReasoningDefaults};
 pub(crate) use error::ApiError;
 use fields::Fields;
 use generation_request::GenerationRequest;
@@ -191,7 +192,7 @@ impl ServedModel {
 
     /// Reads the conversation of a request.
     pub fn conversation(&self, fields: &Fields) -> Result<ConversationRequest, ApiError> {
-        let usual = (self.enable_thinking, self.thinking_budget);
+        let usual = ReasoningDefaults { enable_thinking: self.enable_thinking, budget: self.thinking_budget };
         ConversationRequest::read(fields, self.model.chat_template()?, usual)
     }
 

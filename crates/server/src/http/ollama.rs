@@ -23,7 +23,7 @@ use super::fields::Fields;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, ServedModel, Server, sampling, unsupported};
-use crate::worker::AnswerStats;
+use crate::status::AnswerStats;
 
 /// Error in ollama's format.
 pub(super) struct OllamaError(ApiError);

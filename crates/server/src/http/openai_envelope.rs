@@ -12,7 +12,20 @@ use super::ServedModel;
 use super::fields::Fields;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, Chunk};
-use crate::worker::{AnswerStats, Progress};
+use crate::status::{AnswerStats, Progress};
+
+/// Kind of a response.
+pub(super) struct ResponseKind {
+    /// First part of its id.
+    id_prefix: &'static str,
+    /// Its `object`.
+    object: &'static str,
+}
+
+impl ResponseKind {
+    pub const CHAT: Self = Self { id_prefix: "chatcmpl", object: "chat.completion" };
+    pub const TEXT: Self = Self { id_prefix: "cmpl", object: "text_completion" };
+}
 
 /// Fields common to all choices and chunks of a response.
 pub(super) struct Envelope {
@@ -31,13 +44,13 @@ impl Envelope {
         hosted: &Arc<ServedModel>,
         fields: &Fields,
         request: &GenerationRequest,
-        kind: (&str, &'static str),
+        kind: ResponseKind,
     ) -> Self {
-        let (prefix, object) = kind;
+        let ResponseKind { id_prefix, object } = kind;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let model = fields.value("model").and_then(Value::as_str).unwrap_or(&hosted.name).to_owned();
         let hosted = Arc::clone(hosted);
-        let (id, request) = (super::new_id(prefix), request.clone());
+        let (id, request) = (super::new_id(id_prefix), request.clone());
         Self { id, hosted, object, created, model, request, warnings: Vec::new() }
     }
 

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 
 use super::ApiError;
-use crate::Options;
+use crate::options::Options;
 
 /// Origins of browser-based programs, which no web site can have.
 const PROGRAMS: [&str; 4] = ["app://", "tauri://", "vscode-file://", "vscode-webview://"];

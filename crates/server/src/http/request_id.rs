@@ -11,7 +11,8 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use tracing::Instrument;
 
 use super::new_id;
-use crate::{ServeError, trace};
+use crate::error::ServeError;
+use crate::trace;
 
 const NAME: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of a client's request id.

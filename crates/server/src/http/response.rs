@@ -17,7 +17,8 @@ use tokio::sync::mpsc::Receiver;
 use kvant::generate::decoding::{FinalOutput, Finish, TokenLogprobs, TokenOutput};
 
 use super::error::ApiError;
-use crate::worker::{AnswerStats, Event, Progress};
+use crate::status::{AnswerStats, Progress};
+use crate::worker::Event;
 
 /// Interval of keep-alive comments in an idle stream, so that clients and proxies do not close the
 /// connection.

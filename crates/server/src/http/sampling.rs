@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::ServedModel;
 use super::error::ApiError;
 use super::fields::{Fields, short};
-use crate::ServerSampling;
+use crate::options::ServerSampling;
 
 /// Maximum sequence breakers, and the maximum bytes of one.
 const MAX_BREAKERS: usize = 64;

@@ -13,12 +13,20 @@ use kvant::{Error, Model, Session};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::tier::{OffloadedSession, Tier};
-use crate::ServeError;
 use crate::cache_key::CacheKey;
+use crate::error::ServeError;
 use crate::events::{Blocks, Medium};
 
 /// File extension.
 const EXTENSION: &str = "kvctx";
+
+/// Conversation to save.
+pub(super) struct ConversationToSave<'a> {
+    /// [Hash](CacheKey::hash_with_model) of its cache key and the model.
+    pub hash: u64,
+    pub kind: &'a CacheKey,
+    pub tokens: &'a [u32],
+}
 
 /// Disk tier of a model.
 pub(super) struct Disk {
@@ -53,11 +61,12 @@ impl Disk {
     /// Saves a conversation of `needed` bytes by `write`, if it fits and is not present.
     pub fn save(
         &mut self,
-        (hash, kind, tokens): (u64, &CacheKey, &[u32]),
+        conversation: ConversationToSave<'_>,
         needed: u64,
         blocks: &Blocks,
         write: impl FnOnce(&Path) -> Result<u64, Error>,
     ) {
+        let ConversationToSave { hash, kind, tokens } = conversation;
         if needed > self.tier.budget() || self.tier.has(hash, tokens) {
             return;
         }
@@ -85,7 +94,8 @@ impl Disk {
         &mut self,
         index: usize,
         session: &mut Session,
-        (kind, prompt): (&CacheKey, &[u32]),
+        kind: &CacheKey,
+        prompt: &[u32],
         blocks: &Blocks,
     ) {
         let Some(mut kept) = self.tier.take(index) else { return };

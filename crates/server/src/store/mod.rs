@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 use kvant::{Model, Session};
 
-use crate::ServeError;
 use crate::cache_key::CacheKey;
+use crate::error::ServeError;
 use crate::events::Blocks;
-use disk::Disk;
+use disk::{ConversationToSave, Disk};
 use ram::{InRam, Ram};
 use tier::OffloadedSession;
 
@@ -99,7 +99,8 @@ impl Store {
             None => {
                 if let Some(disk) = &mut self.disk {
                     let write = |path: &Path| session.save(path);
-                    disk.save((hash, kind, tokens), session.saved_bytes(), &self.blocks, write);
+                    let conversation = ConversationToSave { hash, kind, tokens };
+                    disk.save(conversation, session.saved_bytes(), &self.blocks, write);
                 }
             }
         }
@@ -110,7 +111,8 @@ impl Store {
         if let Some(disk) = &mut self.disk {
             let InRam { saved, kind } = &kept.place;
             let write = |path: &Path| saved.write(path);
-            disk.save((kept.kind, kind, &kept.tokens), saved.n_bytes(), &self.blocks, write);
+            let conversation = ConversationToSave { hash: kept.kind, kind, tokens: &kept.tokens };
+            disk.save(conversation, saved.n_bytes(), &self.blocks, write);
         }
     }
 
@@ -127,7 +129,7 @@ impl Store {
                 self.ram.load(index, session, tokens);
             }
             (_, Some((_, index)), Some(disk)) => {
-                disk.load(index, session, (kind, tokens), &self.blocks);
+                disk.load(index, session, kind, tokens, &self.blocks);
             }
             _ => {}
         }

@@ -9,8 +9,9 @@ use kvant::{Error, HiddenStatePool, PREFIX_ALIGNMENT, SequenceStep, Session, TOK
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{AnswerStats, Event, Job, Progress};
+use super::{Event, Job};
 use crate::events::{BlockHolder, Blocks, Medium};
+use crate::status::{AnswerStats, Progress};
 
 /// Sequence of a job.
 pub(super) struct Sequence {

@@ -6,8 +6,8 @@ use kvant::{DType, KvOptions, OpenOptions};
 use tokio::sync::mpsc::channel;
 
 use super::*;
-use crate::Options;
 use crate::models::ModelRegistry;
+use crate::options::Options;
 use crate::trace::Trace;
 
 /// Channel capacity beside the events that answers may emit at once.

@@ -64,7 +64,8 @@ fn unknown_formats_are_annotations() {
 /// from them are accepted.
 #[test]
 fn bounds_beyond_the_range_of_f64_are_respected() {
-    let (tokenizer, grammars) = (&crate::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
+    let (tokenizer, grammars) =
+        (&crate::test_tokenizer::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
     let mut state = 7_u64;
     let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -106,7 +107,8 @@ fn bounds_beyond_the_range_of_f64_are_respected() {
 
 #[test]
 fn errors_state_their_location_in_plain_words() {
-    let (tokenizer, grammars) = (&crate::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
+    let (tokenizer, grammars) =
+        (&crate::test_tokenizer::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
     let within = |part: Value| {
         json!({ "type": "object", "properties": {
             "good": { "type": "string" },
@@ -147,7 +149,8 @@ fn errors_state_their_location_in_plain_words() {
 
 #[test]
 fn the_supported_part_of_a_schema_is_enforced() {
-    let (tokenizer, grammars) = (&crate::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
+    let (tokenizer, grammars) =
+        (&crate::test_tokenizer::bundled_tokenizer(), ConstraintCompiler::new().unwrap());
     let either = |key: &str| json!({ "type": "object", "properties": { key: { "type": "string" } }, "required": [key] });
     let schema = json!({
         "type": "object",

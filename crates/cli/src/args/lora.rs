@@ -1,10 +1,6 @@
-//! Options of LoRA adapters and their scales.
+//! Arguments of LoRA adapters and their scales.
 
 use clap::Args;
-use kvant::{Gguf, LoraFile, Model, open_lora};
-
-use crate::args::ModelArgs;
-use crate::failure::Failure;
 
 /// Arguments of LoRA adapters.
 #[derive(Args, Debug, Clone, Default)]
@@ -20,9 +16,9 @@ pub struct LoraArgs {
 
 /// An adapter and its LoRA scale.
 #[derive(Debug, Clone, PartialEq)]
-struct Scaled {
-    name: String,
-    scale: f32,
+pub struct Scaled {
+    pub name: String,
+    pub scale: f32,
 }
 
 impl LoraArgs {
@@ -31,22 +27,10 @@ impl LoraArgs {
         self.lora.is_empty() && self.lora_scaled.is_empty()
     }
 
-    fn all(&self) -> impl Iterator<Item = Scaled> {
+    /// Returns all adapters, those of `--lora` first.
+    pub fn all(&self) -> impl Iterator<Item = Scaled> {
         let whole = self.lora.iter().map(|name| Scaled { name: name.clone(), scale: 1.0 });
         whole.chain(self.lora_scaled.iter().cloned())
-    }
-
-    /// Opens the adapters as `model` opens files; `base` is the model that they modify.
-    pub fn open(&self, model: &ModelArgs, base: &Gguf, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
-        let open = |Scaled { name, scale }: Scaled| {
-            let args = model.place.named(&name);
-            let file = match args.source()?.fetch(&args, quiet)? {
-                Some(path) => open_lora(path, base)?,
-                None => Model::bundled_file()?,
-            };
-            Ok(LoraFile { name: short(&name), ..LoraFile::new(file, scale) })
-        };
-        self.all().map(open).collect()
     }
 
     /// Returns the summary's text for the adapters, after the model's name.
@@ -60,7 +44,7 @@ impl LoraArgs {
 }
 
 /// Returns the file name without its folder and without `.gguf`.
-fn short(name: &str) -> String {
+pub fn short(name: &str) -> String {
     let name = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or_default();
     name.strip_suffix(".gguf").unwrap_or(name).to_owned()
 }
