@@ -2,7 +2,7 @@
 
 from array import array
 from os import PathLike
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple, Union, final
+from typing import Any, AsyncIterator, Iterator, Mapping, Optional, Sequence, Tuple, Union, final
 
 __version__: str
 
@@ -141,11 +141,14 @@ class Session:
         """The present size of the cache."""
 
 @final
-class Generation(Iterator[str]):
-    """Iterator over the text that follows a prompt. Another use of the session ends it."""
+class Generation(Iterator[str], AsyncIterator[str]):
+    """Iterator over the text that follows a prompt, for `for` and `async for`. Another use of the
+    session ends it."""
 
     def __iter__(self) -> "Generation": ...
     def __next__(self) -> str: ...
+    def __aiter__(self) -> "Generation": ...
+    async def __anext__(self) -> str: ...
     @property
     def finish(self) -> Optional[str]:
         """stop, length, context or cancelled, after the end."""
@@ -163,13 +166,15 @@ class Generation(Iterator[str]):
         """Decode speed in tok/s; 0 when no token was decoded."""
 
 @final
-class Answer(Iterator[Tuple[str, str]]):
+class Answer(Iterator[Tuple[str, str]], AsyncIterator[Tuple[str, str]]):
     """Iterator over the parts of an answer, each a kind and a text: ("text", content),
     ("reasoning", reasoning), ("call", name of a tool) and ("arguments", more of the last call's
-    arguments, as JSON). Another use of the session ends it."""
+    arguments, as JSON); for `for` and `async for`. Another use of the session ends it."""
 
     def __iter__(self) -> "Answer": ...
     def __next__(self) -> Tuple[str, str]: ...
+    def __aiter__(self) -> "Answer": ...
+    async def __anext__(self) -> Tuple[str, str]: ...
     @property
     def message(self) -> "dict[str, Any]":
         """The message so far, for the next turn of the conversation: `content`, and where present
@@ -188,11 +193,14 @@ class Answer(Iterator[Tuple[str, str]]):
         """Tokens generated so far."""
 
 @final
-class Answers(Iterator[Tuple[int, str, str]]):
-    """Iterator over the parts of several answers, each the index of its answer, a kind and a text."""
+class Answers(Iterator[Tuple[int, str, str]], AsyncIterator[Tuple[int, str, str]]):
+    """Iterator over the parts of several answers, each the index of its answer, a kind and a text;
+    for `for` and `async for`."""
 
     def __iter__(self) -> "Answers": ...
     def __next__(self) -> Tuple[int, str, str]: ...
+    def __aiter__(self) -> "Answers": ...
+    async def __anext__(self) -> Tuple[int, str, str]: ...
     @property
     def messages(self) -> "list[dict[str, Any]]":
         """The messages so far, one for each answer."""

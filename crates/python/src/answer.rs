@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvant::{AnswerState, FinishReason, GenerationStats, ParsedAnswer, Part};
 use pyo3::prelude::*;
 
+use crate::async_iteration;
 use crate::error::to_py_err;
 use crate::session::Session;
 
@@ -51,6 +52,14 @@ impl Answer {
 impl Answer {
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
+    }
+
+    fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __anext__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        async_iteration::next(slf.py(), &slf)
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PartTuple>> {
@@ -108,6 +117,14 @@ impl Answers {
 impl Answers {
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
+    }
+
+    fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __anext__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        async_iteration::next(slf.py(), &slf)
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(usize, &'static str, String)>> {

@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvant::{FinishReason, GenerationState, GenerationStats};
 use pyo3::prelude::*;
 
+use crate::async_iteration;
 use crate::error::to_py_err;
 use crate::session::Session;
 
@@ -35,6 +36,14 @@ impl Generation {
 impl Generation {
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
+    }
+
+    fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __anext__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, PyAny>> {
+        async_iteration::next(slf.py(), &slf)
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {

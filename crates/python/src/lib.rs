@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod async_iteration;
 mod error;
 mod generation;
 mod model;

@@ -1,6 +1,7 @@
 """Tests of the installed wheel: `python -m unittest discover crates/python/tests`."""
 
 import ast
+import asyncio
 import json
 import math
 import threading
@@ -163,6 +164,34 @@ class Generating(unittest.TestCase):
         for no_prompt in (3, b"abc", bytearray(b"abc")):
             with self.assertRaises(TypeError):
                 self.model.tokens(no_prompt)
+
+    def test_async_iterators_leave_the_event_loop_free(self):
+        async def gather():
+            turns = 0
+
+            async def tick():
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            ticking = asyncio.create_task(tick())
+            session = self.model.session()
+            text = "".join([piece async for piece in session.generate(FRANCE, temperature=0)])
+            parts = [part async for part in session.chat(FRANCE, temperature=0)]
+            indexes = [index async for index, _, _ in session.answers(FRANCE, 2, temperature=0)]
+            ended = session.generate(FRANCE)
+            session.feed([1])
+            with self.assertRaisesRegex(kvant.KvantError, "used for something else"):
+                await ended.__anext__()
+            ticking.cancel()
+            return text, parts, indexes, turns
+
+        text, parts, indexes, turns = asyncio.run(gather())
+        self.assertEqual(text, "".join(self.model.session().generate(FRANCE, temperature=0)))
+        self.assertEqual("".join(part for kind, part in parts if kind == "text"), text)
+        self.assertEqual(set(indexes), {0, 1})
+        self.assertGreater(turns, 10)
 
     def test_another_use_of_the_session_ends_a_generation(self):
         session = self.model.session()
