@@ -3,7 +3,7 @@
 //! Parsed JSON takes many times its size: `[0],` is four bytes of text and 360 as a value.
 //! Therefore the values of a body are counted before any is created, large bodies are parsed by
 //! low-priority threads (one at a time per API key, two in all), and all bodies in progress share a
-//! budget for their text. A stalled body occupies a connection, so it must arrive at a minimum
+//! budget for their text and their values. A stalled body occupies a connection, so it must arrive at a minimum
 //! rate, and at most a quarter of all connections may be slow at once.
 
 use std::io::Read as _;
@@ -36,6 +36,10 @@ const MIN_PACE: f64 = 16.0 * 1024.0;
 pub(super) const MAX_BYTES: usize = 32 << 20;
 /// Maximum number of values of a body; names and values of fields count one each.
 const MAX_VALUES: usize = 1_200_000;
+/// Memory of a value and, in addition, of an array or object, in bytes: vectors grow by doubling,
+/// from four values.
+const VALUE_BYTES: usize = 64;
+const CONTAINER_BYTES: usize = 232;
 /// Maximum declared size of an oversized body that is received and discarded before the refusal;
 /// larger ones are refused at once.
 const MAX_DISCARDED: usize = 8 * MAX_BYTES;
@@ -96,7 +100,7 @@ impl FromRequest<Arc<Server>> for Body {
             count(bytes.len());
             held = held.and_then(|mut held| held.split(bytes.len()));
         }
-        let value = bodies.read(bytes, &owner).await?;
+        let value = bodies.read(bytes, &owner, &mut held).await?;
         Ok(Self(value, held.map(Arc::new)))
     }
 }
@@ -119,9 +123,11 @@ impl Bodies {
         Ok((bytes, held))
     }
 
-    /// Waits for budget for `n` bytes in total, unless they are few.
+    /// Waits for budget for `n` bytes in total, unless they are few. A body never needs more than
+    /// there is.
     async fn take_room(&self, n: usize, held: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
-        let more = n.saturating_sub(held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
+        let more =
+            n.min(BODY_BUDGET).saturating_sub(held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
         if n <= SMALL || more == 0 {
             return Ok(());
         }
@@ -179,17 +185,24 @@ impl Bodies {
         }
     }
 
-    async fn read(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Value, ApiError> {
+    /// Parses a body, with budget for its values.
+    async fn read(
+        &self,
+        bytes: Vec<u8>,
+        owner: &Owner,
+        held: &mut Option<OwnedSemaphorePermit>,
+    ) -> Result<Value, ApiError> {
         if bytes.len() <= SMALL {
-            return value(&bytes);
+            Counts::of(&bytes).check()?;
+            return parse(&bytes);
         }
-        let lane = self.parse_lanes.enter(owner).await;
-        let read = move || {
-            let _lane = lane;
-            value(&bytes)
-        };
-        let read = run_low_priority(read).await;
-        read.ok_or_else(|| ApiError::internal("an internal error while the body was read"))?
+        let failed = || ApiError::internal("an internal error while the body was read");
+        let _lane = self.parse_lanes.enter(owner).await;
+        let counted = run_low_priority(move || (Counts::of(&bytes), bytes)).await;
+        let (counts, bytes) = counted.ok_or_else(failed)?;
+        counts.check()?;
+        self.take_room(bytes.len() + counts.memory(), held).await?;
+        run_low_priority(move || parse(&bytes)).await.ok_or_else(failed)?
     }
 }
 
@@ -244,27 +257,46 @@ impl Upload {
     }
 }
 
-fn value(bytes: &[u8]) -> Result<Value, ApiError> {
-    let n = n_values(bytes);
-    if n > MAX_VALUES {
-        return Err(too_large("values", MAX_VALUES, n));
-    }
+fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
 }
 
-/// Returns an upper bound of the number of JSON values.
-fn n_values(bytes: &[u8]) -> usize {
-    let (mut n, mut is_text, mut is_escaped) = (1, false, false);
-    for byte in bytes {
-        match byte {
-            _ if is_escaped => is_escaped = false,
-            b'\\' if is_text => is_escaped = true,
-            b'"' => is_text = !is_text,
-            b',' | b':' | b'[' | b'{' if !is_text => n += 1,
-            _ => {}
+/// Upper bounds of what a JSON text holds.
+struct Counts {
+    values: usize,
+    containers: usize,
+}
+
+impl Counts {
+    fn of(bytes: &[u8]) -> Self {
+        let mut counts = Self { values: 1, containers: 0 };
+        let (mut is_text, mut is_escaped) = (false, false);
+        for byte in bytes {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' if is_text => is_escaped = true,
+                b'"' => is_text = !is_text,
+                b',' | b':' | b'[' | b'{' if !is_text => {
+                    counts.values += 1;
+                    counts.containers += usize::from(matches!(byte, b'[' | b'{'));
+                }
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        match self.values {
+            n if n > MAX_VALUES => Err(too_large("values", MAX_VALUES, n)),
+            _ => Ok(()),
         }
     }
-    n
+
+    /// Returns the memory of the parsed values in bytes, apart from their text.
+    fn memory(&self) -> usize {
+        self.values * VALUE_BYTES + self.containers * CONTAINER_BYTES
+    }
 }
 
 pub(super) fn too_large(what: &str, max: usize, n: usize) -> ApiError {
@@ -319,9 +351,26 @@ mod tests {
             ["1", "[]", "[[0],[0]]", r#"{"a":{"b":[1,2,"x,[{:\",\\"]},"c":null}"#, r#"{"":0}"#, "[[[[]]]]"]
         {
             let n = count(&serde_json::from_str(text).unwrap());
-            assert!((n..=2 * n).contains(&n_values(text.as_bytes())), "{text}: {n}");
+            assert!((n..=2 * n).contains(&Counts::of(text.as_bytes()).values), "{text}: {n}");
         }
         let texts = r#"["a,b,c,d,e,f,g,[[[[", "\",,,,,,\\"]"#;
-        assert_eq!(n_values(texts.as_bytes()), 3);
+        assert_eq!(Counts::of(texts.as_bytes()).values, 3);
+    }
+
+    #[test]
+    fn values_have_budget_beside_their_text() {
+        let bodies = Bodies::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let text = format!("[{}[0]]", "[0],".repeat(10_000));
+            let mut held = None;
+            bodies.read(text.into_bytes(), &None, &mut held).await.unwrap();
+            let n = held.unwrap().num_permits();
+            assert!((3_600_000..4_000_000).contains(&n), "{n}");
+            // More than the whole budget is the whole budget.
+            let mut held = None;
+            bodies.take_room(2 * BODY_BUDGET, &mut held).await.unwrap();
+            assert_eq!(held.unwrap().num_permits(), BODY_BUDGET);
+        });
     }
 }
