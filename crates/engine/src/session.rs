@@ -179,16 +179,6 @@ impl Session {
     /// range, [`Error::Cancelled`], or a device error. The session keeps its previous tokens plus
     /// completed steps; after a device error, perhaps fewer tokens.
     pub fn feed(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> Result<(), Error> {
-        self.enqueue(tokens, progress)?;
-        self.sequence.loaded().finish()
-    }
-
-    /// Works as [`Session::feed`] without waiting for the device.
-    pub(crate) fn enqueue(
-        &mut self,
-        tokens: &[u32],
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<(), Error> {
         self.check_capacity(tokens)?;
         let mut left = &tokens[self.accept_draft_tokens(tokens)..];
         if !left.is_empty() {
@@ -197,12 +187,13 @@ impl Session {
         while let Some(chunk) = self.take_chunk(&mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { LogitsFor::Last } else { LogitsFor::None }, None)?;
+            self.commit_step(chunk);
             self.sync_drafter(chunk.len());
             if !progress(tokens.len() - left.len()) && !last {
                 return Err(Error::Cancelled);
             }
         }
-        Ok(())
+        self.sequence.loaded().finish()
     }
 
     /// Samples the token that follows the last one fed.
@@ -263,6 +254,7 @@ impl Session {
             let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, LogitsFor::From(first), None)?;
+            self.commit_step(chunk);
             for row in first..chunk.len() {
                 let (logits, _) = self.logits_loan.take().ok_or(Error::NoLogits)?;
                 self.logits_loan = Some((logits, row - first));
@@ -317,14 +309,9 @@ impl Session {
     /// As [`Session::feed`].
     pub fn rewind(&mut self, n: usize) -> Result<(), Error> {
         let n = n.min(self.tokens.len());
-        let mut again = self.tokens[..n].to_vec();
+        let again = self.tokens[..n].to_vec();
         let left = self.truncate(n);
-        again.drain(..left);
-        let mut left = &again[..];
-        while let Some(chunk) = self.take_chunk(&mut left) {
-            self.step(chunk, LogitsFor::None, None)?;
-        }
-        Ok(())
+        self.queue(&again[left..], LogitsFor::None)
     }
 
     /// Truncates to the first `n` tokens, or to fewer where that would need recomputation. Returns
@@ -461,14 +448,19 @@ impl Session {
         Some(chunk)
     }
 
-    fn step(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
-        self.run(tokens, want, queries)?;
-        self.commit_step(tokens);
+    /// Runs steps over `tokens` behind the cached ones, without waiting for the device. The last
+    /// step has the logits `logits_for`, the others none.
+    fn queue(&mut self, tokens: &[u32], logits_for: LogitsFor) -> Result<(), Error> {
+        let mut left = tokens;
+        while let Some(chunk) = self.take_chunk(&mut left) {
+            self.step(chunk, if left.is_empty() { logits_for } else { LogitsFor::None }, None)?;
+            self.commit_step(chunk);
+        }
         Ok(())
     }
 
-    /// Runs one step over `tokens` behind the cached ones.
-    fn run(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
+    /// Runs one step over `tokens` behind the cached ones; records none of them.
+    fn step(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
         self.logits_loan = None;
         self.keep_images(tokens);
         let row = self.batch_entry(tokens, want);

@@ -31,7 +31,7 @@ pub(super) struct DeviceModel<B: Backend> {
 
 /// The mutable state of steps.
 pub(super) struct State<B: Backend> {
-    sequences: HashMap<SequenceId, SequenceCaches<B::Page>>,
+    sequences: Sequences<B::Page>,
     pub act: Activations<B>,
     /// Buffers of logits; those without a borrower are reused.
     logits: Vec<Arc<LogitsBuffer<B>>>,
@@ -179,8 +179,11 @@ impl<B: Backend> DeviceModel<B> {
     }
 }
 
-/// One sequence of a step with its cache.
-fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> BatchSequence<'a, P> {
+/// The caches of all sequences.
+type Sequences<P> = HashMap<SequenceId, SequenceCaches<P>>;
+
+/// Returns one sequence of a step with its cache.
+fn batch_sequence<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> BatchSequence<'a, P> {
     BatchSequence {
         cache,
         n: row.n,
@@ -190,6 +193,16 @@ fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> BatchSeque
     }
 }
 
+/// Returns the sequences of a batch with their caches, in its order.
+fn batch_sequences<'a, P: Page>(
+    sequences: &'a mut Sequences<P>,
+    batch: &'a [BatchEntry],
+) -> Vec<BatchSequence<'a, P>> {
+    let mut caches: HashMap<_, _> =
+        sequences.iter_mut().map(|(id, caches)| (*id, &mut caches.model)).collect();
+    batch.iter().map(|row| batch_sequence(caches.remove(&row.id).expect(STARTED), row)).collect()
+}
+
 impl<B: Backend> State<B> {
     /// Returns the model's cache of a sequence, and the activations.
     pub(super) fn cache_and_activations(
@@ -197,24 +210,6 @@ impl<B: Backend> State<B> {
         id: SequenceId,
     ) -> (&mut Cache<B::Page>, &mut Activations<B>) {
         (&mut self.sequences.get_mut(&id).expect(STARTED).model, &mut self.act)
-    }
-
-    /// Calls `f` with the caches of a batch, in its order, each with its rows.
-    fn parts(
-        &mut self,
-        batch: &[BatchEntry],
-        f: impl FnOnce(&mut [BatchSequence<'_, B::Page>], &mut Activations<B>),
-    ) {
-        // Decoding one sequence allocates nothing.
-        if let [row] = batch {
-            let (cache, act) = self.cache_and_activations(row.id);
-            return f(&mut [part(cache, row)], act);
-        }
-        let mut taken: Vec<_> =
-            batch.iter().map(|row| self.sequences.remove(&row.id).expect(STARTED)).collect();
-        let parts = taken.iter_mut().zip(batch).map(|(caches, row)| part(&mut caches.model, row));
-        f(&mut parts.collect::<Vec<_>>(), &mut self.act);
-        self.sequences.extend(batch.iter().map(|row| row.id).zip(taken));
     }
 
     /// Passes a completed step of the model, whose rows entered as `tokens`, to the MTP layer.
@@ -298,14 +293,26 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
             _ => Some(state.free_logits(backend, n_logits, decoder.n_vocab())?),
         };
         let mut logits = index.map(|index| state.logits.swap_remove(index));
-        let mut result = Ok(());
-        state.parts(batch, |parts, act| {
-            let logits = logits.as_mut().and_then(Arc::get_mut).map(|logits| &mut logits.buffer);
-            let outputs = Outputs { logits, queries: queries.map(|on_queries| on_queries as _) };
-            result = decoder
-                .step(&**backend, pool, parts, act, entry, outputs)
-                .map_err(|error| roll_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
-        });
+        // Decoding one sequence allocates nothing.
+        let (mut alone, mut several);
+        let parts = match batch {
+            [row] => {
+                let caches = state.sequences.get_mut(&row.id).expect(STARTED);
+                alone = [batch_sequence(&mut caches.model, row)];
+                &mut alone[..]
+            }
+            _ => {
+                several = batch_sequences(&mut state.sequences, batch);
+                &mut several
+            }
+        };
+        let outputs = Outputs {
+            logits: logits.as_mut().and_then(Arc::get_mut).map(|logits| &mut logits.buffer),
+            queries: queries.map(|on_queries| on_queries as _),
+        };
+        let result = decoder
+            .step(&**backend, pool, parts, &mut state.act, entry, outputs)
+            .map_err(|error| roll_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
         state.logits.extend(logits.clone());
         match (&result, entry) {
             (Ok(()), Entry::Tokens(tokens)) => state.record_step(&self.device, decoder, batch, tokens)?,

@@ -21,14 +21,14 @@ impl Session {
         let missing = self.missing_tokens(text);
         match missing.len().min(MAX_ROWS) {
             0 => Ok(()),
-            n => self.enqueue(&missing[..n], &mut |_| true),
+            n => self.prefill(&missing[..n]),
         }
     }
 
     /// Prefills the missing tokens of `text`, and `next` behind it, and passes the greedy
     /// continuation to `on_prediction`, one token after the other until it returns `false`.
     /// Computed predictions stay in the cache and are reused when accepted. Where more than a step
-    /// is missing, it only [follows](Self::follow).
+    /// is missing, it only [catches up](Self::catch_up).
     pub(super) fn draft_behind(
         &mut self,
         text: &[u32],
@@ -39,7 +39,7 @@ impl Session {
         if missing.len() >= MAX_ROWS {
             return self.catch_up(text);
         }
-        self.enqueue(&[missing, &[next]].concat(), &mut |_| true)?;
+        self.prefill(&[missing, &[next]].concat())?;
         let capacity = self.sequence.reserve_draft(0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
             let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
@@ -48,10 +48,17 @@ impl Session {
             if !on_prediction(token, lead) || n_read == capacity {
                 break;
             }
-            self.run(&[token], LogitsFor::Last, None)?;
+            self.step(&[token], LogitsFor::Last, None)?;
             self.draft_tokens.push(token);
         }
         Ok(())
+    }
+
+    /// Works as [`Session::feed`] without waiting for the device.
+    fn prefill(&mut self, tokens: &[u32]) -> Result<(), Error> {
+        self.check_capacity(tokens)?;
+        self.recommit()?;
+        self.queue(tokens, LogitsFor::Last)
     }
 
     /// Truncates to the common prefix with `text`, accepting predictions that match it, and returns

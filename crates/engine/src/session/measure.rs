@@ -48,7 +48,9 @@ impl Measure for Session {
         self.check_capacity(tokens)?;
         self.recommit()?;
         check_size("tokens", tokens.len(), 1..=self.max_tokens())?;
-        self.step(tokens, LogitsFor::None, Some(on_queries))
+        self.step(tokens, LogitsFor::None, Some(on_queries))?;
+        self.commit_step(tokens);
+        Ok(())
     }
 
     fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {

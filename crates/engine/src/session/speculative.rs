@@ -85,7 +85,7 @@ impl Session {
         self.sequence.loaded().finish()
     }
 
-    /// Works as [`Session::feed_ahead`] without waiting for the device.
+    /// Works as [`Session::verify`] without waiting for the device.
     pub(crate) fn queue_verify(&mut self, token: u32, draft_tokens: &[u32]) -> Result<DraftStep, Error> {
         if self.accept_draft_tokens(&[token]) == 1 {
             return Ok(DraftStep { n_rows: 0, n_draft_tokens: 0 });
@@ -97,7 +97,7 @@ impl Session {
         tokens[..n_owed].copy_from_slice(self.uncommitted());
         tokens[n_owed + 1..][..n].copy_from_slice(&draft_tokens[..n]);
         let n_rows = n_owed + 1 + n;
-        self.run(&tokens[..n_rows], LogitsFor::From(n_owed), None)?;
+        self.step(&tokens[..n_rows], LogitsFor::From(n_owed), None)?;
         self.logits_loan = self.logits_loan.take().map(|(logits, _)| (logits, 0));
         self.draft_tokens.clear();
         self.draft_tokens.extend_from_slice(&draft_tokens[..n]);
@@ -106,7 +106,7 @@ impl Session {
     }
 
     /// Returns how many of `n` draft tokens the next step may verify behind a token, after
-    /// [`Session::settle`].
+    /// [`Session::uncommitted_with`].
     pub(super) fn draft_capacity(&self, n: usize) -> usize {
         // Each row beyond these costs more.
         let max = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
