@@ -103,6 +103,25 @@ impl Isa {
         self.has_matrix_unit() || matches!(self, Self::I8mm(_)) && Bf16::detect().is_some()
     }
 
+    /// Returns the instructions of kernels that multiply bytes, for `kvant doctor`.
+    pub(crate) fn name_of_byte_products(self) -> &'static str {
+        match self {
+            Self::Avx512(_) => "avx512vnni",
+            isa => isa.name(),
+        }
+    }
+
+    /// Returns the instructions of kernels that multiply floats: those of the set without what it
+    /// adds for bytes.
+    pub(crate) fn name_of_float_products(self) -> &'static str {
+        match self {
+            Self::AvxVnni(_) => "avx2",
+            Self::Avx512Vbmi(_) | Self::Amx(_) => "avx512",
+            Self::I8mm(_) => "neon",
+            isa => isa.name(),
+        }
+    }
+
     /// Returns `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or
     /// `simd128`, as in `KVANT_ISA`.
     pub fn name(self) -> &'static str {

@@ -181,12 +181,7 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     {
         return format!("attend-{dtype}-avx512vbmi, attend-prompt-{dtype}-amx");
     }
-    let set = match isa.of_vectors() {
-        Isa::AvxVnni(_) if !is_coded => "avx2",
-        Isa::Avx512(_) if is_coded => "avx512vnni",
-        Isa::Avx512Vbmi(_) if !is_coded => "avx512",
-        Isa::I8mm(_) if !is_coded => "neon",
-        isa => isa.name(),
-    };
+    let isa = isa.of_vectors();
+    let set = if is_coded { isa.name_of_byte_products() } else { isa.name_of_float_products() };
     format!("attend-{dtype}-{set}")
 }

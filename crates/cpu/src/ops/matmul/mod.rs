@@ -62,18 +62,12 @@ pub(crate) use scratch::Scratch;
 /// for more.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
-        let set = match isa.of_products() {
-            Isa::Amx(_) if !is_float(dtype) => {
-                return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx");
-            }
-            Isa::I8mm(_) if !is_float(dtype) => {
-                return format!("gemv-{dtype}-neon, gemm-{dtype}-i8mm");
-            }
-            Isa::Amx(_) => "avx512",
-            Isa::I8mm(_) => "neon",
-            Isa::Avx512(_) if !is_float(dtype) => "avx512vnni",
-            Isa::AvxVnni(_) if is_float(dtype) => "avx2",
-            isa => isa.name(),
+        let isa = isa.of_products();
+        let set = match isa {
+            _ if is_float(dtype) => isa.name_of_float_products(),
+            Isa::Amx(_) => return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx"),
+            Isa::I8mm(_) => return format!("gemv-{dtype}-neon, gemm-{dtype}-i8mm"),
+            isa => isa.name_of_byte_products(),
         };
         format!("gemv-{dtype}-{set}, gemm-{dtype}-{set}")
     } else {
