@@ -7,7 +7,8 @@
 Rows of targets.toml are the targets. Packages go to target/dist/packages; they are the same bytes for
 the same commit and tools. Linux targets are built against glibc 2.28 (zig); those of macOS and Windows
 on such machines. Compilers and packers come from PyPI into target/dist/venv; deb needs dpkg-deb, rpm
-needs rpmbuild, npm needs node, and the SBOM `cargo install cargo-cyclonedx`.
+needs rpmbuild, npm needs node, `kvant-web` the target
+wasm32-unknown-unknown (and wasm-opt, to be small), and the SBOM `cargo install cargo-cyclonedx`.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def main():
     parser = argparse.ArgumentParser(prog="tools/dist", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="targets of targets.toml; this machine's by default")
     parser.add_argument("--collect", action="store_true", help="make nothing but manifests, checksums and SBOM")
-    parser.add_argument("--without", action="append", default=[], choices=["wheel", "dpkg-deb", "rpmbuild", "npm", "sbom"], help="leave packages out")
+    parser.add_argument("--without", action="append", default=[], choices=["wheel", "dpkg-deb", "rpmbuild", "npm", "web", "sbom"], help="leave packages out")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "packages")
     parser.add_argument("--target-dir", type=pathlib.Path, default=FOLDER / "target", help="folder of compiled crates")
     args = parser.parse_args()
@@ -73,6 +74,10 @@ def main():
         folder = FOLDER / "npm"
         shutil.rmtree(folder, ignore_errors=True)
         packages.write_npm_main(known.values(), folder, args.out)
+    if not {"npm", "web"} & set(args.without):
+        folder = FOLDER / "web"
+        shutil.rmtree(folder, ignore_errors=True)
+        packages.write_npm_web(args.target_dir, folder, args.out)
     if "sbom" not in args.without:
         packages.write_sbom(args.out)
     packages.write_manifests(args.out)

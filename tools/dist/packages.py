@@ -13,7 +13,7 @@ import sys
 import tarfile
 import zipfile
 
-from build import FEATURES, HERE, ROOT, commit_time, dated, run, version
+from build import FEATURES, HERE, ROOT, commit_time, dated, environment, run, version
 
 DESCRIPTION = "Run large language models on a compressed KV cache"
 # Where releases are published.
@@ -151,9 +151,30 @@ def write_npm_main(every, folder, out):
     pack(folder, out)
 
 
+def write_npm_web(target_dir, folder, out):
+    """Writes the npm package `kvant-web`: the engine as WebAssembly, a module of JavaScript with its
+    types, and a page that uses it."""
+    run(ROOT / "crates/web/build", folder, cwd=ROOT, env=environment(target_dir))
+    (folder / "index.html").unlink()
+    shutil.copy(ROOT / "crates/web/page/client.js", folder / "index.js")
+    names = ["index.d.ts", "README.md", "example.html"]
+    for name in names:
+        shutil.copy(ROOT / "crates/web/package" / name, folder)
+    package = {
+        "name": "kvant-web", "version": version(), "description": f"{DESCRIPTION}, in a browser", "license": "MIT OR Apache-2.0", "repository": URL,
+        "keywords": ["llm", "inference", "kv-cache", "gguf", "webgpu", "wasm"], "type": "module", "sideEffects": False,
+        "exports": {".": {"types": "./index.d.ts", "default": "./index.js"}, "./*": "./*"},
+        "files": ["index.js", "worker.js", "kvant.packed", *names],
+    }
+    write_package(folder, package)
+    pack(folder, out)
+
+
 def write_package(folder, package):
-    for name in ["LICENSE-MIT", "LICENSE-APACHE"]:
+    licences = ["LICENSE-MIT", "LICENSE-APACHE"]
+    for name in licences:
         shutil.copy(ROOT / name, folder)
+    package = {**package, "files": [*package["files"], *licences]}
     (folder / "package.json").write_text(json.dumps(package, indent=2) + "\n")
 
 

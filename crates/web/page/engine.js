@@ -13,60 +13,18 @@ const server = {
 };
 const why = error => error.message;
 
-// The one script that may become a worker.
-const scripts = globalThis.trustedTypes?.createPolicy('kvant', { createScriptURL: () => 'worker.js' });
-
-/** A worker with the built-in model or that of `file`. Usable from `ready` until `over`. */
-class Engine {
-  constructor(file) {
-    Object.assign(this, { file, handlers: new Map(), n: 0, over: '' });
-    this.worker = new Worker(scripts ? scripts.createScriptURL('') : 'worker.js');
-    this.ready = new Promise((resolve, reject) => this.handlers.set(undefined, data => data.wrong ? reject(new Error(data.wrong)) : resolve(data.opened)));
-    this.worker.onmessage = ({ data }) => {
-      const onEvent = this.handlers.get(data.id);
-      // An answer has several events, any other request has one.
-      if (!data.event || data.event.finished) this.handlers.delete(data.id);
-      onEvent?.(data);
-      if (data.isFault) this.end(data.wrong);
-    };
-    this.worker.onerror = event => this.end(event.message || 'the engine cannot be loaded');
-    this.worker.postMessage({ what: 'open', file, gpu: new URLSearchParams(location.search).get('gpu') });
-  }
-
-  /** Sends a request to the worker; `onEvent` receives its events. Returns its cancel function. */
-  request(what, fields, onEvent) {
-    const id = ++this.n;
-    this.handlers.set(id, onEvent);
-    this.worker.postMessage({ what, id, ...fields });
-    return () => {
-      this.handlers.delete(id);
-      this.worker.postMessage({ what: 'stop', id });
-    };
-  }
-
-  /** Terminates the worker. Pending requests receive the reason. */
-  end(wrong) {
-    if (this.over) return;
-    this.over = wrong;
-    this.worker.terminate();
-    const pending = [...this.handlers.values()];
-    this.handlers.clear();
-    for (const onEvent of pending) onEvent({ wrong });
-  }
-}
-
-let engine = new Engine(null);
+const gpuMode = new URLSearchParams(location.search).get('gpu');
+let engine = new Kvant(null, gpuMode);
 
 /** Returns the engine, restarted with the same model after a fault. */
 function liveEngine() {
-  if (engine.over) engine = new Engine(engine.file);
+  if (engine.over) engine = new Kvant(engine.file, gpuMode);
   return engine;
 }
 
 async function get(path) {
   const at = liveEngine(), about = await at.ready;
-  if (path === 'kv') return meterOf(about, await new Promise((resolve, reject) =>
-    at.request('kv', {}, data => { data.wrong ? reject(new Error(data.wrong)) : resolve(data.kv); })));
+  if (path === 'kv') return meterOf(about, await at.kv());
   if (path === 'props') return { default_generation_settings: { params: { temperature: about.temperature, top_p: about.top_p } } };
   const runs = about.gpu ? `webgpu: ${about.gpu}` : `CPU, ${about.kernels} kernels in WebAssembly; no WebGPU: ${about.without}`;
   setText('runs', `No server: this browser runs the model (${runs}).`);
@@ -82,49 +40,34 @@ function meterOf({ types }, kv) {
 
 /** Yields the chunks of an answer in the server's format. */
 async function* ask(messages, { system, reasoning, ...options }, signal) {
-  const at = liveEngine(), events = [];
-  await at.ready;
-  if (signal.aborted) throw new Error('stopped');
-  let wake = () => {};
-  const now = Math.floor(Date.now() / 1000) - new Date().getTimezoneOffset() * 60;
-  const receive = data => { events.push(data); wake(); };
-  const stop = at.request('ask', { request: { messages, now, ...options } }, receive);
-  signal.addEventListener('abort', () => { stop(); receive({ wrong: 'stopped' }); });
-  for (;;) {
-    while (!events.length) await new Promise(resolve => { wake = resolve; });
-    const { wrong, event } = events.shift();
-    if (wrong) throw new Error(wrong);
-    yield chunkOf(event);
-    if (event.finished) return;
-  }
+  for await (const event of liveEngine().chat(messages, { signal, ...options })) yield chunkOf(event);
 }
 
-function chunkOf({ read, said: tokenText, finished }) {
-  if (read) return { prompt_progress: { total: read.total, cache: read.cached, processed: read.done } };
-  if (tokenText !== undefined) return { choices: [{ delta: { content: tokenText } }] };
-  const { text, reason, prompt, cached, bytes, bytes_f16, rate, read_rate } = finished;
+function chunkOf({ prefill, text, finished }) {
+  if (prefill) return { prompt_progress: { total: prefill.total, cache: prefill.cached, processed: prefill.done } };
+  if (!finished) return { choices: [{ delta: { content: text } }] };
   return {
-    choices: [{ delta: { content: text }, finish_reason: reason }],
-    kv: { bytes, bytes_f16 },
-    timings: { predicted_n: finished.said, predicted_per_second: rate, prompt_per_second: read_rate },
-    usage: { prompt_tokens: prompt, prompt_tokens_details: { cached_tokens: cached } },
+    choices: [{ delta: {}, finish_reason: finished.finish_reason }],
+    kv: { bytes: finished.kv_bytes, bytes_f16: finished.kv_bytes_f16 },
+    timings: { predicted_n: finished.completion_tokens, predicted_per_second: finished.decode_per_second, prompt_per_second: finished.prefill_per_second },
+    usage: { prompt_tokens: finished.prompt_tokens, prompt_tokens_details: { cached_tokens: finished.cached_tokens } },
   };
 }
 
 /** Replaces the model; the present one stays where loading fails. */
 async function change(file) {
   notice(`Opens ${file.name} …`);
-  const next = new Engine(file);
+  const next = new Kvant(file, gpuMode);
   try {
     await next.ready;
   } catch (error) {
-    next.end(error.message);
+    next.close(error.message);
     notice(`${file.name}: ${error.message}`);
     return;
   }
   const last = engine;
   engine = next;
-  last.end(`${file.name} was opened`);
+  last.close(`${file.name} was opened`);
   server.isKnown = false;
   notice(`${file.name} is open.`);
   poll();
