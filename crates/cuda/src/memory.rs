@@ -1,15 +1,16 @@
 //! Device memory: an arena for the many small pages of a cache, and the buffers and pages allocated
 //! from it.
 //!
-//! A page of the cache is a few KB and a long context has hundreds of thousands, while the driver
-//! takes microseconds for an allocation and rounds it up to 2 MB. So blocks up to 1 MiB come from
-//! *slabs* of equal slots; larger ones from the driver. An unused slab returns to the driver,
-//! except one per size. Large scratch memory is cached for the next op, until the device runs out.
+//! A page of the cache has a few KB to a few MB, of which a long context has thousands, while the
+//! driver takes microseconds for an allocation and rounds it up to 2 MiB. So pages, and all other
+//! blocks up to 1 MiB, come from *slabs* of equal slots, of a size that the driver's rounding costs
+//! little; larger blocks come from the driver. An unused slab returns to the driver, except one per
+//! size. Large scratch memory is cached for the next op, until the device runs out.
 //!
 //! All work on a device runs in order, so a block can be reused while kernels that use it are still
 //! queued.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvant_backend::{BackendError, Buffer, Page, PageTable};
@@ -18,10 +19,16 @@ use crate::{Context, CudaError, DevicePtr, Gpu};
 
 /// Size unit and alignment of blocks: a memory transaction.
 const UNIT: usize = 128;
-/// Maximum block size from slabs; larger blocks come from the driver one by one.
+/// Maximum block size from slabs, except of pages; larger blocks come from the driver one by one.
 const MAX_SLOT: usize = 1 << 20;
-/// Size of a slab, the driver's allocation unit.
-const SLAB_BYTES: usize = 2 << 20;
+/// The driver rounds allocations up to multiples of this.
+const DRIVER_UNIT: usize = 2 << 20;
+/// Maximum size of a slab of several slots.
+const MAX_SLAB: usize = 64 << 20;
+/// Slots that a slab has at least where that size allows them, so that driver calls are rare.
+const MIN_SLOTS: usize = 16;
+/// Reciprocal of the fraction of a slab that may be lost.
+const MAX_LOSS: usize = 64;
 /// Minimum capacity of a list of page addresses.
 const MIN_ADDRESSES: usize = 16;
 
@@ -33,7 +40,7 @@ pub(crate) struct Arena {
     cached_scratch: Mutex<HashMap<usize, Vec<DevicePtr>>>,
     /// Size unit of blocks.
     unit: usize,
-    /// Maximum block size from slabs.
+    /// Maximum block size from slabs, except of pages. 0 without slabs.
     max_slot: usize,
 }
 
@@ -41,14 +48,15 @@ pub(crate) struct Arena {
 #[derive(Default)]
 struct SlabClass {
     slabs: BTreeMap<DevicePtr, Slab>,
-    /// Slabs with a free slot.
-    open: Vec<DevicePtr>,
+    /// Slabs with a free slot. The first one is used next, so that the others become empty.
+    open: BTreeSet<DevicePtr>,
     /// The slab that was emptied last.
     spare: Option<DevicePtr>,
 }
 
 /// Contiguous slots of equal size.
 struct Slab {
+    n_slots: u32,
     /// Slots that were used once and returned.
     free: Vec<u32>,
     /// Slots from here on are unused, and zero.
@@ -83,12 +91,37 @@ impl Arena {
 
     /// Allocates at least `bytes` of uninitialized memory.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        Ok(self.take_slot(bytes)?.0)
+        match bytes > self.max_slot {
+            true => self.take_from_driver(bytes),
+            false => Ok(self.take_slot(bytes)?.block),
+        }
     }
 
     /// Allocates at least `bytes` of zeros.
     pub fn take_zeroed(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        let (block, is_zero) = self.take_slot(bytes)?;
+        match bytes > self.max_slot {
+            true => self.zeroed(Slot { block: self.take_from_driver(bytes)?, is_zero: false }),
+            false => self.zeroed(self.take_slot(bytes)?),
+        }
+    }
+
+    /// Allocates a page of at least `bytes` of uninitialized memory.
+    pub fn take_page(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        match self.max_slot {
+            0 => self.take_from_driver(bytes),
+            _ => Ok(self.take_slot(bytes)?.block),
+        }
+    }
+
+    /// Allocates a page of at least `bytes` of zeros.
+    pub fn take_zeroed_page(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        match self.max_slot {
+            0 => self.take_zeroed(bytes),
+            _ => self.zeroed(self.take_slot(bytes)?),
+        }
+    }
+
+    fn zeroed(&self, Slot { block, is_zero }: Slot) -> Result<Block, CudaError> {
         if !is_zero {
             self.gpu.zero(block.ptr, block.bytes)?;
         }
@@ -104,23 +137,25 @@ impl Arena {
         let bytes = bytes.max(UNIT).next_power_of_two();
         let cached = locked(&self.cached_scratch).get_mut(&bytes).and_then(Vec::pop);
         match cached {
-            Some(ptr) => Ok(Block { arena: Arc::clone(self), ptr, bytes, is_cached: true }),
-            None => self.take(bytes).map(|mut block| {
-                block.is_cached = bytes > self.max_slot;
-                block
-            }),
+            Some(ptr) => Ok(self.block(ptr, bytes, Origin::Scratch)),
+            None if bytes > self.max_slot => Ok(self.block(self.alloc(bytes)?, bytes, Origin::Scratch)),
+            None => self.take(bytes),
         }
     }
 
-    /// Returns a block, and whether it is known to be zero.
-    fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<(Block, bool), CudaError> {
+    fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<Slot, CudaError> {
         let bytes = bytes.max(1).next_multiple_of(self.unit);
-        let (ptr, is_zero) = if bytes > self.max_slot {
-            (self.alloc(bytes)?, false)
-        } else {
-            locked(&self.classes).entry(bytes).or_default().take(self, bytes)?
-        };
-        Ok((Block { arena: Arc::clone(self), ptr, bytes, is_cached: false }, is_zero))
+        let (ptr, is_zero) = locked(&self.classes).entry(bytes).or_default().take(self, bytes)?;
+        Ok(Slot { block: self.block(ptr, bytes, Origin::Slab), is_zero })
+    }
+
+    fn take_from_driver(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
+        let bytes = bytes.max(1).next_multiple_of(self.unit);
+        Ok(self.block(self.alloc(bytes)?, bytes, Origin::Driver))
+    }
+
+    fn block(self: &Arc<Self>, ptr: DevicePtr, bytes: usize, origin: Origin) -> Block {
+        Block { arena: Arc::clone(self), ptr, bytes, origin }
     }
 
     /// Allocates from the driver; frees the cached scratch blocks before it fails.
@@ -136,16 +171,14 @@ impl Arena {
     }
 
     fn release(&self, block: &Block) {
-        let Block { ptr, bytes, is_cached, .. } = *block;
-        if is_cached {
-            locked(&self.cached_scratch).entry(bytes).or_default().push(ptr);
-        } else if bytes > self.max_slot {
-            self.gpu.free(ptr);
-        } else {
-            locked(&self.classes)
+        let Block { ptr, bytes, origin, .. } = *block;
+        match origin {
+            Origin::Scratch => locked(&self.cached_scratch).entry(bytes).or_default().push(ptr),
+            Origin::Driver => self.gpu.free(ptr),
+            Origin::Slab => locked(&self.classes)
                 .get_mut(&bytes)
                 .expect("the class of a block")
-                .release(&*self.gpu, ptr, bytes);
+                .release(&*self.gpu, ptr, bytes),
         }
     }
 }
@@ -167,18 +200,13 @@ impl Drop for Arena {
 impl SlabClass {
     /// Returns a slot, and whether it is zero.
     fn take(&mut self, arena: &Arena, slot_bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
-        let n_slots = n_slots(slot_bytes);
-        if self.open.is_empty() {
-            let base = arena.alloc(n_slots as usize * slot_bytes)?;
-            let zeroed = arena.gpu.zero(base, n_slots as usize * slot_bytes);
-            zeroed.inspect_err(|_| arena.gpu.free(base))?;
-            self.slabs.insert(base, Slab { free: Vec::new(), fresh: 0, used: 0 });
-            self.open.push(base);
-        }
-        let base = *self.open.last().expect("a slab with a free slot");
+        let base = match self.open.first() {
+            Some(&base) => base,
+            None => self.add_slab(arena, slot_bytes)?,
+        };
         let slab = self.slabs.get_mut(&base).expect("an open slab exists");
         // Fresh slots first: they need no zeroing.
-        let is_fresh = slab.fresh < n_slots;
+        let is_fresh = slab.fresh < slab.n_slots;
         let slot = if is_fresh {
             slab.fresh += 1;
             slab.fresh - 1
@@ -186,21 +214,32 @@ impl SlabClass {
             slab.free.pop().expect("an open slab has a free slot")
         };
         slab.used += 1;
-        if slab.used == n_slots {
-            self.open.pop();
+        if slab.used == slab.n_slots {
+            self.open.remove(&base);
         }
         Ok((base + u64::from(slot) * slot_bytes as u64, is_fresh))
     }
 
+    /// Allocates a slab, of one slot where the device has no room for more.
+    fn add_slab(&mut self, arena: &Arena, slot_bytes: usize) -> Result<DevicePtr, CudaError> {
+        let mut n_slots = slots_per_slab(slot_bytes);
+        let base = arena.alloc(n_slots * slot_bytes).or_else(|_| {
+            n_slots = 1;
+            arena.alloc(slot_bytes)
+        })?;
+        arena.gpu.zero(base, n_slots * slot_bytes).inspect_err(|_| arena.gpu.free(base))?;
+        let n_slots = u32::try_from(n_slots).expect("at most MAX_SLAB / UNIT");
+        self.slabs.insert(base, Slab { n_slots, free: Vec::new(), fresh: 0, used: 0 });
+        self.open.insert(base);
+        Ok(base)
+    }
+
     fn release(&mut self, gpu: &dyn Gpu, ptr: DevicePtr, slot_bytes: usize) {
         let (&base, slab) = self.slabs.range_mut(..=ptr).next_back().expect("the slab of a block");
-        let was_full = slab.used == n_slots(slot_bytes);
         let slot = (ptr - base) / slot_bytes as u64;
         slab.free.push(u32::try_from(slot).expect("a slab has few slots"));
         slab.used -= 1;
-        if was_full {
-            self.open.push(base);
-        }
+        self.open.insert(base);
         if slab.used > 0 {
             return;
         }
@@ -208,7 +247,7 @@ impl SlabClass {
             // It may have been used since it became the spare, or be the same one.
             Some(other) if other != base && self.slabs[&other].used == 0 => {
                 self.slabs.remove(&other);
-                self.open.retain(|&open| open != other);
+                self.open.remove(&other);
                 gpu.free(other);
             }
             _ => {}
@@ -216,9 +255,33 @@ impl SlabClass {
     }
 }
 
-/// Returns the slots of a slab.
-fn n_slots(slot_bytes: usize) -> u32 {
-    u32::try_from(SLAB_BYTES / slot_bytes).expect("at most SLAB_BYTES / UNIT")
+/// Returns the slots of a slab: the smallest multiple of [`DRIVER_UNIT`] with [`MIN_SLOTS`] of them
+/// that they fill but for [`MAX_LOSS`], or that which they fill best.
+fn slots_per_slab(slot_bytes: usize) -> usize {
+    let least = (MIN_SLOTS * slot_bytes).min(MAX_SLAB);
+    let sizes = (1..).map(|n| n * DRIVER_UNIT).take_while(|&size| size <= MAX_SLAB);
+    let sizes = sizes.filter(|&size| size >= slot_bytes);
+    let lost = |size: usize| size % slot_bytes;
+    let enough = sizes.clone().find(|&size| size >= least && lost(size) <= size / MAX_LOSS);
+    let best = || sizes.min_by(|&a, &b| (lost(a) * b).cmp(&(lost(b) * a)));
+    enough.or_else(best).map_or(1, |size| size / slot_bytes)
+}
+
+/// A slot of a slab.
+struct Slot {
+    block: Block,
+    /// Whether it is known to be zero.
+    is_zero: bool,
+}
+
+/// Where a block returns to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The slabs of its size.
+    Slab,
+    Driver,
+    /// Large scratch memory, cached for the next op.
+    Scratch,
 }
 
 /// A range of device memory, returned to the arena when dropped.
@@ -226,8 +289,7 @@ pub(crate) struct Block {
     arena: Arc<Arena>,
     ptr: DevicePtr,
     bytes: usize,
-    /// Whether this is large scratch memory, to be cached for the next op.
-    is_cached: bool,
+    origin: Origin,
 }
 
 impl Block {
@@ -299,7 +361,7 @@ pub struct CudaPage {
 impl CudaPage {
     /// Creates a zeroed page. Its size, as reported, is rounded up to whole memory transactions.
     pub(crate) fn zeroed(arena: &Arc<Arena>, n_bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self { block: arena.take_zeroed(n_bytes)? })
+        Ok(Self { block: arena.take_zeroed_page(n_bytes)? })
     }
 
     /// Returns its address.
@@ -384,7 +446,7 @@ impl Page for CudaPage {
 
     fn duplicate(&self) -> Result<Self, BackendError> {
         let arena = &self.block.arena;
-        let block = arena.take(self.block.bytes)?;
+        let block = arena.take_page(self.block.bytes)?;
         arena.gpu.copy(block.ptr, self.block.ptr, block.bytes)?;
         Ok(Self { block })
     }
