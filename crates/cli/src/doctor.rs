@@ -1,7 +1,7 @@
 //! `kvant doctor`: reports the machine's capabilities, the kernel of each type, and what a model
 //! needs here.
 
-mod fit;
+pub mod fit;
 
 use std::path::PathBuf;
 
@@ -19,7 +19,6 @@ use crate::failure::Failure;
 use crate::gpu;
 use crate::output::{self, Format, Row};
 use crate::progress;
-pub use fit::Memory;
 use fit::{Fit, cpu_memory};
 
 /// Arguments of `kvant doctor`.

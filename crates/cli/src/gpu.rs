@@ -5,7 +5,7 @@ use kvant::tuning::AttendVariantName;
 use kvant::{DeviceInfo, Error};
 use serde_json::{Value, json};
 
-use crate::doctor::Memory;
+use crate::doctor::fit::Memory;
 use crate::output;
 
 /// One GPU: a line of text, and the same as JSON.

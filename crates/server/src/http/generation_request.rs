@@ -9,7 +9,7 @@ use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::{self, DecodingOptions};
 use kvant::generate::gbnf;
 use kvant::generate::output_parser::constraint::ToolConstraint;
-use kvant::{Answers, EncodedImage, KvOptions, SamplerParams, Tokenizer};
+use kvant::{Answers, EncodedImage, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -288,10 +288,4 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<OutputFormat>, 
         (Some(_), Some(_)) => Err(ApiError::invalid("two output constraints: expected one of them")),
         (form, _) => Ok(form),
     }
-}
-
-/// Reads `kv_type`: one type for keys and values, or `K/V`.
-pub(super) fn kv_type(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
-    let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
-    text.parse().map(Some).map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text))
 }

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::generation_request::kv_type;
 use super::origin::refuse_unless_json;
 use super::{Caller, ServedModel, Server};
 use crate::cache_key::CacheSpec;
@@ -46,6 +45,12 @@ impl ModelOptions {
         let (scales, model) = (fields.get("lora", FORM)?, fields.get("model", "a name")?);
         Ok(Self { kv: kv_type(fields)?, scales, model })
     }
+}
+
+/// Reads `kv_type`: one type for keys and values, or `K/V`.
+fn kv_type(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
+    let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text))
 }
 
 impl ServedModel {
