@@ -3,8 +3,8 @@
 //! Parsed JSON takes many times its size: `[0],` is four bytes of text and 360 as a value.
 //! Therefore the values of a body are counted before any is created, large bodies are parsed by
 //! low-priority threads (one at a time per API key, two in all), and all bodies in progress share a
-//! budget for their text and their values. A stalled body occupies a connection, so it must arrive at a minimum
-//! rate, and at most a quarter of all connections may be slow at once.
+//! budget for their text and their values. A stalled body occupies a connection, so it must arrive
+//! at a minimum rate, and at most a quarter of all connections may be slow at once.
 
 use std::io::Read as _;
 use std::sync::Arc;
