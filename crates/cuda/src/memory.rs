@@ -263,7 +263,7 @@ fn slots_per_slab(slot_bytes: usize) -> usize {
     let sizes = sizes.filter(|&size| size >= slot_bytes);
     let lost = |size: usize| size % slot_bytes;
     let enough = sizes.clone().find(|&size| size >= least && lost(size) <= size / MAX_LOSS);
-    let best = || sizes.min_by(|&a, &b| (lost(a) * b).cmp(&(lost(b) * a)));
+    let best = || sizes.min_by(|&a, &b| (lost(a) * b).cmp(&(lost(b) * a)).then(b.cmp(&a)));
     enough.or_else(best).map_or(1, |size| size / slot_bytes)
 }
 
