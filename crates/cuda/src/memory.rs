@@ -40,8 +40,10 @@ pub(crate) struct Arena {
     cached_scratch: Mutex<HashMap<usize, Vec<DevicePtr>>>,
     /// Size unit of blocks.
     unit: usize,
-    /// Maximum block size from slabs, except of pages. 0 without slabs.
+    /// Maximum block size from slabs, except of pages.
     max_slot: usize,
+    /// Maximum size of pages from slabs.
+    max_page_slot: usize,
 }
 
 /// The slabs of one slot size, by address.
@@ -72,6 +74,7 @@ impl Arena {
             cached_scratch: Mutex::default(),
             unit: UNIT,
             max_slot: MAX_SLOT,
+            max_page_slot: usize::MAX,
         })
     }
 
@@ -86,46 +89,28 @@ impl Arena {
             cached_scratch: Mutex::default(),
             unit: 16,
             max_slot: 0,
+            max_page_slot: 0,
         })
     }
 
     /// Allocates at least `bytes` of uninitialized memory.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        match bytes > self.max_slot {
-            true => self.take_from_driver(bytes),
-            false => Ok(self.take_slot(bytes)?.block),
-        }
+        Ok(self.allocate(bytes, self.max_slot)?.block)
     }
 
     /// Allocates at least `bytes` of zeros.
     pub fn take_zeroed(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        match bytes > self.max_slot {
-            true => self.zeroed(Slot { block: self.take_from_driver(bytes)?, is_zero: false }),
-            false => self.zeroed(self.take_slot(bytes)?),
-        }
+        self.allocate(bytes, self.max_slot)?.zeroed()
     }
 
     /// Allocates a page of at least `bytes` of uninitialized memory.
     pub fn take_page(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        match self.max_slot {
-            0 => self.take_from_driver(bytes),
-            _ => Ok(self.take_slot(bytes)?.block),
-        }
+        Ok(self.allocate(bytes, self.max_page_slot)?.block)
     }
 
     /// Allocates a page of at least `bytes` of zeros.
     pub fn take_zeroed_page(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        match self.max_slot {
-            0 => self.take_zeroed(bytes),
-            _ => self.zeroed(self.take_slot(bytes)?),
-        }
-    }
-
-    fn zeroed(&self, Slot { block, is_zero }: Slot) -> Result<Block, CudaError> {
-        if !is_zero {
-            self.gpu.zero(block.ptr, block.bytes)?;
-        }
-        Ok(block)
+        self.allocate(bytes, self.max_page_slot)?.zeroed()
     }
 
     /// Allocates at least `bytes` of scratch memory. Sizes are few, so that the next request reuses
@@ -143,15 +128,15 @@ impl Arena {
         }
     }
 
-    fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<Slot, CudaError> {
+    /// Allocates at least `bytes`, from a slab up to `max_slot`.
+    fn allocate(self: &Arc<Self>, bytes: usize, max_slot: usize) -> Result<Allocated, CudaError> {
         let bytes = bytes.max(1).next_multiple_of(self.unit);
+        if bytes > max_slot {
+            let block = self.block(self.alloc(bytes)?, bytes, Origin::Driver);
+            return Ok(Allocated { block, is_zero: false });
+        }
         let (ptr, is_zero) = locked(&self.classes).entry(bytes).or_default().take(self, bytes)?;
-        Ok(Slot { block: self.block(ptr, bytes, Origin::Slab), is_zero })
-    }
-
-    fn take_from_driver(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
-        let bytes = bytes.max(1).next_multiple_of(self.unit);
-        Ok(self.block(self.alloc(bytes)?, bytes, Origin::Driver))
+        Ok(Allocated { block: self.block(ptr, bytes, Origin::Slab), is_zero })
     }
 
     fn block(self: &Arc<Self>, ptr: DevicePtr, bytes: usize, origin: Origin) -> Block {
@@ -267,11 +252,21 @@ fn slots_per_slab(slot_bytes: usize) -> usize {
     enough.or_else(best).map_or(1, |size| size / slot_bytes)
 }
 
-/// A slot of a slab.
-struct Slot {
+/// A block of undefined contents.
+struct Allocated {
     block: Block,
     /// Whether it is known to be zero.
     is_zero: bool,
+}
+
+impl Allocated {
+    fn zeroed(self) -> Result<Block, CudaError> {
+        let Self { block, is_zero } = self;
+        if !is_zero {
+            block.arena.gpu.zero(block.ptr, block.bytes)?;
+        }
+        Ok(block)
+    }
 }
 
 /// Where a block returns to.
