@@ -31,7 +31,7 @@ pub(super) struct DeviceModel<B: Backend> {
 
 /// The mutable state of steps.
 pub(super) struct State<B: Backend> {
-    sequences: Sequences<B::Page>,
+    sequences: HashMap<SequenceId, SequenceCaches<B::Page>>,
     pub act: Activations<B>,
     /// Buffers of logits; those without a borrower are reused.
     logits: Vec<Arc<LogitsBuffer<B>>>,
@@ -179,9 +179,6 @@ impl<B: Backend> DeviceModel<B> {
     }
 }
 
-/// The caches of all sequences.
-type Sequences<P> = HashMap<SequenceId, SequenceCaches<P>>;
-
 /// Returns one sequence of a step with its cache.
 fn batch_sequence<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> BatchSequence<'a, P> {
     BatchSequence {
@@ -191,16 +188,6 @@ fn batch_sequence<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> 
         lora_scales: row.lora_scales.as_deref(),
         places: row.positions.as_deref(),
     }
-}
-
-/// Returns the sequences of a batch with their caches, in its order.
-fn batch_sequences<'a, P: Page>(
-    sequences: &'a mut Sequences<P>,
-    batch: &'a [BatchEntry],
-) -> Vec<BatchSequence<'a, P>> {
-    let mut caches: HashMap<_, _> =
-        sequences.iter_mut().map(|(id, caches)| (*id, &mut caches.model)).collect();
-    batch.iter().map(|row| batch_sequence(caches.remove(&row.id).expect(STARTED), row)).collect()
 }
 
 impl<B: Backend> State<B> {
@@ -294,15 +281,16 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
         };
         let mut logits = index.map(|index| state.logits.swap_remove(index));
         // Decoding one sequence allocates nothing.
-        let (mut alone, mut several);
+        let (mut taken, mut alone, mut several) = (Vec::new(), None, Vec::new());
         let parts = match batch {
             [row] => {
                 let caches = state.sequences.get_mut(&row.id).expect(STARTED);
-                alone = [batch_sequence(&mut caches.model, row)];
-                &mut alone[..]
+                alone.insert([batch_sequence(&mut caches.model, row)]).as_mut_slice()
             }
             _ => {
-                several = batch_sequences(&mut state.sequences, batch);
+                taken.extend(batch.iter().map(|row| state.sequences.remove(&row.id).expect(STARTED)));
+                let parts = taken.iter_mut().zip(batch);
+                several.extend(parts.map(|(caches, row)| batch_sequence(&mut caches.model, row)));
                 &mut several
             }
         };
@@ -313,6 +301,7 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
         let result = decoder
             .step(&**backend, pool, parts, &mut state.act, entry, outputs)
             .map_err(|error| roll_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
+        state.sequences.extend(batch.iter().map(|row| row.id).zip(taken));
         state.logits.extend(logits.clone());
         match (&result, entry) {
             (Ok(()), Entry::Tokens(tokens)) => state.record_step(&self.device, decoder, batch, tokens)?,
