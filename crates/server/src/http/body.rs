@@ -34,7 +34,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_PACE: f64 = 16.0 * 1024.0;
 /// Maximum size of a body in bytes: a prompt of a million token ids.
 pub(super) const MAX_BYTES: usize = 32 << 20;
-/// Maximum number of values of a body; names and values of fields count one each.
+/// Maximum number of values of a body; names and values of fields count one each. A body of
+/// [`SMALL`] bytes has fewer.
 const MAX_VALUES: usize = 1_200_000;
 /// Memory of a value and, in addition, of an array or object, in bytes: vectors grow by doubling,
 /// from four values.
@@ -193,14 +194,15 @@ impl Bodies {
         held: &mut Option<OwnedSemaphorePermit>,
     ) -> Result<Value, ApiError> {
         if bytes.len() <= SMALL {
-            Counts::of(&bytes).check()?;
             return parse(&bytes);
         }
         let failed = || ApiError::internal("an internal error while the body was read");
         let _lane = self.parse_lanes.enter(owner).await;
         let counted = run_low_priority(move || (Counts::of(&bytes), bytes)).await;
         let (counts, bytes) = counted.ok_or_else(failed)?;
-        counts.check()?;
+        if counts.values > MAX_VALUES {
+            return Err(too_large("values", MAX_VALUES, counts.values));
+        }
         self.take_room(bytes.len() + counts.memory(), held).await?;
         run_low_priority(move || parse(&bytes)).await.ok_or_else(failed)?
     }
@@ -284,13 +286,6 @@ impl Counts {
             }
         }
         counts
-    }
-
-    fn check(&self) -> Result<(), ApiError> {
-        match self.values {
-            n if n > MAX_VALUES => Err(too_large("values", MAX_VALUES, n)),
-            _ => Ok(()),
-        }
     }
 
     /// Returns the memory of the parsed values in bytes, apart from their text.
