@@ -122,6 +122,11 @@ fn written(endings: &[&str]) -> impl Iterator<Item = &'static WrittenFile> {
     WRITTEN.iter().filter(move |file| has_ending(Path::new(&file.name), endings))
 }
 
+/// Returns code without comments to the ends of lines.
+fn without_comments(code: &str) -> String {
+    code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -231,19 +236,17 @@ fn imports_name_the_defining_module() {
     assert_eq!(first_segments("a::B;\n"), ["a"]);
     assert_eq!(first_segments("{a, b::{C, D}, E,\n};"), ["a", "b", "E"]);
     for room in DEFINING_ROOMS {
-        let src = root().join("crates").join(room).join("src");
-        let lib = fs::read_to_string(src.join("lib.rs")).unwrap();
+        let lib = fs::read_to_string(root().join("crates").join(room).join("src/lib.rs")).unwrap();
         let modules = lib.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "));
         let modules: Vec<_> = modules.filter_map(|name| name.split([';', ' ']).next()).collect();
-        let mut written = Vec::new();
-        files(&src, &["rs"], &mut written);
-        for file in written.iter().filter(|file| **file != src.join("lib.rs")) {
-            let text = fs::read_to_string(file).unwrap();
-            let code: Vec<_> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
-            let code = code.join("\n");
+        for WrittenFile { name: file, text } in written(&["rs"]) {
+            if !file.starts_with(&format!("crates/{room}/src/")) || file.ends_with("/src/lib.rs") {
+                continue;
+            }
+            let code = without_comments(text);
             for name in code.split("crate::").skip(1).flat_map(first_segments) {
                 let is_module = modules.contains(&name);
-                assert!(is_module, "{}: import {name} from the module that defines it", file.display());
+                assert!(is_module, "{file}: import {name} from the module that defines it");
             }
         }
     }
