@@ -9,16 +9,13 @@ model comes from a URL, answers stop, and errors say why. Has the requirements o
 """
 
 import argparse
-import functools
-import http.server
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 
-from driver import sync_playwright
+from driver import QUIET, Page, serve, sync_playwright
 
 TYPED = """
 import { Kvant, type Finished } from 'kvant-web';
@@ -67,11 +64,6 @@ FROM_URL = """async () => {
   kvant.close();
   return { answer, name: kvant.about.name, last: downloads.at(-1), n: downloads.length };
 }"""
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
 
 
 def install(archive, folder):
@@ -125,27 +117,21 @@ def main():
         install(args.archive.resolve(), folder)
         if args.tsc:
             check_types(args.tsc.resolve(), folder)
-        handler = functools.partial(Quiet, directory=folder)
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/"
-        browser = playwright.chromium.launch(executable_path=args.chromium, args=["--headless", "--no-sandbox", "--disable-gpu"])
-        page = browser.new_page()
-        page.set_default_timeout(120_000)
-        errors, foreign = [], []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith((url, "data:", "blob:")) else foreign.append(request.url))
-        check_example(page, url)
-        check_module(page)
+        url = serve(folder)
+        browser = playwright.chromium.launch(executable_path=args.chromium, args=QUIET)
+        p = Page(browser, url, None)
+        p.page.set_default_timeout(120_000)
+        check_example(p.page, url)
+        check_module(p.page)
         if args.gguf:
             (folder / "model.gguf").symlink_to(args.gguf.resolve())
-            got = page.evaluate(FROM_URL)
+            got = p.page.evaluate(FROM_URL)
             size = args.gguf.stat().st_size
             assert got["last"] == [size, size] and got["answer"]["completion_tokens"] > 0, got
             print("ok      from a URL:", got)
         browser.close()
-    if errors or foreign:
-        sys.exit(f"errors {errors}, requests elsewhere {foreign}")
+    if p.errors or p.foreign:
+        sys.exit(f"errors {p.errors}, requests elsewhere {p.foreign}")
 
 
 if __name__ == "__main__":

@@ -12,17 +12,14 @@ page. Has the requirements of `check.py`.
 """
 
 import argparse
-import functools
-import http.server
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 
-from driver import Page, run, sync_playwright
+from driver import QUIET, Folder, Page, run, serve, sync_playwright
 
 # The ten questions of the model's card, and a word of each answer.
 QUESTIONS = {
@@ -37,9 +34,6 @@ QUESTIONS = {
     "How do you spell river?": "R-I-V-E-R",
     "Count to five.": "one, two, three, four, five.",
 }
-# Flags that stop Chromium's own network requests.
-QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync""".split()
 # Flags that provide a WebGPU adapter without a GPU.
 WITH_ADAPTER = [flag for flag in QUIET if flag != "--disable-gpu"] + ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
 # Number of questions on WebGPU.
@@ -57,22 +51,6 @@ def check(function):
 def gpu_check(function):
     GPU_CHECKS.append(function)
     return function
-
-
-class Folder(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and records the requested ones."""
-
-    requested = []
-
-    def log_message(self, *_):
-        self.requested.append(self.path)
-
-
-def serve(folder):
-    handler = functools.partial(Folder, directory=folder)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_port}/"
 
 
 def drop(p, name, *, path=None, size=0):

@@ -1,9 +1,12 @@
-"""A chat page in a headless Chromium, as `check.py` and `check_web.py` drive it."""
+"""A page in a headless Chromium, as the checks beside this file drive it."""
 
+import functools
+import http.server
 import json
 import pathlib
 import sys
 import tempfile
+import threading
 import urllib.request
 
 try:
@@ -14,6 +17,27 @@ except ImportError:
 
 # The end of a streamed answer.
 END = 'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+# Flags that stop Chromium's own network requests.
+QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+    --disable-component-update --disable-sync""".split()
+
+
+class Folder(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and records the requested ones."""
+
+    requested = []
+
+    def log_message(self, *_):
+        self.requested.append(self.path)
+
+
+def serve(folder):
+    handler = functools.partial(Folder, directory=folder)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}/"
 
 
 class Page:

@@ -1,9 +1,8 @@
 // A model in a worker of its own. The page without a server runs on it, and it is the module of the
 // package `kvant-web`, where ../package/index.d.ts documents it.
 
-// Trusted Types: the one script that may become a worker. Bundlers know the expression.
-const workerUrl = () => new URL('./worker.js', import.meta.url);
-const scripts = globalThis.trustedTypes?.createPolicy('kvant', { createScriptURL: () => workerUrl().href });
+// Trusted Types: the one script that may become a worker.
+const scripts = globalThis.trustedTypes?.createPolicy('kvant', { createScriptURL: () => new URL('./worker.js', import.meta.url).href });
 
 /** A model on WebAssembly, or on the browser's GPU. Usable until `over` has a reason. */
 export class Kvant {
@@ -22,6 +21,7 @@ export class Kvant {
   /** Begins to open `file`; usable once `ready` has resolved. */
   constructor(file = null, gpu = 'auto') {
     Object.assign(this, { file, handlers: new Map(), n: 0, over: '', about: null });
+    // Bundlers know the second expression.
     this.worker = scripts ? new Worker(scripts.createScriptURL('')) : new Worker(new URL('./worker.js', import.meta.url));
     this.ready = new Promise((resolve, reject) => this.handlers.set(undefined, data => data.wrong ? reject(new Error(data.wrong)) : resolve(this.about = data.opened)));
     this.worker.onmessage = ({ data }) => {
