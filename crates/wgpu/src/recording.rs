@@ -22,8 +22,12 @@ const IDLE_SUBMISSIONS: u64 = 4;
 pub struct Traffic {
     /// Submissions of command buffers.
     pub submissions: u64,
+    /// Compute passes in them: launches without a copy or a clear between them share one.
+    pub passes: u64,
     /// Kernels launched in them.
     pub launches: u64,
+    /// Launches of another kernel than the one before in the pass.
+    pub kernel_switches: u64,
     /// Bytes copied to the device, including launch parameters.
     pub to_device: u64,
     /// Bytes copied back.
@@ -32,6 +36,22 @@ pub struct Traffic {
     pub groups: u64,
     /// Buffers created, likewise.
     pub allocations: u64,
+}
+
+impl Traffic {
+    /// Returns the work after `before`, an earlier value of the same device.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            submissions: self.submissions - before.submissions,
+            passes: self.passes - before.passes,
+            launches: self.launches - before.launches,
+            kernel_switches: self.kernel_switches - before.kernel_switches,
+            to_device: self.to_device - before.to_device,
+            from_device: self.from_device - before.from_device,
+            groups: self.groups - before.groups,
+            allocations: self.allocations - before.allocations,
+        }
+    }
 }
 
 /// The bindings of a launch: the address of its kernel, the range of its parameters in the ring,
@@ -88,6 +108,8 @@ impl Recording {
         pass.set_bind_group(0, &group, &[]);
         pass.dispatch_workgroups(x, y, z);
         drop(pass);
+        self.traffic.passes += 1;
+        self.traffic.kernel_switches += 1;
         self.traffic.launches += 1;
     }
 
