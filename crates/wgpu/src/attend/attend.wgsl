@@ -11,8 +11,8 @@
 // tokens and the dims, so that the kernel is batch invariant: the bits of a query do not depend on
 // its job, or on the words per thread.
 //
-// A workgroup takes CHUNKS chunks at a time, each with threads of its own: the sums of a chunk begin
-// at zero, and are merged in the order of the chunks whatever their number.
+// A workgroup takes CHUNKS chunks at a time, each with threads of its own: the sums of a chunk
+// begin at zero, and are merged in the order of the chunks whatever their number.
 //
 // Each *span* of tokens (KV split), counted from token 0 too, has a workgroup of its own, and
 // another kernel combines the partial results: kernels stay short, and one row occupies many
@@ -437,7 +437,7 @@ fn attend(
         for (var x = 0u; x < QUADS; x++) { thread_max[thread * QUADS + x] = thread_max_score[x]; }
         workgroupBarrier();
 
-        // For each chunk the factor of the sums before it, and the largest score up to the thread's.
+        // For each chunk the factor of the sums before it; the largest score up to the thread's.
         var rescale = array<vec4<f32>, CHUNKS * QUADS>();
         var chunk_max = max_score;
         for (var c = 0u; c < n_chunks; c++) {

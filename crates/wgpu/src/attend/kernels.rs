@@ -28,9 +28,9 @@ const MAX_DIMS_PER_THREAD: usize = 5;
 /// Maximum stored head size.
 pub const MAX_DIMS: usize = MAX_DIMS_PER_THREAD * THREADS;
 
-/// Chunks that a workgroup of a GPU takes at a time, times the queries of its job: their scores fill
-/// half of the memory that every adapter has for a workgroup. On a CPU, threads of other chunks take
-/// turns.
+/// Chunks that a workgroup of a GPU takes at a time, times the queries of its job: their scores
+/// fill half of the memory that every adapter has for a workgroup. On a CPU, threads of other
+/// chunks take turns.
 const MAX_CHUNK_QUERIES: usize = 16;
 /// Numbers of a variant.
 const N_NUMBERS: usize = 9;
