@@ -1,5 +1,6 @@
 //! Command recording and submission.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::imports::{self, Object};
@@ -73,8 +74,8 @@ pub struct CommandBuffer(Object);
 
 impl CommandEncoder {
     /// Begins a compute pass.
-    pub fn begin_compute_pass(&mut self, _: &ComputePassDescriptor) -> ComputePass {
-        ComputePass(Object(imports::pass(self.0.0)))
+    pub fn begin_compute_pass(&mut self, _: &ComputePassDescriptor) -> ComputePass<'_> {
+        ComputePass { commands: PassCommands(Object(imports::pass(self.0.0))), encoder: PhantomData }
     }
 
     /// Copies within the device, `len` bytes or all from `at` on.
@@ -108,26 +109,39 @@ pub struct ComputePassDescriptor {}
 
 /// Records launches, until it is dropped.
 #[derive(Debug)]
-pub struct ComputePass(Object);
+pub struct ComputePass<'a> {
+    commands: PassCommands,
+    encoder: PhantomData<&'a mut CommandEncoder>,
+}
 
-impl ComputePass {
+/// The launches of a pass, which dropping them ends.
+#[derive(Debug)]
+struct PassCommands(Object);
+
+impl ComputePass<'_> {
+    /// Returns the pass without its borrow of the encoder. Other commands of the encoder are errors
+    /// until the pass is dropped.
+    pub fn forget_lifetime(self) -> ComputePass<'static> {
+        ComputePass { commands: self.commands, encoder: PhantomData }
+    }
+
     /// Sets the kernel to launch.
     pub fn set_pipeline(&mut self, pipeline: &ComputePipeline) {
-        imports::set_pipeline(self.0.0, number(pipeline));
+        imports::set_pipeline(self.commands.0.0, number(pipeline));
     }
 
     /// Sets the bindings, with dynamic `offsets`.
     pub fn set_bind_group(&mut self, index: u32, group: &BindGroup, offsets: &[u32]) {
-        imports::set_group(&self.0, index, &group.group, offsets);
+        imports::set_group(&self.commands.0, index, &group.group, offsets);
     }
 
     /// Launches a grid of workgroups.
     pub fn dispatch_workgroups(&mut self, x: u32, y: u32, z: u32) {
-        imports::dispatch(self.0.0, x, y, z);
+        imports::dispatch(self.commands.0.0, x, y, z);
     }
 }
 
-impl Drop for ComputePass {
+impl Drop for PassCommands {
     fn drop(&mut self) {
         imports::end(self.0.0);
     }

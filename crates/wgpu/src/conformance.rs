@@ -54,30 +54,37 @@ fn attention_takes_heads_of_up_to_640_values() {
     assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
 }
 
-/// Rows of which some see one span of tokens and others two, and rows whose window begins in the
-/// second of three.
+/// Rows of which some see one span of tokens and others two, rows whose window begins in the second
+/// of three, and heads of more than 128 dims: with the chunks at a time of a GPU and of a CPU, of
+/// which the first adapter is one. All give the same bits.
 #[test]
 fn spans_of_tokens_are_joined() {
     let Some(subject) = subject() else { return };
+    let other = WgpuDevice::open_with_other_shapes().unwrap();
+    let other = DeviceUnderTest::new("wgpu", other, Arithmetic::EightBit, Attention::Exact);
     let shape = Shape { k_head_dim: 64, v_head_dim: 64, ..Shape::new(DType::Q8_0, DType::Turbo3) };
     let with_sinks = Shape { sinks: Some([1.0, 0.5]), ..shape };
     let windowed = Shape { window: Some(1000), soft_cap: Some(2.0), ..shape };
     let shared_kv =
         Shape { k_head_dim: 96, v_head_dim: 64, shared_kv: true, ..Shape::new(DType::F16, DType::F16) };
-    for (shape, n, rows) in [(with_sinks, 1034, 20), (windowed, 2100, 9), (shared_kv, 1025, 1)] {
+    let wide = Shape { k_head_dim: 256, v_head_dim: 256, ..Shape::new(DType::Turbo3, DType::Turbo4) };
+    let cases = [(with_sinks, 1034, 20), (windowed, 2100, 9), (shared_kv, 1025, 1), (wide, 700, 3)];
+    for (shape, n, rows) in cases {
         let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, {rows} rows"));
         let tokens = Tokens::gaussian(shape, n, 3);
         let width = shape.n_heads() * shape.k_head_dim;
         let q = gaussian(4, rows * width, 1.0);
-        let [got, alone] = [rows, 1].map(|rows_at_once| {
-            let mut batch = Batch::fed(&subject, &tokens, n - rows, 512).unwrap();
+        let answers = |subject: &DeviceUnderTest<WgpuDevice>, rows_at_once: usize| {
+            let mut batch = Batch::fed(subject, &tokens, n - rows, 512).unwrap();
             batch.append(&[rows_at_once]).unwrap();
             let q = &q[..rows_at_once * width];
             let got = batch.attend(q, &what).unwrap();
             batch.assert_answers(q, &got, &what);
             got
-        });
+        };
+        let (got, alone) = (answers(&subject, rows), answers(&subject, 1));
         assert!(got[..alone.len()] == alone, "{}: the first row has other bits than alone", what());
+        assert!(answers(&other, rows) == got, "{}: other bits with other chunks at a time", what());
     }
 }
 
@@ -89,16 +96,17 @@ fn every_attention_variant_gives_the_same_bits() {
     let tokens = Tokens::gaussian(shape, 150, 3);
     let q = gaussian(4, 5 * shape.n_heads() * shape.k_head_dim, 1.0);
     let mut first_result = None;
-    let lookup_variants =
-        CodebookLookup::ALL.map(|look_ups| AttendVariant { look_ups, queries: 4, words: 1 });
-    let more = [(4, 4), (8, 1)].map(|(queries, words)| AttendVariant {
-        look_ups: CodebookLookup::Select,
-        queries,
-        words,
-    });
-    for variant in lookup_variants.into_iter().chain(more) {
+    let variant = |look_ups, queries, words| AttendVariant { look_ups, queries, words };
+    let lookups = CodebookLookup::ALL.map(|look_ups| (variant(look_ups, 4, 1), false));
+    let select = CodebookLookup::Select;
+    let more = [(variant(select, 4, 4), false), (variant(select, 8, 1), false)];
+    // With the chunks at a time of a GPU if the adapter is a CPU, and vice versa.
+    let others = [variant(CodebookLookup::Shuffle, 4, 1), variant(select, 8, 1), variant(select, 4, 4)];
+    let others = others.map(|variant| (variant, true));
+    for (variant, has_other_shapes) in lookups.into_iter().chain(more).chain(others) {
         let Some(device) = device() else { return };
         let has_subgroups = device.report().has_subgroups;
+        let device = if has_other_shapes { WgpuDevice::open_with_other_shapes().unwrap() } else { device };
         let device = match device.with_attend_variant(&TypeClass::ALL, variant) {
             Ok(device) => device,
             Err(error) => {

@@ -9,6 +9,7 @@ use std::fmt::Write;
 #[derive(Debug, Default)]
 pub(crate) struct Constants {
     text: String,
+    unrolls: bool,
 }
 
 impl Constants {
@@ -57,6 +58,17 @@ impl Constants {
     pub fn vector(mut self, name: &str, [a, b, c, d]: [u32; 4]) -> Self {
         self.define(format_args!("const {name} = vec4<u32>({a}u, {b}u, {c}u, {d}u);"));
         self
+    }
+
+    /// Unrolls the loops that constants count (`unroll.rs`).
+    pub fn unrolling(mut self) -> Self {
+        self.unrolls = true;
+        self
+    }
+
+    /// Returns whether such loops are unrolled.
+    pub fn unrolls(&self) -> bool {
+        self.unrolls
     }
 
     /// Returns the text that precedes a source.

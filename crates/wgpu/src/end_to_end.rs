@@ -13,7 +13,7 @@ use kvant_model::{
     StepError, Weights,
 };
 
-use crate::{WgpuDevice, tests};
+use crate::{Traffic, WgpuDevice, tests};
 
 /// A model and sequences on a device.
 struct Running<'a, B: Backend> {
@@ -276,4 +276,30 @@ fn a_token_is_one_submission_and_reuses_bind_groups() {
     }
     // The step that encodes a block of tokens, and the one after it.
     assert!(n_new <= 2, "{n_new} steps had other bindings than the last one");
+}
+
+/// Literals: the work of a token in a model of two Llama layers, which a change of launches changes
+/// visibly. The weights are floats: quantized ones add two roundings of activations to a layer.
+#[test]
+fn a_token_of_a_llama_takes_this_much_work() {
+    let Some(device) = tests::device() else { return };
+    let mut gpu = Running::new(&device, "llama-h128-g2-llama3.gguf", DType::Turbo3, 1);
+    let text = tokens(33);
+    gpu.step(&[30], &text[..30]);
+    gpu.step(&[1], &[text[30]]);
+    gpu.step(&[1], &[text[31]]);
+    let before = device.traffic();
+    gpu.step(&[1], &[text[32]]);
+    let Traffic { submissions, passes, launches, kernel_switches, groups, to_device, .. } =
+        device.traffic().since(before);
+    // A layer: norm, queries, keys, values, two rotations, append, three of attention, the output;
+    // norm, gate and up, down. The end: norm, logits.
+    assert_eq!((submissions, launches), (1, 2 * 14 + 2));
+    // The copy of the rows with logits is between two passes; a kernel is set once for products of
+    // the same rows, and for both rotations.
+    assert_eq!([passes, kernel_switches], [2, 24]);
+    // That of the logits, for which this test allocates a buffer.
+    assert_eq!(groups, 1);
+    // 3,720 where bindings are aligned to 16 bytes: the launches of an attention share their list.
+    assert!((3_000..=30 * 256 + 3_720).contains(&to_device), "{to_device} bytes");
 }

@@ -49,6 +49,7 @@ mod shader;
 #[cfg(test)]
 mod tests;
 mod top_k;
+mod unroll;
 #[cfg(test)]
 mod wgsl_lint;
 

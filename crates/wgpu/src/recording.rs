@@ -6,6 +6,7 @@
 //! without any wait.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::WgpuError;
 use crate::gpu::{Binding, new_buffer};
@@ -22,8 +23,12 @@ const IDLE_SUBMISSIONS: u64 = 4;
 pub struct Traffic {
     /// Submissions of command buffers.
     pub submissions: u64,
+    /// Compute passes in them: launches without a copy or a clear between them share one.
+    pub passes: u64,
     /// Kernels launched in them.
     pub launches: u64,
+    /// Launches of another kernel than the one before in the pass.
+    pub kernel_switches: u64,
     /// Bytes copied to the device, including launch parameters.
     pub to_device: u64,
     /// Bytes copied back.
@@ -34,17 +39,45 @@ pub struct Traffic {
     pub allocations: u64,
 }
 
+impl Traffic {
+    /// Returns the work after `before`, an earlier value of the same device.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            submissions: self.submissions - before.submissions,
+            passes: self.passes - before.passes,
+            launches: self.launches - before.launches,
+            kernel_switches: self.kernel_switches - before.kernel_switches,
+            to_device: self.to_device - before.to_device,
+            from_device: self.from_device - before.from_device,
+            groups: self.groups - before.groups,
+            allocations: self.allocations - before.allocations,
+        }
+    }
+}
+
 /// The bindings of a launch: the address of its kernel, the range of its parameters in the ring,
 /// and the buffers.
 type BindingKey = (usize, [u64; 2], Vec<(u32, wgpu::Buffer)>);
+
+/// A compute pass, and the address of the kernel of its last launch.
+#[derive(Debug)]
+struct Pass {
+    commands: wgpu::ComputePass<'static>,
+    kernel: usize,
+}
 
 #[derive(Debug)]
 pub(crate) struct Recording {
     queue: wgpu::Queue,
     encoder: Option<wgpu::CommandEncoder>,
+    /// The pass that launches join until another command ends it, as beginning and ending one costs
+    /// the host more than a launch.
+    pass: Option<Pass>,
     ring: wgpu::Buffer,
     /// Data of the ring, copied at submission.
     pending: Vec<u8>,
+    /// The last launch parameters in it, which the next launch shares if its own are equal.
+    last_params: Range<usize>,
     /// Alignment of binding offsets.
     align: usize,
     /// Staging buffer of reads; as large as the largest read so far.
@@ -60,8 +93,10 @@ impl Recording {
         Self {
             queue,
             encoder: None,
+            pass: None,
             ring: new_buffer(device, RING as u64, usage),
             pending: Vec::new(),
+            last_params: 0..0,
             align: limits.min_storage_buffer_offset_alignment as usize,
             read_buffer: new_read_buffer(device, 4096),
             groups: HashMap::new(),
@@ -81,14 +116,32 @@ impl Recording {
         params: &[u8],
         bindings: &[Binding<'_>],
     ) {
-        let offset = self.stage(params) as u64;
+        let offset = self.stage_params(params) as u64;
         let group = self.group(device, kernel, [offset, params.len() as u64], bindings);
-        let mut pass = self.encoder(device).begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-        pass.set_pipeline(&kernel.pipeline);
-        pass.set_bind_group(0, &group, &[]);
-        pass.dispatch_workgroups(x, y, z);
-        drop(pass);
+        let address = std::ptr::from_ref(kernel) as usize;
+        let is_same_kernel = self.pass.as_ref().is_some_and(|pass| pass.kernel == address);
+        let commands = &mut self.pass(device, address).commands;
+        if !is_same_kernel {
+            commands.set_pipeline(&kernel.pipeline);
+        }
+        commands.set_bind_group(0, &group, &[]);
+        commands.dispatch_workgroups(x, y, z);
+        self.traffic.kernel_switches += u64::from(!is_same_kernel);
         self.traffic.launches += 1;
+    }
+
+    /// Returns the current pass, or begins one, for the kernel at `address`.
+    fn pass(&mut self, device: &wgpu::Device, address: usize) -> &mut Pass {
+        let pass = match self.pass.take() {
+            Some(pass) => Pass { kernel: address, ..pass },
+            None => {
+                self.traffic.passes += 1;
+                let descriptor = wgpu::ComputePassDescriptor::default();
+                let commands = self.encoder(device).begin_compute_pass(&descriptor).forget_lifetime();
+                Pass { commands, kernel: address }
+            }
+        };
+        self.pass.insert(pass)
     }
 
     /// Returns the group of these bindings, with `len` bytes of the ring from `offset` on in
@@ -205,7 +258,9 @@ impl Recording {
         wait(device)
     }
 
+    /// Returns the encoder for other commands than launches.
     fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
 
@@ -223,14 +278,26 @@ impl Recording {
         at
     }
 
+    /// Adds launch parameters to the ring, unless they are those of the last launch; returns their
+    /// offset.
+    fn stage_params(&mut self, params: &[u8]) -> usize {
+        if self.pending.get(self.last_params.clone()) != Some(params) {
+            let at = self.stage(params);
+            self.last_params = at..at + params.len();
+        }
+        self.last_params.start
+    }
+
     /// Submits the recorded commands.
     fn submit(&mut self) {
+        self.pass = None;
         let Some(encoder) = self.encoder.take() else { return };
         self.queue.write_buffer(&self.ring, 0, &self.pending);
         self.queue.submit([encoder.finish()]);
         self.traffic.submissions += 1;
         self.traffic.to_device += self.pending.len() as u64;
         self.pending.clear();
+        self.last_params = 0..0;
         let now = self.traffic.submissions;
         self.groups.retain(|_, (_, last_used)| now - *last_used <= IDLE_SUBMISSIONS);
     }

@@ -4,6 +4,7 @@ use crate::WgpuError;
 use crate::constants::Constants;
 use crate::error::one_line;
 use crate::gpu::ready;
+use crate::unroll::unrolled;
 
 /// A file that sources share.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +45,9 @@ impl Text {
         text.push("constants", (source.constants)().text());
         text.push("constants of the variant", variant.text());
         source.parts.iter().for_each(|part| text.push(part.name, part.text));
+        if variant.unrolls() {
+            text.whole = unrolled(&text.whole);
+        }
         text
     }
 

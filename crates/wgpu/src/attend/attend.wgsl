@@ -11,19 +11,27 @@
 // tokens and the dims, so that the kernel is batch invariant: the bits of a query do not depend on
 // its job, or on the words per thread.
 //
+// A workgroup takes CHUNKS chunks at a time, each with threads of its own: the sums of a chunk
+// begin at zero, and are merged in the order of the chunks whatever their number.
+//
 // Each *span* of tokens (KV split), counted from token 0 too, has a workgroup of its own, and
 // another kernel combines the partial results: kernels stay short, and one row occupies many
 // workgroups.
 //
 // There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values stored separately
 // or shared (SHARED_KV), with centres or without (CENTRES), for values of at most DIM_CHUNKS times
-// 128 dims; QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter.
+// 128 dims; QUADS, groups of four queries, WORDS, of four per thread, and CHUNKS depend on the
+// adapter.
 // Head groups with other types have a kernel of their own.
 
 const SHARED_KV: bool = IS_SHARED_KV != 0u;
 const CENTRES: bool = HAS_CENTRES != 0u;
-// Threads of a workgroup: the words of 128 tokens, or of 128 dims, four to a tile.
+// Threads of a chunk: the words of 128 tokens, or of 128 dims, four to a tile.
 const LANES: u32 = 32u / WORDS;
+const THREADS: u32 = LANES * CHUNKS;
+// Sums of a thread for a chunk, of 128 dims and QUADS; and those that it merges.
+const CHUNK_SUMS: u32 = 4u * WORDS * QUADS;
+const MERGED_SUMS: u32 = CHUNK_SUMS / CHUNKS;
 
 // [jobs, KV heads, query_values, QUADS]
 @group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;
@@ -31,10 +39,12 @@ const LANES: u32 = 32u / WORDS;
 // [jobs, KV heads, slots, spans, partial_values], see combine_spans
 @group(0) @binding(5) var<storage, read_write> partials: array<f32>;
 
-// Scores of the chunk, then softmax weights, [tokens, QUADS].
-var<workgroup> weights: array<vec4<f32>, TOKENS * QUADS>;
-// The largest of the scores of each thread.
-var<workgroup> thread_max: array<vec4<f32>, LANES * QUADS>;
+// Scores of the chunks, then softmax weights, [CHUNKS, tokens, QUADS]; then, if there are several,
+// their sums of values, [CHUNKS, dims, QUADS].
+var<workgroup> weights: array<vec4<f32>, CHUNKS * TOKENS * QUADS>;
+// The largest of the scores of each thread, and the sums of the weights of each chunk.
+var<workgroup> thread_max: array<vec4<f32>, THREADS * QUADS>;
+var<workgroup> chunk_totals: array<vec4<f32>, CHUNKS * QUADS>;
 
 // For each query the oldest visible token, its position, its windows of keys and of values and the
 // score of its sink, [5, slots].
@@ -214,7 +224,7 @@ fn finish_scores(
             var s = select((*half_scores)[at], (*main_scores)[at] + (*centre_scores)[x], is_main(keys, tile, (*visible).k_window[x])) * scale;
             let is_visible = (vec4<u32>(token) >= (*visible).oldest[x]) & (vec4<u32>(token) <= (*visible).position[x]);
             s = select(vec4<f32>(MIN_F32), s, is_visible);
-            weights[token % TOKENS * QUADS + x] = s;
+            weights[token % (CHUNKS * TOKENS) * QUADS + x] = s;
             (*max_score)[x] = max((*max_score)[x], s);
         }
     }
@@ -324,7 +334,12 @@ fn store_visible_range(unit: u32, slot: u32, span: u32) {
     query_words[16u * QUADS + slot] = bitcast<u32>(sink);
 }
 
-@compute @workgroup_size(LANES)
+// Returns the offset of the partial result of query `slot` of a unit for a span of the launch.
+fn partial_at(unit: u32, slot: u32, span: u32) -> u32 {
+    return ((unit * p.slots + slot) * p.spans + span) * p.partial_values;
+}
+
+@compute @workgroup_size(THREADS)
 fn attend(
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -342,7 +357,7 @@ fn attend(
 
     let span = p.first_span + group.z;
     if thread < 4u * QUADS { store_visible_range(unit, thread, span); }
-    if LANES < 4u * QUADS && thread + LANES < 4u * QUADS { store_visible_range(unit, thread + LANES, span); }
+    if THREADS < 4u * QUADS && thread + THREADS < 4u * QUADS { store_visible_range(unit, thread + THREADS, span); }
     workgroupBarrier();
     var visible: VisibleRanges;
     var max_score = PerQuery();
@@ -373,85 +388,110 @@ fn attend(
     let chunk_range = workgroupUniformLoad(&shared_chunk_range);
     if chunk_range.x > chunk_range.y { return; }
 
-    let first = thread * WORDS % 4u;
+    let slice = select(thread / LANES, 0u, CHUNKS == 1u);
+    let lane = thread % LANES;
+    let first = lane * WORDS % 4u;
     let queries_at = unit * p.query_values * QUADS;
     let scale = p.scale;
     let cap = p.soft_cap;
-    var acc = array<vec4<f32>, DIM_CHUNKS * 4 * WORDS * QUADS>();
-    for (var chunk = chunk_range.x; chunk <= chunk_range.y; chunk++) {
-        let first_tile = max(chunk * TILES_PER_BLOCK, oldest / TILE);
-        let end_tile = min(chunk * TILES_PER_BLOCK + TILES_PER_BLOCK - 1u, position / TILE) + 1u;
+    var acc = array<vec4<f32>, DIM_CHUNKS * MERGED_SUMS>();
+    for (var first_chunk = chunk_range.x; first_chunk <= chunk_range.y; first_chunk += CHUNKS) {
+        // The tiles of all chunks, and those of the thread's chunk: none if it is beyond the last.
+        let n_chunks = min(CHUNKS, chunk_range.y + 1u - first_chunk);
+        let all_first_tile = max(first_chunk * TILES_PER_BLOCK, oldest / TILE);
+        let all_end_tile = min((first_chunk + n_chunks) * TILES_PER_BLOCK, position / TILE + 1u);
+        let chunk = first_chunk + slice;
+        let first_tile = max(chunk * TILES_PER_BLOCK, all_first_tile);
+        let end_tile = min(chunk * TILES_PER_BLOCK + TILES_PER_BLOCK, all_end_tile);
 
-        let tile = chunk * TILES_PER_BLOCK + thread * WORDS / 4u;
+        let tile = chunk * TILES_PER_BLOCK + lane * WORDS / 4u;
         let is_visible = tile >= first_tile && tile < end_tile;
         var main_scores = Sums();
         var half_scores = Sums();
         var centre_scores = PerQuery();
-        if max(first_tile, keys.sink_tiles) < min(end_tile, k_windows.y) {
+        if max(all_first_tile, keys.sink_tiles) < min(all_end_tile, k_windows.y) {
             let has_tile = is_visible && tile >= keys.sink_tiles && tile < k_windows.y;
-            // Threads beyond the last tile read another one, so that control flow is uniform.
-            let tile_to_read = select(max(first_tile, keys.sink_tiles), tile, has_tile);
+            // Threads without a tile read another one, so that control flow is uniform.
+            let tile_to_read = select(max(all_first_tile, keys.sink_tiles), tile, has_tile);
             if is_quantized(K_TYPE) {
                 var centre = 0u;
-                if CENTRES { centre = p.list[keys.blocks + chunk] + keys.centre; }
+                if CENTRES { centre = p.list[keys.blocks + tile_to_read / TILES_PER_BLOCK] + keys.centre; }
                 score_codes(keys, main_address(keys, tile_to_read), centre, queries_at, first, &main_scores, &centre_scores);
             } else {
                 score_floats(K_TYPE, keys, main_address(keys, tile_to_read), queries_at, first, &main_scores);
             }
         }
-        if first_tile < keys.sink_tiles || end_tile > k_windows.x {
+        if all_first_tile < keys.sink_tiles || all_end_tile > k_windows.x {
             let has_tile = is_visible && (tile < keys.sink_tiles || tile >= k_windows.x);
-            let tile_to_read = select(select(end_tile - 1u, first_tile, first_tile < keys.sink_tiles), tile, has_tile);
+            let tile_to_read = select(select(all_end_tile - 1u, all_first_tile, all_first_tile < keys.sink_tiles), tile, has_tile);
             score_floats(F16, keys, half_address(keys, tile_to_read), queries_at, first, &half_scores);
         }
-        var chunk_max = PerQuery();
-        for (var x = 0u; x < QUADS; x++) { chunk_max[x] = vec4<f32>(MIN_F32); }
-        finish_scores(0u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max);
-        if WORDS > 1u { finish_scores(1u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max); }
+        var thread_max_score = PerQuery();
+        for (var x = 0u; x < QUADS; x++) { thread_max_score[x] = vec4<f32>(MIN_F32); }
+        finish_scores(0u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &thread_max_score);
+        if WORDS > 1u { finish_scores(1u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &thread_max_score); }
         if WORDS > 2u {
-            finish_scores(2u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max);
-            finish_scores(3u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &chunk_max);
+            finish_scores(2u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &thread_max_score);
+            finish_scores(3u, first, tile, scale, keys, &visible, &main_scores, &half_scores, &centre_scores, &thread_max_score);
         }
-        for (var x = 0u; x < QUADS; x++) { thread_max[thread * QUADS + x] = chunk_max[x]; }
+        for (var x = 0u; x < QUADS; x++) { thread_max[thread * QUADS + x] = thread_max_score[x]; }
         workgroupBarrier();
 
-        var rescale = PerQuery();
-        for (var x = 0u; x < QUADS; x++) {
-            var new_max = vec4<f32>(MIN_F32);
-            for (var other = 0u; other < LANES; other++) { new_max = max(new_max, thread_max[other * QUADS + x]); }
-            new_max = max(max_score[x], apply_soft_cap(new_max, cap));
-            rescale[x] = softmax_weight(max_score[x], new_max);
-            max_score[x] = new_max;
+        // For each chunk the factor of the sums before it; the largest score up to the thread's.
+        var rescale = array<vec4<f32>, CHUNKS * QUADS>();
+        var chunk_max = max_score;
+        for (var c = 0u; c < n_chunks; c++) {
+            for (var x = 0u; x < QUADS; x++) {
+                var new_max = vec4<f32>(MIN_F32);
+                for (var other = 0u; other < LANES; other++) { new_max = max(new_max, thread_max[(c * LANES + other) * QUADS + x]); }
+                new_max = max(max_score[x], apply_soft_cap(new_max, cap));
+                rescale[c * QUADS + x] = softmax_weight(max_score[x], new_max);
+                max_score[x] = new_max;
+                if c <= slice { chunk_max[x] = new_max; }
+            }
         }
-        for (var i = thread; i < TOKENS; i += LANES) {
-            for (var x = 0u; x < QUADS; x++) { weights[i * QUADS + x] = softmax_weight(apply_soft_cap(weights[i * QUADS + x], cap), max_score[x]); }
+        let first_weight_of_chunk = chunk % CHUNKS * TOKENS;
+        for (var i = lane; i < TOKENS; i += LANES) {
+            for (var x = 0u; x < QUADS; x++) {
+                let at = (first_weight_of_chunk + i) * QUADS + x;
+                weights[at] = softmax_weight(apply_soft_cap(weights[at], cap), chunk_max[x]);
+            }
         }
         workgroupBarrier();
 
         var chunk_total = PerQuery();
+        var chunk_sums = array<vec4<f32>, DIM_CHUNKS * CHUNK_SUMS>();
+        let first_main_tile = max(first_tile, values.sink_tiles);
+        let end_main_tile = min(end_tile, v_windows.y);
+        let all_first_main_tile = max(all_first_tile, values.sink_tiles);
         for (var dim_chunk = 0u; dim_chunk < DIM_CHUNKS; dim_chunk++) {
             // Threads without dims of their own repeat the first ones.
-            var d = (dim_chunk * TOKENS + thread * WORDS / 4u * 16u);
+            var d = (dim_chunk * TOKENS + lane * WORDS / 4u * 16u);
             if d >= values.value_dim { d = 0u; }
             var sums = Sums();
             var main_weight_sum = PerQuery();
             var half_weight_sum = PerQuery();
-            if max(first_tile, values.sink_tiles) < min(end_tile, v_windows.y) {
-                let slice = slice_containing(V_TYPE, values.dim, d);
-                for (var t = max(first_tile, values.sink_tiles); t < min(end_tile, v_windows.y); t++) {
+            if all_first_main_tile < min(all_end_tile, v_windows.y) {
+                let slice_of_dims = slice_containing(V_TYPE, values.dim, d);
+                var tile_range = vec2<u32>(first_main_tile, end_main_tile);
+                // Look-ups among threads of several chunks need uniform control flow.
+                if CHUNKS > 1u && is_turbo(V_TYPE) { tile_range = vec2<u32>(chunk, chunk + 1u) * TILES_PER_BLOCK; }
+                for (var t = tile_range.x; t < tile_range.y; t++) {
+                    let has_tile = t >= first_main_tile && t < end_main_tile;
                     var read_mask = PerQuery();
                     for (var x = 0u; x < QUADS; x++) {
-                        read_mask[x] = select(vec4<f32>(0.0f), vec4<f32>(1.0f), is_main(values, t, visible.v_window[x]));
+                        let is_read = is_main(values, t, visible.v_window[x]) & vec4<bool>(has_tile);
+                        read_mask[x] = select(vec4<f32>(0.0f), vec4<f32>(1.0f), is_read);
                     }
-                    let address = main_address(values, t);
-                    let first_weight = t % TILES_PER_BLOCK * TILE;
+                    let address = main_address(values, select(all_first_main_tile, t, has_tile));
+                    let first_weight = t % (CHUNKS * TILES_PER_BLOCK) * TILE;
                     if is_quantized(V_TYPE) {
-                        add_codes(address, slice, first_weight, d, first, read_mask, &sums, &main_weight_sum);
+                        add_codes(address, slice_of_dims, first_weight, d, first, read_mask, &sums, &main_weight_sum);
                     } else {
                         add_floats(V_TYPE, values.dim, address, first_weight, d, first, read_mask, &sums, &main_weight_sum);
                     }
                 }
-                if SHARED_KV && CENTRES {
+                if SHARED_KV && CENTRES && first_main_tile < end_main_tile {
                     let centre = p.list[values.blocks + chunk] + values.centre;
                     for (var i = 0u; i < 4u * WORDS; i++) {
                         let centre_value = half_at(centre, d + dim_of(first, i / 4u, i % 4u));
@@ -465,34 +505,74 @@ fn attend(
                 for (var x = 0u; x < QUADS; x++) {
                     read_mask[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), is_main(values, t, visible.v_window[x]));
                 }
-                add_floats(F16, values.dim, half_address(values, t), t % TILES_PER_BLOCK * TILE, d, first, read_mask, &sums, &half_weight_sum);
+                let first_weight = t % (CHUNKS * TILES_PER_BLOCK) * TILE;
+                add_floats(F16, values.dim, half_address(values, t), first_weight, d, first, read_mask, &sums, &half_weight_sum);
             }
-            for (var i = 0u; i < 4u * WORDS; i++) {
-                for (var x = 0u; x < QUADS; x++) {
-                    let at = dim_chunk * 4u * WORDS * QUADS + i * QUADS + x;
-                    acc[at] = acc[at] * rescale[x] + sums[i * QUADS + x];
+            if CHUNKS == 1u {
+                for (var i = 0u; i < MERGED_SUMS; i++) {
+                    let at = dim_chunk * MERGED_SUMS + i;
+                    acc[at] = acc[at] * rescale[i % QUADS] + sums[i];
                 }
+            } else {
+                for (var i = 0u; i < CHUNK_SUMS; i++) { chunk_sums[dim_chunk * CHUNK_SUMS + i] = sums[i]; }
             }
             for (var x = 0u; x < QUADS; x++) { chunk_total[x] = main_weight_sum[x] + half_weight_sum[x]; }
         }
-        for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * rescale[x] + chunk_total[x]; }
-        // From here on the buffer holds the weights of the next chunk.
+        if CHUNKS == 1u {
+            for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * rescale[x] + chunk_total[x]; }
+        } else {
+            if lane == 0u {
+                for (var x = 0u; x < QUADS; x++) { chunk_totals[slice * QUADS + x] = chunk_total[x]; }
+            }
+            for (var dim_chunk = 0u; dim_chunk < DIM_CHUNKS; dim_chunk++) {
+                // From here on the buffer holds sums of these dims.
+                workgroupBarrier();
+                for (var i = 0u; i < 4u * WORDS; i++) {
+                    let d = lane * WORDS / 4u * 16u + dim_of(first, i / 4u, i % 4u);
+                    for (var x = 0u; x < QUADS; x++) {
+                        weights[(slice * TOKENS + d) * QUADS + x] = chunk_sums[dim_chunk * CHUNK_SUMS + i * QUADS + x];
+                    }
+                }
+                workgroupBarrier();
+                for (var k = 0u; k < MERGED_SUMS; k++) {
+                    let i = thread + k * THREADS;
+                    var merged = acc[dim_chunk * MERGED_SUMS + k];
+                    for (var c = 0u; c < n_chunks; c++) {
+                        merged = merged * rescale[c * QUADS + i % QUADS] + weights[c * TOKENS * QUADS + i];
+                    }
+                    acc[dim_chunk * MERGED_SUMS + k] = merged;
+                }
+            }
+            for (var c = 0u; c < n_chunks; c++) {
+                for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * rescale[c * QUADS + x] + chunk_totals[c * QUADS + x]; }
+            }
+        }
+        // From here on the buffer holds the weights of the next chunks.
         workgroupBarrier();
     }
 
-    for (var x = 0u; x < QUADS; x++) {
-        for (var c = 0u; c < 4u; c++) {
-            let at = ((unit * p.slots + 4u * x + c) * p.spans + group.z) * p.partial_values;
-            if thread == 0u {
+    if thread == 0u {
+        for (var x = 0u; x < QUADS; x++) {
+            for (var c = 0u; c < 4u; c++) {
+                let at = partial_at(unit, 4u * x + c, group.z);
                 partials[at] = max_score[x][c];
                 partials[at + 1u] = total[x][c];
             }
-            for (var dim_chunk = 0u; dim_chunk < DIM_CHUNKS; dim_chunk++) {
-                let d = dim_chunk * TOKENS + thread * WORDS / 4u * 16u;
-                if d >= values.value_dim { break; }
-                for (var i = 0u; i < 4u * WORDS; i++) {
-                    partials[at + SUMS + d + dim_of(first, i / 4u, i % 4u)] = acc[(dim_chunk * 4u * WORDS + i) * QUADS + x][c];
-                }
+        }
+    }
+    for (var dim_chunk = 0u; dim_chunk < DIM_CHUNKS; dim_chunk++) {
+        for (var k = 0u; k < MERGED_SUMS; k++) {
+            // The dim, of 128, and the queries of this sum.
+            var dim = lane * WORDS / 4u * 16u + dim_of(first, k / QUADS / 4u, k / QUADS % 4u);
+            var x = k % QUADS;
+            if CHUNKS > 1u {
+                dim = (thread + k * THREADS) / QUADS;
+                x = thread % QUADS;
+            }
+            let d = dim_chunk * TOKENS + dim;
+            if d >= values.value_dim { continue; }
+            for (var c = 0u; c < 4u; c++) {
+                partials[partial_at(unit, 4u * x + c, group.z) + SUMS + d] = acc[dim_chunk * MERGED_SUMS + k][c];
             }
         }
     }

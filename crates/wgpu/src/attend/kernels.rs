@@ -28,6 +28,13 @@ const MAX_DIMS_PER_THREAD: usize = 5;
 /// Maximum stored head size.
 pub const MAX_DIMS: usize = MAX_DIMS_PER_THREAD * THREADS;
 
+/// Chunks that a workgroup of a GPU takes at a time, times the queries of its job: their scores
+/// fill half of the memory that every adapter has for a workgroup. On a CPU, threads of other
+/// chunks take turns.
+const MAX_CHUNK_QUERIES: usize = 16;
+/// Numbers of a variant.
+const N_NUMBERS: usize = 9;
+
 const LIST: Part = Part { name: "list.wgsl", text: include_str!("list.wgsl") };
 const READ: Part = Part { name: "read.wgsl", text: include_str!("read.wgsl") };
 const ATTEND: Part = Part { name: "attend.wgsl", text: include_str!("attend.wgsl") };
@@ -113,13 +120,18 @@ pub fn variant_kernel(
     slots: usize,
     stage: usize,
 ) -> Result<Arc<Kernel>> {
-    let variant_numbers = variant_numbers(kind, variant.words, slots, stage);
+    let chunks = if gpu.is_software() { 1 } else { MAX_CHUNK_QUERIES / slots };
+    let variant_numbers = variant_numbers(kind, [variant.words, slots, chunks], stage);
     let key = variant_numbers.map(|(_, number)| number);
     Ok(gpu.variant(source(variant.look_ups), "attend", &key, || constants_of(variant_numbers))?)
 }
 
-/// Returns the constants of a variant.
-fn variant_numbers(kind: KernelKind, words: usize, slots: usize, stage: usize) -> [(&'static str, u32); 8] {
+/// Returns the constants of a variant: words per thread, queries of a job, chunks at a time.
+fn variant_numbers(
+    kind: KernelKind,
+    [words, slots, chunks]: [usize; 3],
+    stage: usize,
+) -> [(&'static str, u32); N_NUMBERS] {
     let [k, v] = kind.types;
     [
         ("K_TYPE", k),
@@ -129,11 +141,12 @@ fn variant_numbers(kind: KernelKind, words: usize, slots: usize, stage: usize) -
         ("DIM_CHUNKS", kind.dim_chunks),
         ("QUADS", (slots / 4) as u32),
         ("WORDS", words as u32),
+        ("CHUNKS", chunks as u32),
         ("STAGE", stage as u32),
     ]
 }
 
-fn constants_of(variant_numbers: [(&'static str, u32); 8]) -> Constants {
+fn constants_of(variant_numbers: [(&'static str, u32); N_NUMBERS]) -> Constants {
     variant_numbers.into_iter().fold(Constants::default(), |all, (name, n)| all.whole(name, n as usize))
 }
 
@@ -203,12 +216,14 @@ pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
     };
     let lookup_variants =
         CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MAX_SLOTS)]);
-    let sources = lookup_variants.flat_map(|(look_ups, words, slots)| {
+    let chunk_variants = lookup_variants
+        .flat_map(|variant| [1, MAX_CHUNK_QUERIES / variant.2].map(|chunks| (variant, chunks)));
+    let sources = chunk_variants.flat_map(|((look_ups, words, slots), chunks)| {
         let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
         let shared_kv = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];
         let all = kinds.into_iter().chain(shared_kv);
         all.map(move |kind| {
-            let variant_numbers = variant_numbers(kind, words, slots, STAGES.len() - 1);
+            let variant_numbers = variant_numbers(kind, [words, slots, chunks], STAGES.len() - 1);
             (source(look_ups), constants_of(variant_numbers))
         })
     });

@@ -126,6 +126,7 @@ impl Shape {
     fn constants(self, dtype: DType) -> Constants {
         let Self { rows, outputs, slices, has_gate } = self;
         let constants = Constants::default()
+            .unrolling()
             .whole("TYPE", dtype.layout() as usize)
             .whole("ROWS", rows)
             .whole("OUTPUTS", outputs)

@@ -8,6 +8,6 @@ fn lookup(dtype: u32, four: u32) -> vec4<f32> {
 }
 
 fn init_lookup(thread: u32) {
-    for (var i = thread; i < 48u; i += LANES) { table[i] = CENTROIDS[i]; }
+    for (var i = thread; i < 48u; i += THREADS) { table[i] = CENTROIDS[i]; }
     workgroupBarrier();
 }
