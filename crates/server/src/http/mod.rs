@@ -59,14 +59,23 @@ use crate::status::Status;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job};
 pub(crate) use body::Bodies;
+#[cfg(feature = "grpc")]
+pub(crate) use body::MAX_BYTES as MAX_BODY;
 
 use conversation::{ConversationRequest, ReasoningDefaults};
 pub(crate) use error::ApiError;
-use fields::Fields;
-use generation_request::GenerationRequest;
+#[cfg(feature = "grpc")]
+pub(crate) use error::panic_error;
+pub(crate) use fields::Fields;
+pub(crate) use generation_request::GenerationRequest;
+#[cfg(feature = "grpc")]
+pub(crate) use generation_request::MAX_LOGPROBS;
 use request_id::RequestId;
 pub(crate) use request_id::cors;
-use response::{ApiFormat, EventStream, ResponseStream};
+#[cfg(feature = "grpc")]
+pub(crate) use request_id::{is_sound as is_request_id, name as with_request_id};
+pub(crate) use response::EventStream;
+use response::{ApiFormat, ResponseStream};
 
 /// `system_fingerprint` of every response, in the format of llama.cpp's builds: clients expect a
 /// leading `b`.
@@ -150,17 +159,39 @@ impl ClientAlive {
 
 /// Returns a unique id. The separator is the one clients expect: they match `chatcmpl-` and
 /// `resp_`.
-fn new_id(prefix: &str) -> String {
+pub(crate) fn new_id(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let separator = if prefix.ends_with("cmpl") { '-' } else { '_' };
     format!("{prefix}{separator}{:016x}{n:08x}", RandomState::new().hash_one(n))
 }
 
+#[cfg(feature = "grpc")]
+impl Caller {
+    /// Identifies the sender of a gRPC call.
+    ///
+    /// # Errors
+    /// A page of another site, or no API key where the server requires one.
+    pub fn of(server: &Server, request: &Request) -> Result<Self, ApiError> {
+        match origin::refusal(&server.options, request.method(), request.headers()) {
+            Some(error) => Err(error),
+            None => {
+                let owner = owner(&server.options, request.headers())?;
+                Ok(Self { owner, ..Self::anonymous(server, request) })
+            }
+        }
+    }
+
+    /// Returns the sender of a gRPC call that needs no API key.
+    pub fn anonymous(server: &Server, request: &Request) -> Self {
+        Self { owner: None, work: Arc::clone(&server.work), id: id(request), n_bytes: Arc::default() }
+    }
+}
+
 impl Server {
     /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
     /// the seed is fixed.
-    fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
+    pub fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
         let ServerSampling { usual, greedy } = hosted.sampling_defaults;
         if self.options.repeats_seed {
             return hosted.sampling_defaults;
@@ -235,7 +266,7 @@ impl ServedModel {
     }
 
     /// Tokenizes a text that may contain special tokens.
-    async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
+    pub async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
         self.tokenize(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 

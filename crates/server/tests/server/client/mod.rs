@@ -42,7 +42,7 @@ pub fn start_with(open: OpenOptions<'static>, options: Options) -> SocketAddr {
 pub fn serve_model(model: Model, options: Options) -> SocketAddr {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
-        serve(model, options, |address| ready.send(address).unwrap()).unwrap();
+        serve(model, options, |listening| ready.send(listening.http).unwrap()).unwrap();
     });
     address.recv_timeout(TIMEOUT).unwrap()
 }
