@@ -251,7 +251,7 @@ mod tests {
 
     async fn check_subscribers(publisher: Publisher) {
         let sink = publisher.sink();
-        (sink.0)(removed(1));
+        (sink.send)(removed(1));
         let mut listener = SubSocket::new();
         listener.connect(&here(publisher.address())).await.unwrap();
         listener.subscribe("kv@").await.unwrap();
@@ -262,7 +262,7 @@ mod tests {
         let (mut n_published, first) = (
             1u64,
             loop {
-                (sink.0)(removed(1));
+                (sink.send)(removed(1));
                 let received = tokio::time::timeout(Duration::from_millis(20), listener.recv()).await;
                 if let Ok(received) = received {
                     break received.unwrap().into_vec();
@@ -274,7 +274,7 @@ mod tests {
         // Published before the subscription and missed.
         let missed = number(&first[1]);
         assert!(missed > 0);
-        (sink.0)(removed(2));
+        (sink.send)(removed(2));
         loop {
             let received = listener.recv().await.unwrap().into_vec();
             n_published = n_published.max(number(&received[1]) + 1);
