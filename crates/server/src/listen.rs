@@ -117,24 +117,27 @@ pub(crate) async fn listen(
     ready: impl FnOnce(Listening),
 ) -> Result<(), ServeError> {
     let listener = bind(&server.options.address).await?;
-    #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC adds its address"))]
-    let mut listening = Listening { http: listener.local_addr()?, grpc: None };
     let (app, protocol) = (router(Arc::clone(&server), cors), Protocol::Http);
-    #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC adds its endpoint"))]
-    let mut endpoints = vec![Endpoint { listener, tls: acceptors.http, app, protocol }];
+    let http = Endpoint { listener, tls: acceptors.http, app, protocol };
     #[cfg(feature = "grpc")]
-    if let Some(address) = &server.options.grpc {
-        let listener = bind(address).await?;
-        listening.grpc = Some(listener.local_addr()?);
-        let (app, protocol) = (grpc::router(Arc::clone(&server)), Protocol::Grpc);
-        endpoints.push(Endpoint { listener, tls: acceptors.grpc, app, protocol });
-    }
+    let grpc = match &server.options.grpc {
+        Some(address) => {
+            let (listener, app) = (bind(address).await?, grpc::router(Arc::clone(&server)));
+            Some(Endpoint { listener, tls: acceptors.grpc, app, protocol: Protocol::Grpc })
+        }
+        None => None,
+    };
+    #[cfg(not(feature = "grpc"))]
+    let grpc: Option<Endpoint> = None;
+    let of_grpc = grpc.as_ref().map(|endpoint| endpoint.listener.local_addr()).transpose()?;
+    let listening = Listening { http: http.listener.local_addr()?, grpc: of_grpc };
     // A supervisor may send a signal as soon as the server is ready.
     let signals = Signals::listen()?;
     ready(listening);
     notify_service_manager();
     let graceful = GracefulShutdown::new();
-    let take = join_all(endpoints.iter().map(|endpoint| endpoint.accept(&graceful)));
+    let endpoints = std::iter::once(&http).chain(&grpc);
+    let take = join_all(endpoints.map(|endpoint| endpoint.accept(&graceful)));
     // Until the last response has ended, new requests are still refused with a reason.
     tokio::select! {
         _ = take => {}
