@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_implemented_is_named() {
+    fn unimplemented_fields_are_named() {
         let kv = Some(KvCacheParameters { ec_transfer_params: Some(Vec::new()), ..Default::default() });
         let allowed = DecodingParameters { allowed_token_ids: vec![1], ..Default::default() };
         for (name, request) in [

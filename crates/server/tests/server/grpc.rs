@@ -298,7 +298,7 @@ fn routers_discover_the_kv_events() {
 }
 
 #[test]
-fn what_the_server_lacks_is_named() {
+fn unimplemented_calls_and_invalid_requests_are_named() {
     let (_, grpc) = start(options());
     for name in ["Shutdown", "Sleep", "IsPaused", "UpdateWeights", "GetWeightVersion"] {
         let path: &'static str = format!("{CONTROL}{name}").leak();
