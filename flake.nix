@@ -18,7 +18,7 @@
           src = self;
           cargoLock.lockFile = ./Cargo.lock;
           buildAndTestSubdir = "crates/cli";
-          buildFeatures = [ "wgpu" "kv-events" "otel" ];
+          buildFeatures = [ "wgpu" "grpc" "kv-events" "otel" ];
           # `.ci/run` is what tests it.
           doCheck = false;
           nativeBuildInputs = [ pkgs.installShellFiles ];

@@ -11,7 +11,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 # Everything that a user may need, found at run time or chosen by a flag.
-FEATURES = "wgpu,kv-events,otel"
+FEATURES = "wgpu,grpc,kv-events,otel"
 # Optimised like a release, with lines for debuggers in a file of their own.
 PROFILE = "profiling"
 # Programs of the build: their versions are part of what makes two builds equal.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvant::{Error, Model, Pooling, Requirements, limits};
-use kvant_server::{ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
+use kvant_server::{Listening, ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
 
 use crate::args::cache::CacheArgs;
 use crate::args::decode::DraftArgs;
@@ -111,6 +111,9 @@ pub struct ServeArgs {
     #[cfg(feature = "tls")]
     #[command(flatten)]
     tls: TlsArgs,
+    #[cfg(feature = "grpc")]
+    #[command(flatten)]
+    grpc: GrpcArgs,
     #[cfg(feature = "kv-events")]
     #[command(flatten)]
     events: EventArgs,
@@ -136,6 +139,31 @@ impl TlsArgs {
     fn files(self) -> Option<kvant_server::TlsFiles> {
         let (certificate, key) = self.tls_cert.zip(self.tls_key)?;
         Some(kvant_server::TlsFiles { certificate, key })
+    }
+}
+
+/// Arguments of gRPC for routers.
+#[cfg(feature = "grpc")]
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Routers")]
+struct GrpcArgs {
+    /// Serve vLLM's gRPC services at this address too, such as 127.0.0.1:50051, for routers and
+    /// NVIDIA Dynamo; port 0 selects a free one
+    #[arg(long, value_name = "HOST:PORT", env = "KVANT_GRPC", value_parser = host_and_port)]
+    grpc: Option<(String, u16)>,
+}
+
+/// Parses a host and a port; an IPv6 address is in brackets.
+#[cfg(feature = "grpc")]
+fn host_and_port(text: &str) -> Result<(String, u16), String> {
+    let expected = || "expected a host and a port, such as 127.0.0.1:50051".to_owned();
+    let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    match (address.unwrap_or(host), port.parse()) {
+        (host, Ok(port)) if !host.is_empty() && (address.is_some() || !host.contains(':')) => {
+            Ok((host.to_owned(), port))
+        }
+        _ => Err(expected()),
     }
 }
 
@@ -253,6 +281,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let kv = format!("{k}/{v}");
     let served = Options {
         address: (args.host, args.port),
+        #[cfg(feature = "grpc")]
+        grpc: args.grpc.grpc,
         name: name.clone(),
         others,
         weight_budget: share as u64,
@@ -284,16 +314,19 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let device = model.device().name;
     let scheme = if served.tls.is_some() { "https" } else { "http" };
     let requires_key = !served.api_keys.is_empty();
-    let ready = |address: std::net::SocketAddr| {
-        if !requires_key && !address.ip().is_loopback() {
+    let ready = |listening: Listening| {
+        let Listening { http: address, grpc, .. } = listening;
+        if !requires_key && [Some(address), grpc].iter().flatten().any(|address| !address.ip().is_loopback())
+        {
             let warning = "anyone who reaches this address can use the server: --api-key requires a key";
             console::eprint_line(format_args!("warning: {warning}"));
         }
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));
         let budget = output::bytes(budget);
+        let grpc = grpc.map_or_else(String::new, |address| format!("gRPC {address} | "));
         console::eprint_line(format_args!(
-            "{name} on {device} | KV {kv}{auto}, up to {budget} | {recommended}{scheme}://{address}\n\
+            "{name} on {device} | KV {kv}{auto}, up to {budget} | {recommended}{grpc}{scheme}://{address}\n\
              curl {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
         ));
     };

@@ -93,6 +93,8 @@ pub struct Logprob {
 pub struct TokenLogprobs {
     /// The token at this position.
     pub token: Logprob,
+    /// Its rank by probability among all tokens, from 1.
+    pub rank: u32,
     /// Most probable tokens there, in descending order.
     pub top: Vec<Logprob>,
 }
@@ -155,6 +157,8 @@ pub struct SequenceDecoder {
     guides: Constraints,
     thinking: Option<ReasoningBudget>,
     n_generated: usize,
+    /// Token that ended the answer.
+    end_token: Option<u32>,
     /// Occurrences of each generated token, counted only when logits are changed.
     counts: HashMap<u32, u32>,
     /// Last generated tokens, as many as the longest of the `bad_words`.
@@ -172,12 +176,30 @@ impl SequenceDecoder {
         let decode = DecodeStream::default();
         let (thinking, counts) = (options.reasoning_budget.clone(), HashMap::new());
         let (recent, pending) = (VecDeque::new(), PendingLogprobs::default());
-        Self { options, sampler, decode, stops, guides, thinking, n_generated: 0, counts, recent, pending }
+        Self {
+            options,
+            sampler,
+            decode,
+            stops,
+            guides,
+            thinking,
+            n_generated: 0,
+            end_token: None,
+            counts,
+            recent,
+            pending,
+        }
     }
 
     /// Returns the number of generated tokens.
     pub fn n_generated(&self) -> usize {
         self.n_generated
+    }
+
+    /// Returns the end-of-turn or stop token that ended the answer, which does not count as
+    /// generated.
+    pub fn end_token(&self) -> Option<u32> {
+        self.end_token
     }
 
     /// Returns how many more tokens the answer may have.
@@ -211,6 +233,7 @@ impl SequenceDecoder {
         let before = before.map_err(SamplingError::Source)?;
         let token = self.choose(source, tokenizer, &options)?;
         if tokenizer.is_eog(token) && !options.ignore_eos || options.stop_tokens.contains(&token) {
+            self.end_token = Some(token);
             return Ok(SampleResult::End);
         }
         self.n_generated += 1;
@@ -360,13 +383,14 @@ pub fn token_logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
     };
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
     let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let rank = 1 + ids.iter().filter(|id| by_logit(id, &token).is_lt()).count() as u32;
     let n = n.min(ids.len());
     if n > 0 {
         ids.select_nth_unstable_by(n - 1, by_logit);
     }
     ids.truncate(n);
     ids.sort_unstable_by(by_logit);
-    TokenLogprobs { token: logprob(token), top: ids.into_iter().map(logprob).collect() }
+    TokenLogprobs { token: logprob(token), rank, top: ids.into_iter().map(logprob).collect() }
 }
 
 /// Returns the logprobs of `token` and of the `n` most probable tokens in the distribution it was
@@ -374,8 +398,9 @@ pub fn token_logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogprobs {
 fn sampled_logprobs(sampler: &Sampler, token: u32, n: usize) -> TokenLogprobs {
     let logprob = |(token, chance): (u32, f64)| Logprob { token, logprob: chance.ln() as f32 };
     let among = sampler.sampled_candidates().filter(|(_, chance)| *chance > 0.0);
-    let own = sampler.sampled_candidates().find(|(id, _)| *id == token).unwrap_or((token, 1.0));
-    TokenLogprobs { token: logprob(own), top: among.take(n).map(logprob).collect() }
+    let own = sampler.sampled_candidates().zip(1..).find(|((id, _), _)| *id == token);
+    let (own, rank) = own.unwrap_or(((token, 1.0), 1));
+    TokenLogprobs { token: logprob(own), rank, top: among.take(n).map(logprob).collect() }
 }
 
 /// Finds stop strings in streamed text.
@@ -482,7 +507,7 @@ mod tests {
 
     #[test]
     fn tokens_of_a_stop_string_have_no_logprobs() {
-        let of = |token| TokenLogprobs { token: Logprob { token, logprob: 0.0 }, top: Vec::new() };
+        let of = |token| TokenLogprobs { token: Logprob { token, logprob: 0.0 }, rank: 1, top: Vec::new() };
         let tokens =
             |logprobs: Vec<TokenLogprobs>| logprobs.iter().map(|of| of.token.token).collect::<Vec<_>>();
         let (mut stops, mut pending) = (Stops::new(vec!["cd".to_owned()], false), PendingLogprobs::default());

@@ -7,7 +7,7 @@
 //! response is assembled.
 //!
 //! ```text
-//! http -> Job -> worker { scheduler, sessions, idle } -> Event -> reply
+//! http, grpc -> Job -> worker { scheduler, sessions, idle } -> Event -> reply
 //! ```
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,8 @@ mod cache_key;
 mod constraint_compiler;
 mod error;
 mod events;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod http;
 mod idle_sessions;
 mod listen;
@@ -31,17 +33,18 @@ mod tls;
 mod trace;
 mod worker;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use kvant::Model;
 
 pub use crate::error::ServeError;
-pub use crate::events::{KvEvent, KvEventSink, Medium};
+pub use crate::events::{EventAddress, KvEvent, KvEventSink, Medium};
 #[cfg(feature = "kv-events")]
 pub use crate::events::{PublishError, Publisher};
 use crate::http::{Bodies, Server};
+use crate::listen::Acceptors;
+pub use crate::listen::Listening;
 use crate::models::ModelRegistry;
 #[cfg(not(feature = "tls"))]
 pub use crate::options::TlsFiles;
@@ -51,11 +54,11 @@ pub use crate::tls::TlsFiles;
 
 /// Serves `model` until SIGTERM or an interrupt. Then it refuses new work and completes the running
 /// requests within two minutes or until a second signal; conversations are saved within another
-/// minute. `ready` receives the bound address.
+/// minute. `ready` receives the bound addresses.
 ///
 /// # Errors
 /// [`ServeError`]; never because of a request.
-pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
+pub fn serve(model: Model, options: Options, ready: impl FnOnce(Listening)) -> Result<(), ServeError> {
     let cors = http::cors(&options.origins)?;
     let is_name = |host: &&String| !host.is_empty() && !host.contains(['/', ':', '*', ' ', ',']);
     if let Some(host) = options.allowed_hosts.iter().find(|host| !is_name(host)) {
@@ -66,10 +69,7 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     if let Some(key) = options.api_keys.iter().find(|key| !is_key(key)) {
         return Err(ServeError::Key(key.clone()));
     }
-    #[cfg(feature = "tls")]
-    let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
-    #[cfg(not(feature = "tls"))]
-    let tls = None;
+    let acceptors = Acceptors::new(&options)?;
     let (broken, has_broken) = tokio::sync::mpsc::channel(1);
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), broken)?);
     let is_leaving = AtomicBool::new(false);
@@ -83,7 +83,7 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
         work,
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let result = runtime.block_on(listen::listen(server, cors, tls, has_broken, ready));
+    let result = runtime.block_on(listen::listen(server, cors, acceptors, has_broken, ready));
     // Without senders of jobs the workers end. Blocked threads of the runtime are not joined.
     runtime.shutdown_background();
     pool.end();

@@ -1,11 +1,17 @@
-//! Connections: accept, limits and graceful shutdown.
+//! Connections of HTTP and gRPC: accept, limits and graceful shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use axum::Router;
+use futures_util::future::join_all;
 use hyper::server::conn::http1;
+#[cfg(feature = "grpc")]
+use hyper::server::conn::http2;
+#[cfg(feature = "grpc")]
+use hyper_util::rt::TokioExecutor;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
@@ -17,9 +23,14 @@ use tokio_rustls::TlsAcceptor;
 use tower_http::cors::CorsLayer;
 
 use crate::error::ServeError;
+#[cfg(feature = "grpc")]
+use crate::grpc;
 use crate::http::{Server, router};
+use crate::options::Options;
+#[cfg(feature = "tls")]
+use crate::tls;
 
-/// Maximum concurrent connections; others wait in the backlog.
+/// Maximum concurrent connections of a protocol; others wait in the backlog.
 const CONNECTIONS: usize = 1024;
 /// Timeout of a request head, and the same once half of all connections are in use.
 const HEAD: Duration = Duration::from_secs(10);
@@ -31,36 +42,131 @@ const DRAIN: Duration = Duration::from_secs(120);
 /// Pause when the system has no more sockets.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Maximum concurrent calls of a gRPC connection.
+#[cfg(feature = "grpc")]
+const CALLS: u32 = 1024;
+/// Interval at which a gRPC connection is probed, and the time it has to respond.
+#[cfg(feature = "grpc")]
+const PROBE: Duration = Duration::from_secs(30);
+
+/// Addresses that a server listens on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listening {
+    /// HTTP.
+    pub http: SocketAddr,
+    /// gRPC, if it is served.
+    pub grpc: Option<SocketAddr>,
+}
+
 /// Uninhabited without TLS.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone)]
 pub(crate) enum TlsAcceptor {}
 
+/// TLS acceptors, if TLS is configured: each protocol has its own name in a handshake.
+#[derive(Default)]
+pub(crate) struct Acceptors {
+    http: Option<TlsAcceptor>,
+    #[cfg(feature = "grpc")]
+    grpc: Option<TlsAcceptor>,
+}
+
+impl Acceptors {
+    /// Creates the acceptors from the files of the options.
+    ///
+    /// # Errors
+    /// [`ServeError::Tls`]
+    pub fn new(options: &Options) -> Result<Self, ServeError> {
+        match &options.tls {
+            None => Ok(Self::default()),
+            #[cfg(feature = "tls")]
+            Some(files) => Ok(Self {
+                http: Some(tls::acceptor(files, b"http/1.1")?),
+                #[cfg(feature = "grpc")]
+                grpc: Some(tls::acceptor(files, b"h2")?),
+            }),
+            #[cfg(not(feature = "tls"))]
+            Some(none) => match *none {},
+        }
+    }
+}
+
+/// Protocol of a listener.
+#[derive(Clone, Copy)]
+enum Protocol {
+    Http,
+    #[cfg(feature = "grpc")]
+    Grpc,
+}
+
+/// Listener and what it serves.
+struct Endpoint {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    app: Router,
+    protocol: Protocol,
+}
+
 /// Serves until a shutdown signal arrives or a worker thread panics.
 pub(crate) async fn listen(
     server: Arc<Server>,
     cors: CorsLayer,
-    tls: Option<TlsAcceptor>,
+    acceptors: Acceptors,
     mut has_broken: mpsc::Receiver<()>,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(Listening),
 ) -> Result<(), ServeError> {
-    let (host, port) = server.options.address.clone();
-    let listener = TcpListener::bind((host.as_str(), port)).await;
-    let listener = listener.map_err(|source| ServeError::Listen { host, port, source })?;
+    let listener = bind(&server.options.address).await?;
+    let (app, protocol) = (router(Arc::clone(&server), cors), Protocol::Http);
+    let http = Endpoint { listener, tls: acceptors.http, app, protocol };
+    #[cfg(feature = "grpc")]
+    let grpc = match &server.options.grpc {
+        Some(address) => {
+            let (listener, app) = (bind(address).await?, grpc::router(Arc::clone(&server)));
+            Some(Endpoint { listener, tls: acceptors.grpc, app, protocol: Protocol::Grpc })
+        }
+        None => None,
+    };
+    #[cfg(not(feature = "grpc"))]
+    let grpc: Option<Endpoint> = None;
+    let of_grpc = grpc.as_ref().map(|endpoint| endpoint.listener.local_addr()).transpose()?;
+    let listening = Listening { http: http.listener.local_addr()?, grpc: of_grpc };
     // A supervisor may send a signal as soon as the server is ready.
     let signals = Signals::listen()?;
-    ready(listener.local_addr()?);
+    ready(listening);
     notify_service_manager();
-    let app = router(Arc::clone(&server), cors);
     let graceful = GracefulShutdown::new();
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
-    let take = async {
+    let endpoints = std::iter::once(&http).chain(&grpc);
+    let take = join_all(endpoints.map(|endpoint| endpoint.accept(&graceful)));
+    // Until the last response has ended, new requests are still refused with a reason.
+    tokio::select! {
+        _ = take => {}
+        () = end(server, signals) => {}
+        Some(()) = has_broken.recv() => return Err(ServeError::Broken),
+    }
+    _ = tokio::time::timeout(HEAD, graceful.shutdown()).await;
+    Ok(())
+}
+
+/// Binds an address.
+async fn bind(address: &(String, u16)) -> Result<TcpListener, ServeError> {
+    let (host, port) = address.clone();
+    let listener = TcpListener::bind((host.as_str(), port)).await;
+    listener.map_err(|source| ServeError::Listen { host, port, source })
+}
+
+impl Endpoint {
+    /// Accepts connections forever.
+    async fn accept(&self, graceful: &GracefulShutdown) {
+        let room = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
             let permit = Arc::clone(&room).acquire_owned().await;
             let head = if room.available_permits() < CONNECTIONS / 2 { HEAD_IN_CROWD } else { HEAD };
-            match (listener.accept().await, permit) {
+            match (self.listener.accept().await, permit) {
                 (Ok((stream, _)), Ok(permit)) => {
-                    serve_connection(stream, tls.clone(), permit, head, app.clone(), graceful.watcher());
+                    let connection =
+                        Connection { head, app: self.app.clone(), protocol: self.protocol, permit };
+                    connection.start(stream, self.tls.clone(), graceful.watcher());
                 }
                 (Err(error), _) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
@@ -69,56 +175,60 @@ pub(crate) async fn listen(
                 (_, Err(_)) => return,
             }
         }
-    };
-    // Until the last response has ended, new requests are still refused with a reason.
-    tokio::select! {
-        () = take => {}
-        () = end(server, signals) => {}
-        Some(()) = has_broken.recv() => return Err(ServeError::Broken),
     }
-    _ = tokio::time::timeout(HEAD, graceful.shutdown()).await;
-    Ok(())
 }
 
-/// Serves one connection in its own task.
-fn serve_connection(
-    stream: TcpStream,
-    tls: Option<TlsAcceptor>,
-    permit: OwnedSemaphorePermit,
+/// Connection and what it serves.
+struct Connection {
+    /// Timeout of a request head.
     head: Duration,
-    app: axum::Router,
-    watcher: Watcher,
-) {
-    // A token is a small packet that must not be delayed.
-    _ = stream.set_nodelay(true);
-    tokio::spawn(async move {
-        match tls {
-            None => serve(stream, head, app, watcher).await,
-            #[cfg(feature = "tls")]
-            Some(tls) => match tokio::time::timeout(head, tls.accept(stream)).await {
-                Ok(Ok(stream)) => serve(stream, head, app, watcher).await,
-                Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-                Err(_) => tracing::debug!("a TLS handshake timed out"),
-            },
-            #[cfg(not(feature = "tls"))]
-            Some(none) => match none {},
+    app: Router,
+    protocol: Protocol,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    /// Serves the connection in its own task.
+    fn start(self, stream: TcpStream, tls: Option<TlsAcceptor>, watcher: Watcher) {
+        // A token is a small packet that must not be delayed.
+        _ = stream.set_nodelay(true);
+        tokio::spawn(async move {
+            match tls {
+                None => self.serve(stream, watcher).await,
+                #[cfg(feature = "tls")]
+                Some(tls) => match tokio::time::timeout(self.head, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => self.serve(stream, watcher).await,
+                    Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                    Err(_) => tracing::debug!("a TLS handshake timed out"),
+                },
+                #[cfg(not(feature = "tls"))]
+                Some(none) => match none {},
+            }
+        });
+    }
+
+    /// Serves requests until the connection ends.
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, watcher: Watcher) {
+        let Self { head, app, protocol, permit } = self;
+        let (stream, app) = (TokioIo::new(stream), TowerToHyperService::new(app));
+        let ended = match protocol {
+            Protocol::Http => {
+                let mut http = http1::Builder::new();
+                http.timer(TokioTimer::new()).header_read_timeout(head);
+                watcher.watch(http.serve_connection(stream, app)).await
+            }
+            #[cfg(feature = "grpc")]
+            Protocol::Grpc => {
+                let mut http = http2::Builder::new(TokioExecutor::new());
+                http.timer(TokioTimer::new()).max_concurrent_streams(CALLS);
+                http.keep_alive_interval(Some(PROBE)).keep_alive_timeout(PROBE);
+                watcher.watch(http.serve_connection(stream, app)).await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection broke");
         }
         drop(permit);
-    });
-}
-
-/// Serves requests of a connection until it ends.
-async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
-    head: Duration,
-    app: axum::Router,
-    watcher: Watcher,
-) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(head);
-    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
-    if let Err(error) = watcher.watch(connection).await {
-        tracing::debug!(%error, "a connection broke");
     }
 }
 

@@ -24,7 +24,7 @@ use crate::store::Store;
 use crate::worker::{Worker, WorkerOptions};
 
 /// Maximum batch tokens of a step.
-const ROWS: usize = 512;
+pub(crate) const ROWS: usize = 512;
 
 /// Maximum time for a worker to save conversations.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(60);

@@ -63,6 +63,9 @@ impl fmt::Debug for ModelSpec {
 pub struct Options {
     /// Listening address: host and port, with 0 for any free port.
     pub address: (String, u16),
+    /// Listening address of vLLM's gRPC services for routers; not served when `None`.
+    #[cfg(feature = "grpc")]
+    pub grpc: Option<(String, u16)>,
     /// Model name.
     pub name: String,
     /// Further models, loaded on demand. With any, each request selects a model by name.
@@ -117,6 +120,8 @@ impl Options {
     pub fn new(name: impl Into<String>, kv: KvOptions) -> Self {
         Self {
             address: ("127.0.0.1".to_owned(), 0),
+            #[cfg(feature = "grpc")]
+            grpc: None,
             name: name.into(),
             others: Vec::new(),
             weight_budget: u64::MAX,

@@ -60,6 +60,8 @@ pub(crate) struct Progress {
 pub(crate) struct AnswerStats {
     pub prompt: Progress,
     pub n_generated: usize,
+    /// Token that ended the answer, which does not count as generated.
+    pub end_token: Option<u32>,
     /// Reasoning tokens.
     pub n_reasoning: usize,
     /// Draft tokens that were verified, and those that were accepted.

@@ -21,11 +21,11 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Creates the TLS acceptor.
+/// Creates the TLS acceptor for connections of this application protocol (ALPN).
 ///
 /// # Errors
 /// [`ServeError::Tls`]
-pub(crate) fn acceptor(tls: &TlsFiles) -> Result<TlsAcceptor, ServeError> {
+pub(crate) fn acceptor(tls: &TlsFiles, protocol: &[u8]) -> Result<TlsAcceptor, ServeError> {
     let TlsFiles { certificate, key } = tls;
     let failed = |file: &Path, why: String| ServeError::Tls { file: file.to_owned(), why };
     let read = |file: &Path| files::read(file).map_err(|error| failed(file, error.to_string()));
@@ -45,7 +45,7 @@ pub(crate) fn acceptor(tls: &TlsFiles) -> Result<TlsAcceptor, ServeError> {
         });
     let mut config =
         config.map_err(|why| failed(key, format!("not the key of {}: {why}", files_name(certificate))))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

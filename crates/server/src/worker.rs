@@ -145,7 +145,7 @@ impl Worker {
             }
         };
         let request = Request {
-            owner: xxh3_64(job.kind.owner.as_deref().unwrap_or_default().as_bytes()),
+            owner: xxh3_64(job.owner.as_deref().unwrap_or_default().as_bytes()),
             n_prompt: job.prompt.len(),
             prompt: Arc::clone(&job.prompt),
             n_shared: sequence::shared(&job).len(),

@@ -257,3 +257,24 @@ fn invalid_server_options_are_rejected_with_one_line() {
         );
     }
 }
+
+#[cfg(feature = "grpc")]
+#[test]
+fn the_start_line_names_grpc_and_a_busy_port_is_one_error() {
+    let server = Server::start(&["--grpc", "127.0.0.1:0"]);
+    let address = server.banner.split("gRPC ").nth(1).unwrap().split(' ').next().unwrap();
+    assert!(TcpStream::connect(address).is_ok(), "{}", server.banner);
+    let kvant = |grpc: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+        let output = command.args(["serve", "--port", "0", "--grpc", grpc]).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let error = kvant(address);
+    assert!(error.starts_with(&format!("error: {address}: ")) && error.lines().count() == 1, "{error}");
+    for text in ["50051", ":50051", "::1:50051", "localhost:port"] {
+        let error = kvant(text);
+        assert!(error.contains("expected a host and a port, such as 127.0.0.1:50051"), "{error}");
+    }
+    assert!(server.end().success());
+}

@@ -67,14 +67,40 @@ pub enum KvEvent {
 
 type Sink = dyn Fn(Vec<KvEvent>) + Send + Sync;
 
+/// Where subscribers receive events over ZeroMQ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventAddress {
+    /// Address of the events; `*` is any address of the machine.
+    pub endpoint: String,
+    /// Address where missed events are replayed.
+    pub replay: Option<String>,
+    /// Topic.
+    pub topic: String,
+    /// Maximum batches that are replayed.
+    pub n_replayed: usize,
+}
+
 /// Receiver of events; called on the worker thread, so it must return quickly.
 #[derive(Clone)]
-pub struct KvEventSink(Arc<Sink>);
+pub struct KvEventSink {
+    send: Arc<Sink>,
+    address: Option<EventAddress>,
+}
 
 impl KvEventSink {
     /// Creates a sink that calls `send` with each batch of events.
     pub fn new(send: impl Fn(Vec<KvEvent>) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(send))
+        Self { send: Arc::new(send), address: None }
+    }
+
+    /// Sets the address that routers are told.
+    pub fn with_address(self, address: EventAddress) -> Self {
+        Self { address: Some(address), ..self }
+    }
+
+    /// Returns the address that routers are told.
+    pub fn address(&self) -> Option<&EventAddress> {
+        self.address.as_ref()
     }
 }
 
@@ -102,7 +128,7 @@ impl Blocks {
     pub fn new(sink: Option<KvEventSink>, stored: Arc<CacheSpec>) -> Self {
         let shared = sink.map(|sink| {
             // A subscriber that remembers an earlier process discards its blocks.
-            (sink.0)(vec![KvEvent::Cleared]);
+            (sink.send)(vec![KvEvent::Cleared]);
             let usual = CacheKey { spec: stored, owner: None };
             Arc::new(Shared { ledger: Mutex::default(), sink, usual, secret: RandomState::new() })
         });
@@ -126,7 +152,7 @@ impl Blocks {
         if let Some(shared) = &self.0 {
             let changes = shared.ledger().changes();
             if !changes.is_empty() {
-                (shared.sink.0)(changes);
+                (shared.sink.send)(changes);
             }
         }
     }

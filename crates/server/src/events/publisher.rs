@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqError, ZmqMessage};
 
-use super::{KvEvent, KvEventSink, wire};
+use super::{EventAddress, KvEvent, KvEventSink, wire};
 
 /// Maximum batches retained for replay.
 const BATCHES: usize = 10_000;
@@ -84,6 +84,7 @@ pub struct Publisher {
     events: UnboundedSender<Vec<KvEvent>>,
     address: String,
     replay: Option<String>,
+    topic: String,
 }
 
 impl Publisher {
@@ -113,10 +114,10 @@ impl Publisher {
             Ok::<_, PublishError>(((publisher, Some(router)), at, Some(replay_at.to_string())))
         })?;
         let (events, received) = unbounded_channel();
-        let topic = topic.to_owned();
-        let work = move || runtime.block_on(publish(publisher, router, received, topic));
+        let (topic, of_messages) = (topic.to_owned(), topic.to_owned());
+        let work = move || runtime.block_on(publish(publisher, router, received, of_messages));
         std::thread::Builder::new().name("kv events".to_owned()).spawn(work)?;
-        Ok(Self { events, address, replay })
+        Ok(Self { events, address, replay, topic })
     }
 
     /// Returns the publishing address.
@@ -132,11 +133,23 @@ impl Publisher {
     /// Returns a sink for events to publish.
     pub fn sink(&self) -> KvEventSink {
         let events = self.events.clone();
-        KvEventSink::new(move |batch| {
+        let sink = KvEventSink::new(move |batch| {
             // The thread runs as long as a sender exists.
             _ = events.send(batch);
+        });
+        sink.with_address(EventAddress {
+            endpoint: any_host(&self.address),
+            replay: self.replay.as_deref().map(any_host),
+            topic: self.topic.clone(),
+            n_replayed: BATCHES,
         })
     }
+}
+
+/// Returns an address with `*` for any host, which subscribers replace by the host of the server.
+fn any_host(address: &str) -> String {
+    let port = ["tcp://0.0.0.0:", "tcp://[::]:"].into_iter().find_map(|any| address.strip_prefix(any));
+    port.map_or_else(|| address.to_owned(), |port| format!("tcp://*:{port}"))
 }
 
 /// Parses an address. Returns whether it is to be bound.
@@ -238,7 +251,7 @@ mod tests {
 
     async fn check_subscribers(publisher: Publisher) {
         let sink = publisher.sink();
-        (sink.0)(removed(1));
+        (sink.send)(removed(1));
         let mut listener = SubSocket::new();
         listener.connect(&here(publisher.address())).await.unwrap();
         listener.subscribe("kv@").await.unwrap();
@@ -249,7 +262,7 @@ mod tests {
         let (mut n_published, first) = (
             1u64,
             loop {
-                (sink.0)(removed(1));
+                (sink.send)(removed(1));
                 let received = tokio::time::timeout(Duration::from_millis(20), listener.recv()).await;
                 if let Ok(received) = received {
                     break received.unwrap().into_vec();
@@ -261,7 +274,7 @@ mod tests {
         // Published before the subscription and missed.
         let missed = number(&first[1]);
         assert!(missed > 0);
-        (sink.0)(removed(2));
+        (sink.send)(removed(2));
         loop {
             let received = listener.recv().await.unwrap().into_vec();
             n_published = n_published.max(number(&received[1]) + 1);

@@ -33,7 +33,7 @@ const MAX_SLOW: usize = 256;
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_PACE: f64 = 16.0 * 1024.0;
 /// Maximum size of a body in bytes: a prompt of a million token ids.
-pub(super) const MAX_BYTES: usize = 32 << 20;
+pub(crate) const MAX_BYTES: usize = 32 << 20;
 /// Maximum number of values of a body; names and values of fields count one each. A body of
 /// [`SMALL`] bytes has fewer.
 const MAX_VALUES: usize = 1_200_000;
@@ -108,7 +108,7 @@ impl FromRequest<Arc<Server>> for Body {
 
 impl Bodies {
     /// Receives a body, with budget for it.
-    async fn receive(&self, body: Sent) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+    pub async fn receive(&self, body: Sent) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
         let mut upload = self.upload(body);
         let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
         while let Some(part) = upload.next().await? {

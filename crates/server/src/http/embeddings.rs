@@ -106,6 +106,7 @@ impl ServedModel {
         let job = Job {
             prompt: text.into(),
             kind,
+            owner: caller.owner.clone(),
             n: 1,
             first: 0,
             n_answers: 1,
@@ -114,6 +115,7 @@ impl ServedModel {
             guides: Constraints::default(),
             reports_progress: false,
             prompt_logprobs: None,
+            bypasses_prefix_cache: false,
             pooled: Some(pooled),
             id: Arc::clone(&caller.id),
             trace: Trace::here(&self.name, "embeddings"),

@@ -171,6 +171,12 @@ impl From<kvant::Error> for ApiError {
 }
 
 impl ApiError {
+    /// Returns the HTTP status.
+    #[cfg(feature = "grpc")]
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// Returns the message.
     pub fn message(&self) -> &str {
         &self.message
@@ -195,13 +201,17 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
-/// Returns the response after a panic in a handler before the head was sent. The panic message goes
-/// only to the log.
+/// Returns the response after a panic in a handler before the head was sent.
 pub(super) fn panicked(fault: Box<dyn Any + Send>) -> Response {
+    panic_error(fault).into_response()
+}
+
+/// Returns the error after a panic in a handler. The panic message goes only to the log.
+pub(crate) fn panic_error(fault: Box<dyn Any + Send>) -> ApiError {
     let text = fault.downcast_ref::<&str>().copied();
     let text = text.or_else(|| fault.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
     tracing::error!(text, "an internal error ended a response");
-    ApiError::internal("an internal error").into_response()
+    ApiError::internal("an internal error")
 }
 
 impl IntoResponse for ApiError {

@@ -19,12 +19,13 @@ use super::fields::Fields;
 use super::loras::ModelOptions;
 use super::{sampling, unsupported};
 use crate::options::ServerSampling;
+use crate::owner_limits::Owner;
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
     ["max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "num_predict"];
 /// Maximum top logprobs per token.
-const MAX_LOGPROBS: usize = 100;
+pub(crate) const MAX_LOGPROBS: usize = 100;
 /// Maximum stop strings.
 const MAX_STOPS: usize = 64;
 /// Maximum `bad_words`.
@@ -46,6 +47,12 @@ pub(crate) struct GenerationRequest {
     pub form: Option<OutputFormat>,
     /// Tools that the model may call.
     pub tools: Option<ToolConstraint>,
+    /// Number of top logprobs per prompt token, if prompt logprobs are requested.
+    pub prompt_logprobs: Option<usize>,
+    /// Separates the prefix cache from that of requests with other salts.
+    pub cache_salt: Option<String>,
+    /// Whether every token of the prompt is computed, as if none were cached.
+    pub bypasses_prefix_cache: bool,
     /// LoRA scales and KV cache type.
     pub model_options: ModelOptions,
     pub stream: bool,
@@ -85,20 +92,24 @@ impl GenerationRequest {
             Some(n) => Some(usize::try_from(n).map_err(|_| ApiError::field("max_tokens", "0 or more", n))?),
         };
         let stream_options = fields.object("stream_options")?;
+        let (answer, echo) = (answer(fields, defaults, hosted)?, fields.flag("echo")?);
         Ok(Self {
             n,
             max_tokens,
-            answer: answer(fields, defaults, hosted)?,
+            prompt_logprobs: answer.logprobs.filter(|_| echo),
+            answer,
             images: Vec::new(),
             has_seed: sampling::seed(fields)?.is_some(),
             form: form(fields, hosted.tokenizer())?,
             tools: None,
+            cache_salt: None,
+            bypasses_prefix_cache: false,
             model_options: ModelOptions::read(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,
             return_tokens: fields.flag("return_tokens")? || fields.flag("return_token_ids")?,
-            echo: fields.flag("echo")?,
+            echo,
             timings_per_token: fields.flag("timings_per_token")?,
         })
     }
@@ -116,6 +127,15 @@ impl GenerationRequest {
     pub fn seed_of(&self, index: usize) -> u64 {
         let later = if self.has_seed { index % self.n } else { index };
         self.answer.sampler.seed.wrapping_add(later as u64)
+    }
+
+    /// Returns the owner of the caches that a request of `owner` shares: those of its API key and
+    /// its salt, which a control character separates, as no key has one.
+    pub fn cache_owner(&self, owner: &Owner) -> Owner {
+        match &self.cache_salt {
+            None => owner.clone(),
+            Some(salt) => Some(format!("{}\0{salt}", owner.as_deref().unwrap_or_default()).into()),
+        }
     }
 
     /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens

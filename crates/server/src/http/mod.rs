@@ -59,13 +59,22 @@ use crate::status::Status;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job};
 pub(crate) use body::Bodies;
+#[cfg(feature = "grpc")]
+pub(crate) use body::MAX_BYTES as MAX_BODY;
 
 use conversation::{ConversationRequest, ReasoningDefaults};
 pub(crate) use error::ApiError;
-use fields::Fields;
-use generation_request::GenerationRequest;
+#[cfg(feature = "grpc")]
+pub(crate) use error::panic_error;
+pub(crate) use fields::Fields;
+pub(crate) use generation_request::GenerationRequest;
+#[cfg(feature = "grpc")]
+pub(crate) use generation_request::MAX_LOGPROBS;
 use request_id::RequestId;
 pub(crate) use request_id::cors;
+#[cfg(feature = "grpc")]
+pub(crate) use request_id::{is_sound as is_request_id, name as with_request_id};
+pub(crate) use response::EventStream;
 use response::{ApiFormat, ResponseStream};
 
 /// `system_fingerprint` of every response, in the format of llama.cpp's builds: clients expect a
@@ -118,15 +127,22 @@ pub(crate) struct Server {
     pub work: Arc<()>,
 }
 
+/// Accepted jobs of a request.
+pub(crate) struct Submitted {
+    pub events: EventStream,
+    /// Notes on the parts of the request that were ignored.
+    pub warnings: Vec<String>,
+}
+
 /// Sender of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     /// API key, if the server requires one.
-    owner: Option<Arc<str>>,
+    pub owner: Owner,
     /// See [`Server::work`].
-    work: Arc<()>,
+    pub work: Arc<()>,
     /// Request id.
-    id: Arc<str>,
+    pub id: Arc<str>,
     /// Size of the request body in bytes, once it has been received.
     n_bytes: Arc<AtomicUsize>,
 }
@@ -143,17 +159,39 @@ impl ClientAlive {
 
 /// Returns a unique id. The separator is the one clients expect: they match `chatcmpl-` and
 /// `resp_`.
-fn new_id(prefix: &str) -> String {
+pub(crate) fn new_id(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let separator = if prefix.ends_with("cmpl") { '-' } else { '_' };
     format!("{prefix}{separator}{:016x}{n:08x}", RandomState::new().hash_one(n))
 }
 
+#[cfg(feature = "grpc")]
+impl Caller {
+    /// Identifies the sender of a gRPC call.
+    ///
+    /// # Errors
+    /// A page of another site, or no API key where the server requires one.
+    pub fn of(server: &Server, request: &Request) -> Result<Self, ApiError> {
+        match origin::refusal(&server.options, request.method(), request.headers()) {
+            Some(error) => Err(error),
+            None => {
+                let owner = owner(&server.options, request.headers())?;
+                Ok(Self { owner, ..Self::anonymous(server, request) })
+            }
+        }
+    }
+
+    /// Returns the sender of a gRPC call that needs no API key.
+    pub fn anonymous(server: &Server, request: &Request) -> Self {
+        Self { owner: None, work: Arc::clone(&server.work), id: id(request), n_bytes: Arc::default() }
+    }
+}
+
 impl Server {
     /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
     /// the seed is fixed.
-    fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
+    pub fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
         let ServerSampling { usual, greedy } = hosted.sampling_defaults;
         if self.options.repeats_seed {
             return hosted.sampling_defaults;
@@ -228,7 +266,7 @@ impl ServedModel {
     }
 
     /// Tokenizes a text that may contain special tokens.
-    async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
+    pub async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
         self.tokenize(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 
@@ -287,12 +325,27 @@ impl ServedModel {
         mut format: F,
     ) -> Result<Response, ApiError> {
         let held = (Arc::clone(&caller.work), Arc::clone(self));
+        let reports_progress = request.stream && (request.return_progress || F::REPORTS_PROGRESS);
+        let n_answers = prompts.len() * request.n;
+        let Submitted { events, warnings } = self.submit(prompts, request, caller, reports_progress).await?;
+        format.warn(warnings);
+        let listener = ResponseStream::new(events, n_answers, format, held);
+        if request.stream { Ok(listener.stream()) } else { listener.whole().await }
+    }
+
+    /// Submits a job per prompt and waits until all are accepted.
+    pub async fn submit(
+        &self,
+        prompts: Vec<Vec<u32>>,
+        request: &GenerationRequest,
+        caller: &Caller,
+        reports_progress: bool,
+    ) -> Result<Submitted, ApiError> {
         let n_answers = prompts.len() * request.n;
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
         let AnswerConstraints { constraints, warnings } = self.constraints(request, caller).await?;
-        format.warn(warnings);
         let stored = self.stored(&request.model_options, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * request.n;
@@ -300,13 +353,15 @@ impl ServedModel {
                 answer: request.answer_to(prompt.len(), self.n_ctx, first),
                 images: request.images.clone(),
                 prompt: prompt.into(),
-                kind: CacheKey { spec: Arc::clone(&stored), owner: caller.owner.clone() },
+                kind: CacheKey { spec: Arc::clone(&stored), owner: request.cache_owner(&caller.owner) },
+                owner: caller.owner.clone(),
                 guides: constraints.fork(),
                 n: request.n,
                 first,
                 n_answers,
-                reports_progress: request.stream && (request.return_progress || F::REPORTS_PROGRESS),
-                prompt_logprobs: request.answer.logprobs.filter(|_| request.echo),
+                reports_progress,
+                prompt_logprobs: request.prompt_logprobs,
+                bypasses_prefix_cache: request.bypasses_prefix_cache,
                 pooled: None,
                 id: Arc::clone(&caller.id),
                 trace: Trace::here(&self.name, "text_completion"),
@@ -315,8 +370,7 @@ impl ServedModel {
             self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
         }
         drop(events);
-        let listener = ResponseStream::new(received, n_jobs, n_answers, format, held).await?;
-        if request.stream { Ok(listener.stream()) } else { listener.whole().await }
+        Ok(Submitted { events: EventStream::accepted(received, n_jobs).await?, warnings })
     }
 }
 
@@ -405,18 +459,10 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
         return error.into_response();
     }
     let is_open = OPEN.contains(&request.uri().path());
-    let keys = &server.options.api_keys;
-    let owner = match key(request.headers()) {
-        _ if keys.is_empty() => None,
-        Some(key) if keys.iter().any(|known| is_known(known, key)) => {
-            Some(String::from_utf8_lossy(key).into())
-        }
-        _ if is_open => None,
-        _ => {
-            let message = "this server requires an API key, as a bearer token or in x-api-key";
-            let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
-            return error.into_response();
-        }
+    let owner = match owner(&server.options, request.headers()) {
+        Ok(owner) => owner,
+        Err(_) if is_open => None,
+        Err(error) => return error.into_response(),
     };
     // Counted as work before the shutdown flag is read, so that no request is admitted after the
     // last check.
@@ -424,8 +470,8 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     if !is_open && request.method() == Method::POST && server.is_shutting_down.load(Ordering::Relaxed) {
         return ApiError::shutting_down().into_response();
     }
-    let id = request.extensions().get::<RequestId>().map_or_else(|| "".into(), |id| Arc::clone(&id.0));
     let n_bytes = Arc::default();
+    let id = id(&request);
     let caller = Caller { owner: owner.clone(), work, id, n_bytes: Arc::clone(&n_bytes) };
     request.extensions_mut().insert(caller);
     let response = next.run(request).await;
@@ -433,6 +479,28 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
         server.bodies.hold_refused(n_bytes.load(Ordering::Relaxed), &owner).await;
     }
     response
+}
+
+/// Returns the id of a request.
+fn id(request: &Request) -> Arc<str> {
+    request.extensions().get::<RequestId>().map_or_else(|| "".into(), |id| Arc::clone(&id.0))
+}
+
+/// Returns the API key of a request, if the server requires one.
+///
+/// # Errors
+/// No key, or an unknown one.
+fn owner(options: &Options, headers: &HeaderMap) -> Result<Owner, ApiError> {
+    match key(headers) {
+        _ if options.api_keys.is_empty() => Ok(None),
+        Some(key) if options.api_keys.iter().any(|known| is_known(known, key)) => {
+            Ok(Some(String::from_utf8_lossy(key).into()))
+        }
+        _ => {
+            let message = "this server requires an API key, as a bearer token or in x-api-key";
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message))
+        }
+    }
 }
 
 /// Reports whether `key` is the `known` one; whitespace around a key is lost in transit.

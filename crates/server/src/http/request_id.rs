@@ -24,11 +24,15 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone)]
 pub(super) struct RequestId(pub Arc<str>);
 
+/// Reports whether a client's request id may appear in the log.
+pub(crate) fn is_sound(id: &str) -> bool {
+    (1..=LONGEST).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic())
+}
+
 /// Assigns an id to a request, the client's or a new one, for the log and the response header.
-pub(super) async fn name(mut request: Request, next: Next) -> Response {
+pub(crate) async fn name(mut request: Request, next: Next) -> Response {
     let given = request.headers().get(NAME).and_then(|value| value.to_str().ok());
-    let is_sound = |id: &&str| (1..=LONGEST).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic());
-    let id: Arc<str> = given.filter(is_sound).map_or_else(|| new_id("req"), str::to_owned).into();
+    let id: Arc<str> = given.filter(|id| is_sound(id)).map_or_else(|| new_id("req"), str::to_owned).into();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(RequestId(Arc::clone(&id)));
     let started = Instant::now();

@@ -102,30 +102,19 @@ pub(crate) trait ApiFormat: Send + 'static {
     fn whole(&mut self, answers: &[Accumulated]) -> Value;
 }
 
-/// Receives the events of one or several jobs that share a channel.
-pub(crate) struct ResponseStream<F> {
+/// Events of accepted jobs that share a channel.
+pub(crate) struct EventStream {
     events: Receiver<Event>,
     /// Events received before all jobs were accepted.
     early: VecDeque<Event>,
-    answers: Vec<Accumulated>,
-    n_ended: usize,
-    format: F,
-    /// Resources in use until the response has been sent.
-    _held: Box<dyn Send>,
 }
 
-impl<F: ApiFormat> ResponseStream<F> {
-    /// Waits until all jobs are accepted; each contributes its part of the `n_answers`.
+impl EventStream {
+    /// Waits until all `n_jobs` are accepted.
     ///
     /// # Errors
     /// The first refusal; the other answers are then cancelled.
-    pub async fn new(
-        mut events: Receiver<Event>,
-        n_jobs: usize,
-        n_answers: usize,
-        format: F,
-        held: impl Send + 'static,
-    ) -> Result<Self, ApiError> {
+    pub async fn accepted(mut events: Receiver<Event>, n_jobs: usize) -> Result<Self, ApiError> {
         let (mut early, mut n_taken) = (VecDeque::new(), 0);
         while n_taken < n_jobs {
             match events.recv().await {
@@ -139,15 +128,33 @@ impl<F: ApiFormat> ResponseStream<F> {
                 None => return Err(ApiError::shutting_down()),
             }
         }
-        let answers = vec![Accumulated::default(); n_answers];
-        Ok(Self { events, early, answers, n_ended: 0, format, _held: Box::new(held) })
+        Ok(Self { events, early })
     }
 
-    async fn next(&mut self) -> Option<Event> {
+    /// Returns the next event; `None` if the worker has ended.
+    pub async fn next(&mut self) -> Option<Event> {
         match self.early.pop_front() {
             Some(event) => Some(event),
             None => self.events.recv().await,
         }
+    }
+}
+
+/// Assembles the response from the events of its jobs.
+pub(crate) struct ResponseStream<F> {
+    events: EventStream,
+    answers: Vec<Accumulated>,
+    n_ended: usize,
+    format: F,
+    /// Resources in use until the response has been sent.
+    _held: Box<dyn Send>,
+}
+
+impl<F: ApiFormat> ResponseStream<F> {
+    /// Assembles `n_answers`, of which each job contributes its part.
+    pub fn new(events: EventStream, n_answers: usize, format: F, held: impl Send + 'static) -> Self {
+        let answers = vec![Accumulated::default(); n_answers];
+        Self { events, answers, n_ended: 0, format, _held: Box::new(held) }
     }
 
     /// Accumulates an event and writes its stream output to `out`. Returns `false` after the last
@@ -197,7 +204,7 @@ impl<F: ApiFormat> ResponseStream<F> {
     pub async fn whole(mut self) -> Result<Response, ApiError> {
         let mut unsent = VecDeque::new();
         loop {
-            let event = self.next().await;
+            let event = self.events.next().await;
             if !self.receive(event, &mut unsent)? {
                 return Ok(Json(self.format.whole(&self.answers)).into_response());
             }
@@ -251,7 +258,7 @@ fn sent<F: ApiFormat>(
                 }
                 Stage::Received | Stage::Ended => return None,
             }
-            let event = listener.next().await;
+            let event = listener.events.next().await;
             match listener.receive(event, &mut out) {
                 Ok(true) => {}
                 Ok(false) => stage = Stage::Received,
@@ -300,8 +307,8 @@ mod tests {
         events.try_send(ended(1)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let answer = runtime.block_on(async {
-            let listener = ResponseStream::new(received, 2, 2, Texts, ()).await.unwrap();
-            listener.whole().await.unwrap()
+            let events = EventStream::accepted(received, 2).await.unwrap();
+            ResponseStream::new(events, 2, Texts, ()).whole().await.unwrap()
         });
         assert_eq!(answer.status(), 200);
     }

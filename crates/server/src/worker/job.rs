@@ -9,6 +9,7 @@ use kvant::{EncodedImage, HiddenStatePool};
 use tokio::sync::mpsc::Sender;
 
 use crate::cache_key::CacheKey;
+use crate::owner_limits::Owner;
 use crate::scheduler::Refusal;
 use crate::status::{AnswerStats, Progress};
 use crate::trace::Trace;
@@ -21,6 +22,8 @@ pub(crate) const EVENTS_OF_ANSWER: usize = 4;
 pub(crate) struct Job {
     pub prompt: Arc<[u32]>,
     pub kind: CacheKey,
+    /// API key, among which the scheduler shares the model.
+    pub owner: Owner,
     /// Number of answers, and the index of the first one.
     pub n: usize,
     pub first: usize,
@@ -36,6 +39,8 @@ pub(crate) struct Job {
     pub reports_progress: bool,
     /// Number of top logprobs per prompt token, if prompt logprobs are requested.
     pub prompt_logprobs: Option<usize>,
+    /// Whether every token of the prompt is computed, as if none were cached.
+    pub bypasses_prefix_cache: bool,
     /// Pooling of the prompt's hidden states, for an embedding instead of answers.
     pub pooled: Option<HiddenStatePool>,
     /// Request id in the log.

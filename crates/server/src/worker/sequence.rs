@@ -75,9 +75,9 @@ impl Sequence {
     }
 
     /// Reports whether it may reuse a cached prefix: not if the output of each prompt token is
-    /// needed.
+    /// needed, or if the request bypasses the cache.
     pub fn reuses_prefix(&self) -> bool {
-        self.scores().is_none() && self.pooled.is_none()
+        self.scores().is_none() && self.pooled.is_none() && !self.job.bypasses_prefix_cache
     }
 
     /// Feeds up to `n` prompt tokens and records the logprob of each next one. Returns the number
@@ -99,6 +99,7 @@ impl Sequence {
         AnswerStats {
             prompt: self.progress,
             n_generated: decoder.n_generated(),
+            end_token: decoder.end_token(),
             n_reasoning: decoder.n_reasoning(),
             n_drafted: drafts.n_verified,
             n_accepted: drafts.n_accepted,
@@ -137,9 +138,9 @@ impl Sequence {
 
 /// Returns the prompt tokens that may come from the prefix cache. The last token is always
 /// computed, since its logits are needed, and so is every token of a prompt whose logprobs or
-/// hidden states are requested.
+/// hidden states are requested, or that bypasses the cache.
 pub(super) fn shared(job: &Job) -> &[u32] {
-    let is_read_whole = job.prompt_logprobs.is_some() || job.pooled.is_some();
+    let is_read_whole = job.prompt_logprobs.is_some() || job.pooled.is_some() || job.bypasses_prefix_cache;
     let max_shared = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
     &job.prompt[..max_shared]
 }

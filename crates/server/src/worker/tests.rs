@@ -27,6 +27,7 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
         let job = Job {
             prompt: [1, 2 + first as u32].into(),
             kind: CacheKey { spec: Arc::clone(&hosted.defaults), owner: None },
+            owner: None,
             n: 1,
             first,
             n_answers: n_jobs,
@@ -35,6 +36,7 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
             guides: Constraints::default(),
             reports_progress: true,
             prompt_logprobs: None,
+            bypasses_prefix_cache: false,
             pooled: None,
             id: "".into(),
             trace: Trace::here("pocket", "text_completion"),

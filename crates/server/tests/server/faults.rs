@@ -215,8 +215,8 @@ fn a_server_for_other_tests() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     // Room for two of the conversations below: the others move to disk.
     let options = Options { kv_budget: 1 << 20, kv_disk: Some((folder.clone(), 1 << 30)), ..options() };
-    serve(model, options, |address| {
-        fs::write(folder.with_extension("address"), address.to_string()).unwrap()
+    serve(model, options, |listening| {
+        fs::write(folder.with_extension("address"), listening.http.to_string()).unwrap()
     })
     .unwrap();
 }

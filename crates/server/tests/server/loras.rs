@@ -37,7 +37,7 @@ fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Vec<u8> {
 }
 
 /// Creates two adapters.
-fn waves() -> [Vec<u8>; 2] {
+pub fn waves() -> [Vec<u8>; 2] {
     let gguf = Model::bundled_file().unwrap();
     [0.7, 1.3].map(|step| adapter(&gguf, |i| 0.2 * (i as f32 * step).sin()))
 }

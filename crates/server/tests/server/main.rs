@@ -1,4 +1,4 @@
-//! The server over HTTP, as clients see it.
+//! The server over HTTP and gRPC, as clients see it.
 
 mod agents;
 mod api;
@@ -6,6 +6,7 @@ mod client;
 mod embeddings;
 mod events;
 mod faults;
+mod grpc;
 mod hardening;
 mod http;
 mod images;

@@ -1,13 +1,16 @@
 //! Minimal HTTP client: one connection per request, nothing hidden.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[cfg(feature = "grpc")]
+pub mod grpc;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kvant::{DType, KvOptions, Model, OpenOptions};
-use kvant_server::{Options, serve};
+use kvant_server::{Listening, Options, serve};
 use serde_json::Value;
 
 /// Timeout that suffices on any machine.
@@ -40,11 +43,16 @@ pub fn start_with(open: OpenOptions<'static>, options: Options) -> SocketAddr {
 
 /// Like [`start_at`], with this model.
 pub fn serve_model(model: Model, options: Options) -> SocketAddr {
-    let (ready, address) = mpsc::channel();
+    listen(model, options).http
+}
+
+/// Starts a server of this model; it runs until the test process ends.
+pub fn listen(model: Model, options: Options) -> Listening {
+    let (ready, listening) = mpsc::channel();
     std::thread::spawn(move || {
-        serve(model, options, |address| ready.send(address).unwrap()).unwrap();
+        serve(model, options, |listening| ready.send(listening).unwrap()).unwrap();
     });
-    address.recv_timeout(TIMEOUT).unwrap()
+    listening.recv_timeout(TIMEOUT).unwrap()
 }
 
 impl Client {
