@@ -38,8 +38,10 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
         let kv = KvOptions::symmetric(DType::Turbo3);
         // The context length bounds unlimited answers.
         let options = Options { n_ctx: Some(64), kv_budget: 64 << 20, ..Options::new("pocket", kv) };
-        serve(model.expect("the bundled model is sound"), options, |listening| _ = ready.send(listening.http))
-            .expect("a server runs until its process ends");
+        serve(model.expect("the bundled model is sound"), options, |listening| {
+            _ = ready.send(listening.http)
+        })
+        .expect("a server runs until its process ends");
     });
     address.recv_timeout(TIMEOUT).expect("a server starts")
 });
