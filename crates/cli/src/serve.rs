@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvant::{Error, Model, Pooling, Requirements, limits};
-use kvant_server::{Listening, ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
+use kvant_server::{Address, Listening, ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
 
 use crate::args::cache::CacheArgs;
 use crate::args::decode::DraftArgs;
@@ -149,22 +149,8 @@ impl TlsArgs {
 struct GrpcArgs {
     /// Serve vLLM's gRPC services at this address too, such as 127.0.0.1:50051, for routers and
     /// NVIDIA Dynamo; port 0 selects a free one
-    #[arg(long, value_name = "HOST:PORT", env = "KVANT_GRPC", value_parser = host_and_port)]
-    grpc: Option<(String, u16)>,
-}
-
-/// Parses a host and a port; an IPv6 address is in brackets.
-#[cfg(feature = "grpc")]
-fn host_and_port(text: &str) -> Result<(String, u16), String> {
-    let expected = || "expected a host and a port, such as 127.0.0.1:50051".to_owned();
-    let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
-    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    match (address.unwrap_or(host), port.parse()) {
-        (host, Ok(port)) if !host.is_empty() && (address.is_some() || !host.contains(':')) => {
-            Ok((host.to_owned(), port))
-        }
-        _ => Err(expected()),
-    }
+    #[arg(long, value_name = "HOST:PORT", env = "KVANT_GRPC")]
+    grpc: Option<Address>,
 }
 
 /// Arguments of KV events for routers.
@@ -280,7 +266,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let (k, v) = options.kv.plan(&model.config().kv_shape()).map_err(Error::from)?.type_names();
     let kv = format!("{k}/{v}");
     let served = Options {
-        address: (args.host, args.port),
+        address: Address { host: args.host, port: args.port },
         #[cfg(feature = "grpc")]
         grpc: args.grpc.grpc,
         name: name.clone(),

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use kvant::Error;
 use kvant::gguf::printable_path;
 
+use crate::address::Address;
+
 /// Reason why a server cannot run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be bound.
-    #[error("{host}:{port}: {source}")]
+    #[error("{address}: {source}")]
     Listen {
-        /// Host.
-        host: String,
-        /// Port.
-        port: u16,
+        /// Address.
+        address: Address,
         /// Error of the operating system.
         source: std::io::Error,
     },

@@ -11,6 +11,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod address;
 mod cache_key;
 mod constraint_compiler;
 mod error;
@@ -38,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use kvant::Model;
 
+pub use crate::address::{Address, AddressError};
 pub use crate::error::ServeError;
 pub use crate::events::{EventAddress, KvEvent, KvEventSink, Medium};
 #[cfg(feature = "kv-events")]

@@ -22,6 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tower_http::cors::CorsLayer;
 
+use crate::address::Address;
 use crate::error::ServeError;
 #[cfg(feature = "grpc")]
 use crate::grpc;
@@ -149,10 +150,9 @@ pub(crate) async fn listen(
 }
 
 /// Binds an address.
-async fn bind(address: &(String, u16)) -> Result<TcpListener, ServeError> {
-    let (host, port) = address.clone();
-    let listener = TcpListener::bind((host.as_str(), port)).await;
-    listener.map_err(|source| ServeError::Listen { host, port, source })
+async fn bind(address: &Address) -> Result<TcpListener, ServeError> {
+    let listener = TcpListener::bind((address.host.as_str(), address.port)).await;
+    listener.map_err(|source| ServeError::Listen { address: address.clone(), source })
 }
 
 impl Endpoint {

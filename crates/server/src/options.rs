@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kvant::{KvOptions, Model, Pooling, SamplerParams};
 
+use crate::address::Address;
 use crate::events::KvEventSink;
 #[cfg(feature = "tls")]
 use crate::tls::TlsFiles;
@@ -61,11 +62,11 @@ impl fmt::Debug for ModelSpec {
 /// Server options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Listening address: host and port, with 0 for any free port.
-    pub address: (String, u16),
+    /// Listening address.
+    pub address: Address,
     /// Listening address of vLLM's gRPC services for routers; not served when `None`.
     #[cfg(feature = "grpc")]
-    pub grpc: Option<(String, u16)>,
+    pub grpc: Option<Address>,
     /// Model name.
     pub name: String,
     /// Further models, loaded on demand. With any, each request selects a model by name.
@@ -119,7 +120,7 @@ impl Options {
     /// Returns the options of a server of this one model on loopback, at any free port.
     pub fn new(name: impl Into<String>, kv: KvOptions) -> Self {
         Self {
-            address: ("127.0.0.1".to_owned(), 0),
+            address: Address::loopback(0),
             #[cfg(feature = "grpc")]
             grpc: None,
             name: name.into(),

@@ -22,7 +22,7 @@ pub(super) fn refusal(options: &Options, method: &Method, headers: &HeaderMap) -
     }
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("bytes that are no text"));
     let host = text("host");
-    if let Some(host) = host.filter(|host| is_local(&options.address.0) && !is_known_host(options, host)) {
+    if let Some(host) = host.filter(|host| is_local(&options.address.host) && !is_known_host(options, host)) {
         return Some(forbidden("Host", "localhost, an IP address or an allowed host", host));
     }
     let site = text("sec-fetch-site");
@@ -93,6 +93,7 @@ mod tests {
     use kvant::{DType, KvOptions};
 
     use super::*;
+    use crate::address::Address;
 
     fn status(options: &Options, method: Method, headers: &[(&str, &str)]) -> u16 {
         let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
@@ -196,7 +197,7 @@ mod tests {
         );
         // A server reachable by others cannot determine its own names; with a key, foreign pages
         // have no access.
-        let open = Options { address: ("0.0.0.0".into(), 8080), ..options() };
+        let open = Options { address: Address { host: "0.0.0.0".into(), port: 8080 }, ..options() };
         assert_eq!(status(&open, Method::POST, &[("host", "kvant")]), 200);
         assert_eq!(status(&open, Method::POST, &[("host", "kvant"), evil]), 403);
         let keyed = Options { api_keys: vec!["k".into()], ..options() };

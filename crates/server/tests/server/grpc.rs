@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant::gguf::Gguf;
 use kvant::{LoraFile, Model, OpenOptions};
-use kvant_server::{Options, ServeError, serve};
+use kvant_server::{Address, Options, ServeError, serve};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -19,7 +19,7 @@ const CONTROL: &str = "/vllm.Control/";
 
 /// Starts a server of this model with both protocols.
 fn start_model(model: Model, options: Options) -> (Client, GrpcClient) {
-    let grpc = Some(("127.0.0.1".to_owned(), 0));
+    let grpc = Some(Address::loopback(0));
     let listening = listen(model, Options { grpc, ..options });
     (Client::at(listening.http), GrpcClient::at(listening.grpc.unwrap()))
 }
@@ -526,7 +526,7 @@ fn malformed_messages_break_nothing() {
 fn a_busy_port_is_an_error_that_names_it() {
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = busy.local_addr().unwrap().port();
-    let options = Options { grpc: Some(("127.0.0.1".to_owned(), port)), ..options() };
+    let options = Options { grpc: Some(Address::loopback(port)), ..options() };
     let error = serve(model(Vec::new()), options, |_| unreachable!("nothing is served")).unwrap_err();
     assert!(matches!(error, ServeError::Listen { .. }));
     assert!(error.to_string().starts_with(&format!("127.0.0.1:{port}: ")), "{error}");
