@@ -4,21 +4,27 @@
 //! [hash](CacheKey::hash_with_model) of its cache key and model, which must match to find it: a
 //! file of another key, or of an earlier version of the hash, is evicted when others need its room.
 //! An invalid file is logged and removed.
+//!
+//! Servers of the same model may use one folder at once ([`SharedFolder`]): each finds what another
+//! has saved, and all together keep one budget.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use kvant::{Error, Model, Session};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::shared_folder::{Reservation, SharedFolder};
 use super::tier::{OffloadedSession, Tier};
 use crate::cache_key::CacheKey;
 use crate::error::ServeError;
 use crate::events::{Blocks, Medium};
 
 /// File extension.
-const EXTENSION: &str = "kvctx";
+pub(super) const EXTENSION: &str = "kvctx";
 
 /// Conversation to save.
 pub(super) struct ConversationToSave<'a> {
@@ -30,32 +36,44 @@ pub(super) struct ConversationToSave<'a> {
 
 /// Disk tier of a model.
 pub(super) struct Disk {
-    folder: PathBuf,
+    model: Model,
+    folder: SharedFolder,
     pub tier: Tier<PathBuf>,
+    /// Files that are not conversations of this model.
+    foreign: HashSet<PathBuf>,
 }
 
 impl Disk {
-    /// Opens a folder, which is created if missing, and reads the files of earlier processes.
+    /// Opens a folder, which is created if missing, and reads the files there.
     ///
     /// # Errors
-    /// The folder cannot be created or read.
-    pub fn open(folder: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
-        let failed = |source| ServeError::Folder { folder: folder.clone(), source };
-        make(&folder).map_err(failed)?;
-        let mut found: Vec<(SystemTime, OffloadedSession<PathBuf>)> = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            if let Some(kept) = read(&path, model) {
-                let used = fs::metadata(&path).and_then(|there| there.modified());
-                found.push((used.unwrap_or(SystemTime::UNIX_EPOCH), kept));
+    /// The folder cannot be created, read or locked.
+    pub fn open(path: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Folder { folder: path.clone(), source };
+        let folder = SharedFolder::open(path.clone()).map_err(failed)?;
+        let (tier, foreign) = (Tier::new(budget), HashSet::new());
+        let mut disk = Self { model: model.clone(), folder, tier, foreign };
+        disk.refresh().map_err(failed)?;
+        disk.make_room(0, None).map_err(failed)?;
+        Ok(disk)
+    }
+
+    /// Finds what other servers have saved and removed. Reports whether anything may have changed.
+    pub fn refresh(&mut self) -> io::Result<bool> {
+        let Some(found) = self.folder.list_if_changed()? else { return Ok(false) };
+        let known = std::iter::from_fn(|| self.tier.pop()).map(|kept| (kept.place.clone(), kept));
+        let mut known: HashMap<_, _> = known.collect();
+        self.foreign.retain(|path| found.iter().any(|file| file.path == *path));
+        for file in found {
+            if self.foreign.contains(&file.path) {
+                continue;
+            }
+            match known.remove(&file.path).or_else(|| read(&file.path, file.bytes, &self.model)) {
+                Some(kept) => self.tier.push(kept),
+                None => _ = self.foreign.insert(file.path),
             }
         }
-        found.sort_by_key(|(used, _)| *used);
-        let mut tier = Tier::new(budget);
-        found.into_iter().for_each(|(_, kept)| tier.push(kept));
-        let mut disk = Self { folder, tier };
-        disk.make_room(0);
-        Ok(disk)
+        Ok(true)
     }
 
     /// Saves a conversation of `needed` bytes by `write`, if it fits and is not present.
@@ -73,10 +91,17 @@ impl Disk {
         while let Some(beginning) = self.tier.take_prefix(hash, tokens) {
             remove(beginning);
         }
-        self.make_room(needed);
         let mut text = Xxh3::new();
         tokens.iter().for_each(|token| text.update(&token.to_le_bytes()));
-        let path = self.folder.join(format!("{hash:016x}-{:016x}.{EXTENSION}", text.digest()));
+        let path = self.folder.path().join(format!("{hash:016x}-{:016x}.{EXTENSION}", text.digest()));
+        let reserved = self.make_room(needed, Some(&path));
+        // It will be recomputed when needed.
+        let failed = |error: &dyn std::fmt::Display| tracing::warn!(%error, "a conversation cannot be saved");
+        let _reserved = match reserved {
+            Ok(Some(reserved)) => reserved,
+            Ok(None) => return,
+            Err(error) => return failed(&error),
+        };
         match write(&path) {
             Ok(bytes) => {
                 let mut kept =
@@ -84,8 +109,7 @@ impl Disk {
                 kept.publish(blocks, kind);
                 self.tier.push(kept);
             }
-            // It will be recomputed when needed.
-            Err(error) => tracing::warn!(%error, "a conversation cannot be saved"),
+            Err(error) => failed(&error),
         }
     }
 
@@ -113,12 +137,23 @@ impl Disk {
         }
     }
 
-    fn make_room(&mut self, needed: u64) {
-        while !self.tier.fits(needed)
+    /// Removes the least recently used conversations until `needed` bytes fit, and reserves them for
+    /// `file`. `None` without a file, or where other servers have reserved too much.
+    fn make_room(&mut self, needed: u64, file: Option<&Path>) -> io::Result<Option<Reservation>> {
+        let turn = self.folder.lock()?;
+        // What others used last does not show in the folder.
+        self.folder.forget();
+        self.refresh()?;
+        let all = needed.saturating_add(self.folder.reserved(&turn)?);
+        if all > self.tier.budget() {
+            return Ok(None);
+        }
+        while !self.tier.fits(all)
             && let Some(oldest) = self.tier.pop()
         {
             remove(oldest);
         }
+        file.map(|file| self.folder.reserve(file, needed, &turn)).transpose()
     }
 }
 
@@ -139,11 +174,10 @@ fn remove(kept: OffloadedSession<PathBuf>) {
     _ = fs::remove_file(kept.place);
 }
 
-/// Reads a file of an earlier process, if it belongs to this model.
-fn read(path: &Path, model: &Model) -> Option<OffloadedSession<PathBuf>> {
+/// Reads a file of another process, if it belongs to this model.
+fn read(path: &Path, bytes: u64, model: &Model) -> Option<OffloadedSession<PathBuf>> {
     let name = path.file_name()?.to_str()?.strip_suffix(EXTENSION)?.strip_suffix('.')?;
     let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
-    let bytes = fs::metadata(path).ok()?.len();
     keep_private(path);
     match model.saved_tokens(path) {
         Ok(tokens) => Some(OffloadedSession { kind, tokens, bytes, place: path.to_owned(), held: None }),
@@ -164,17 +198,4 @@ fn keep_private(path: &Path) {
     }
     #[cfg(not(unix))]
     let _ = path;
-}
-
-/// Creates a folder readable by its owner only, since it will hold conversations, or checks that an
-/// existing one is writable.
-fn make(folder: &Path) -> std::io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.recursive(true).create(folder)?;
-    // Otherwise the error would appear only when a conversation is lost.
-    let probe = folder.join(format!(".probe-{}", std::process::id()));
-    fs::File::create_new(&probe)?;
-    fs::remove_file(probe)
 }

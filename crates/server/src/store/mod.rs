@@ -5,6 +5,7 @@
 
 mod disk;
 mod ram;
+mod shared_folder;
 mod tier;
 
 use std::ops::Add;
@@ -66,17 +67,32 @@ impl Store {
     ) -> Result<Self, ServeError> {
         let disk = disk.map(|(folder, budget)| Disk::open(folder, budget, model)).transpose()?;
         let mut store = Self { model: model.clone(), ram: Ram::new(ram), disk, blocks };
-        if let Some(usual) = store.blocks.usual() {
-            let kind = store.hash(usual);
-            let found = store.disk.iter_mut().flat_map(|disk| disk.tier.iter_mut());
-            found.filter(|kept| kept.kind == kind).for_each(|kept| kept.publish(&store.blocks, usual));
-        }
+        store.publish_files();
         Ok(store)
+    }
+
+    /// Publishes KV-block events for files with the usual cache key.
+    fn publish_files(&mut self) {
+        if let Some(usual) = self.blocks.usual() {
+            let kind = self.hash(usual);
+            let found = self.disk.iter_mut().flat_map(|disk| disk.tier.iter_mut());
+            found.filter(|kept| kept.kind == kind).for_each(|kept| kept.publish(&self.blocks, usual));
+        }
+    }
+
+    /// Finds what other servers have saved in the folder.
+    fn refresh(&mut self) {
+        match self.disk.as_mut().map(Disk::refresh) {
+            Some(Ok(true)) => self.publish_files(),
+            Some(Err(error)) => tracing::warn!(%error, "the folder of conversations cannot be read"),
+            Some(Ok(false)) | None => {}
+        }
     }
 
     /// Saves a conversation if it is long enough and fits: in host memory, where the least recently
     /// used ones make room, or else on disk.
     pub fn save(&mut self, kind: &CacheKey, session: &Session) {
+        self.refresh();
         let (hash, tokens) = (self.hash(kind), session.tokens());
         let is_kept =
             self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
@@ -118,6 +134,7 @@ impl Store {
 
     /// Loads the longest saved prefix of `tokens` into `session`, if it is long enough.
     pub fn load(&mut self, session: &mut Session, kind: &CacheKey, tokens: &[u32]) {
+        self.refresh();
         let min_len = session.tokens().len() + MIN_TOKENS;
         let hash = self.hash(kind);
         let is_worth_it = |(n, _): &(usize, usize)| *n >= min_len;

@@ -15,13 +15,19 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
+/// Returns the paths of all conversations.
+fn conversations(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "kvctx"))
+}
+
 fn files(folder: &Path) -> usize {
-    fs::read_dir(folder).unwrap().count()
+    conversations(folder).count()
 }
 
 /// Returns the bytes of all files.
 fn on_disk(folder: &Path) -> u64 {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    conversations(folder).map(|path| fs::metadata(path).unwrap().len()).sum()
 }
 
 struct Test {
@@ -249,12 +255,59 @@ fn a_session_larger_than_memory_goes_to_disk_directly() {
 }
 
 #[test]
+fn servers_of_one_folder_share_conversations_and_a_budget() {
+    let (test, folder) = (Test::new(), folder("shared"));
+    let sessions: Vec<Session> = (0..4).map(|seed| test.read(&text(200, seed))).collect();
+    let budget = 3 * sessions[0].saved_bytes();
+    let disk = Some((&*folder, budget));
+    let [mut a, mut b] = [(); 2].map(|()| test.store(0, disk));
+    a.save(&test.kind, &sessions[0]);
+    b.save(&test.kind, &sessions[1]);
+    // Each finds what the other has saved, without a restart, and writes nothing twice.
+    assert_eq!([&mut a, &mut b].map(|store| test.found(store, &longer(200, 0))), [200, 200]);
+    assert_eq!([&mut a, &mut b].map(|store| test.found(store, &longer(200, 1))), [200, 200]);
+    b.save(&test.kind, &sessions[0]);
+    assert_eq!((files(&folder), a.in_use().disk), (2, b.in_use().disk));
+    // The one that both used last stays.
+    a.save(&test.kind, &sessions[2]);
+    b.save(&test.kind, &sessions[3]);
+    assert_eq!((files(&folder), on_disk(&folder)), (3, budget));
+    for store in [&mut a, &mut b] {
+        let found = [0, 1, 2, 3].map(|seed| test.found(store, &longer(200, seed)));
+        assert_eq!(found, [0, 200, 200, 200]);
+        check(store);
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn room_that_a_server_reserves_is_not_taken_by_others() {
+    let (test, folder) = (Test::new(), folder("reserved"));
+    let sessions: Vec<Session> = (0..2).map(|seed| test.read(&text(200, seed))).collect();
+    let each = sessions[0].saved_bytes();
+    let mut store = test.store(0, Some((&folder, 2 * each)));
+    store.save(&test.kind, &sessions[0]);
+    // Another server writes a file.
+    let reserved = folder.join("0123.1.reserved");
+    fs::File::create(&reserved).unwrap().set_len(each + 1).unwrap();
+    store.save(&test.kind, &sessions[1]);
+    assert_eq!((files(&folder), test.found(&mut store, &longer(200, 0))), (1, 200), "there is no room");
+    // It was killed long ago.
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    fs::File::open(&reserved).unwrap().set_modified(long_ago).unwrap();
+    store.save(&test.kind, &sessions[1]);
+    assert_eq!((files(&folder), test.found(&mut store, &longer(200, 1))), (2, 200));
+    assert!(!reserved.exists());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn a_corrupt_file_is_not_used_and_is_removed() {
     let (test, folder) = (Test::new(), folder("changed"));
     let text = text(400, 2);
     let disk = Some((&*folder, 1 << 30));
     test.store(0, disk).save(&test.kind, &test.read(&text[..300]));
-    let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let path = conversations(&folder).next().unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let last = bytes.len() - 70;
     bytes[last] ^= 1;
@@ -276,7 +329,7 @@ fn files_of_an_older_key_are_ignored_until_room_is_needed() {
     let session = test.read(&text[..300]);
     let disk = Some((&*folder, session.saved_bytes() * 3 / 2));
     test.store(0, disk).save(&test.kind, &session);
-    let path = fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+    let path = conversations(&folder).next().unwrap();
     // The hash before it had versions: of what `Debug` prints.
     let spec = xxh3_64(format!("{:?}", test.kind.spec.options).as_bytes());
     let hash = xxh3_64(format!("{} {:?}", test.model.compute_fingerprint(), (spec, "")).as_bytes());

@@ -119,7 +119,8 @@ fn saved_files_become_readable_by_their_owner_only() {
     fs::create_dir_all(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let files = || -> Vec<std::path::PathBuf> {
-        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+        let paths = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|extension| extension == "kvctx")).collect()
     };
     let modes = || files().iter().map(|path| fs::metadata(path).unwrap().mode() & 0o777).collect::<Vec<_>>();
     let on_disk = || Options { kv_budget: FEW, kv_disk: Some((folder.clone(), 64 << 20)), ..options() };
