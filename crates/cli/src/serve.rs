@@ -108,6 +108,8 @@ pub struct ServeArgs {
     /// to make room
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
+    #[command(flatten)]
+    transfer: TransferArgs,
     #[cfg(feature = "tls")]
     #[command(flatten)]
     tls: TlsArgs,
@@ -120,6 +122,19 @@ pub struct ServeArgs {
     #[cfg(feature = "otel")]
     #[command(flatten)]
     pub collector: CollectorArgs,
+}
+
+/// Arguments of KV cache transfers.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Routers")]
+struct TransferArgs {
+    /// Prefill for other servers: keep up to BYTES of KV caches in memory until their decode
+    /// workers have fetched them, over plain HTTP
+    #[arg(long, value_name = "BYTES", env = "KVANT_KV_TRANSFER", value_parser = output::parse_bytes)]
+    kv_transfer: Option<usize>,
+    /// Host of a prefill worker whose KV caches may be fetched; may be repeated
+    #[arg(long, value_name = "HOST", env = "KVANT_KV_PEER", value_delimiter = ',')]
+    kv_peer: Vec<String>,
 }
 
 /// Arguments of TLS.
@@ -285,6 +300,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         kv_budget: budget,
         kv_ram: args.kv_ram.unwrap_or(0) as u64,
         kv_disk: args.kv_disk,
+        kv_transfer: args.transfer.kv_transfer.unwrap_or(0) as u64,
+        kv_peers: args.transfer.kv_peer,
         #[cfg(feature = "kv-events")]
         kv_events: args.events.sink()?,
         #[cfg(not(feature = "kv-events"))]

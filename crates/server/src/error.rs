@@ -19,6 +19,9 @@ pub enum ServeError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// Decode workers fetch caches over plain HTTP.
+    #[error("KV caches are transferred over plain HTTP: a server with TLS keeps none for decode workers")]
+    TransferWithTls,
     /// The folder for conversations cannot be used.
     #[error("{}: {source}", printable_path(folder))]
     Folder {

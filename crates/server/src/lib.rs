@@ -32,10 +32,11 @@ mod store;
 #[cfg(feature = "tls")]
 mod tls;
 mod trace;
+mod transfer;
 mod worker;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64};
 
 use kvant::Model;
 
@@ -71,6 +72,9 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(Listening)) -> R
     if let Some(key) = options.api_keys.iter().find(|key| !is_key(key)) {
         return Err(ServeError::Key(key.clone()));
     }
+    if options.kv_transfer > 0 && options.tls.is_some() {
+        return Err(ServeError::TransferWithTls);
+    }
     let acceptors = Acceptors::new(&options)?;
     let (broken, has_broken) = tokio::sync::mpsc::channel(1);
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), broken)?);
@@ -83,6 +87,7 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(Listening)) -> R
         bodies,
         is_shutting_down: is_leaving,
         work,
+        http_port: AtomicU16::new(0),
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(listen::listen(server, cors, acceptors, has_broken, ready));

@@ -20,13 +20,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 #[cfg(feature = "tls")]
 use tokio_rustls::TlsAcceptor;
+use tower_http::add_extension::AddExtension;
 use tower_http::cors::CorsLayer;
 
 use crate::address::Address;
 use crate::error::ServeError;
 #[cfg(feature = "grpc")]
 use crate::grpc;
-use crate::http::{Server, router};
+use crate::http::{ConnectionAddress, Server, router};
 use crate::options::Options;
 #[cfg(feature = "tls")]
 use crate::tls;
@@ -132,6 +133,7 @@ pub(crate) async fn listen(
     let grpc: Option<Endpoint> = None;
     let of_grpc = grpc.as_ref().map(|endpoint| endpoint.listener.local_addr()).transpose()?;
     let listening = Listening { http: http.listener.local_addr()?, grpc: of_grpc };
+    server.http_port.store(listening.http.port(), Ordering::Relaxed);
     // A supervisor may send a signal as soon as the server is ready.
     let signals = Signals::listen()?;
     ready(listening);
@@ -164,8 +166,8 @@ impl Endpoint {
             let head = if room.available_permits() < CONNECTIONS / 2 { HEAD_IN_CROWD } else { HEAD };
             match (self.listener.accept().await, permit) {
                 (Ok((stream, _)), Ok(permit)) => {
-                    let connection =
-                        Connection { head, app: self.app.clone(), protocol: self.protocol, permit };
+                    let (app, protocol) = (self.app.clone(), self.protocol);
+                    let connection = Connection { head, app, protocol, permit };
                     connection.start(stream, self.tls.clone(), graceful.watcher());
                 }
                 (Err(error), _) => {
@@ -190,14 +192,15 @@ struct Connection {
 impl Connection {
     /// Serves the connection in its own task.
     fn start(self, stream: TcpStream, tls: Option<TlsAcceptor>, watcher: Watcher) {
+        let address = stream.local_addr().map(ConnectionAddress).unwrap_or_default();
         // A token is a small packet that must not be delayed.
         _ = stream.set_nodelay(true);
         tokio::spawn(async move {
             match tls {
-                None => self.serve(stream, watcher).await,
+                None => self.serve(stream, address, watcher).await,
                 #[cfg(feature = "tls")]
                 Some(tls) => match tokio::time::timeout(self.head, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => self.serve(stream, watcher).await,
+                    Ok(Ok(stream)) => self.serve(stream, address, watcher).await,
                     Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
                     Err(_) => tracing::debug!("a TLS handshake timed out"),
                 },
@@ -208,9 +211,15 @@ impl Connection {
     }
 
     /// Serves requests until the connection ends.
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, watcher: Watcher) {
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        address: ConnectionAddress,
+        watcher: Watcher,
+    ) {
         let Self { head, app, protocol, permit } = self;
-        let (stream, app) = (TokioIo::new(stream), TowerToHyperService::new(app));
+        let app = TowerToHyperService::new(AddExtension::new(app, address));
+        let stream = TokioIo::new(stream);
         let ended = match protocol {
             Protocol::Http => {
                 let mut http = http1::Builder::new();

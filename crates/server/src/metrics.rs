@@ -21,6 +21,8 @@ pub(crate) struct Metrics {
     pub cancelled: Counter,
     pub preempted: Counter,
     pub refused: Counter,
+    pub kv_fetched_bytes: Counter,
+    pub kv_fetch_failures: Counter,
     pub first_token: Histogram,
     pub next_token: Histogram,
     pub whole_answer: Histogram,
@@ -50,6 +52,8 @@ impl Metrics {
             cancelled: Counter::default(),
             preempted: Counter::default(),
             refused: Counter::default(),
+            kv_fetched_bytes: Counter::default(),
+            kv_fetch_failures: Counter::default(),
             first_token: seconds(0.002, 16),
             next_token: seconds(0.001, 14),
             whole_answer: seconds(0.02, 16),
@@ -81,6 +85,9 @@ impl Metrics {
         counter("vllm:request_success", "Completed answers", &self.finished);
         counter("kvant:requests_cancelled", "Requests cancelled by clients", &self.cancelled);
         counter("kvant:requests_refused", "Requests refused for lack of room", &self.refused);
+        counter("kvant:kv_fetched_bytes", "Bytes of KV caches from prefill workers", &self.kv_fetched_bytes);
+        let help = "KV caches that could not be fetched: the prompt was read here";
+        counter("kvant:kv_fetch_failures", help, &self.kv_fetch_failures);
         counter("vllm:num_preemptions", "Preemptions", &self.preempted);
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
         gauge("llamacpp:requests_processing", "Running answers", &self.running);

@@ -21,6 +21,7 @@ use crate::owner_limits::Lanes;
 use crate::scheduler::Limits;
 use crate::status::Status;
 use crate::store::Store;
+use crate::transfer::Transfers;
 use crate::worker::{Worker, WorkerOptions};
 
 /// Maximum batch tokens of a step.
@@ -83,6 +84,7 @@ impl LoadedModel {
 pub(crate) struct ModelRegistry {
     options: Options,
     pub metrics: Arc<Metrics>,
+    pub transfers: Arc<Transfers>,
     /// By index of the name; the first is the model that is always loaded.
     loaded: Mutex<Vec<Option<LoadedModel>>>,
     /// Held during a load: two at once might not fit.
@@ -98,7 +100,9 @@ impl ModelRegistry {
         broken: tokio::sync::mpsc::Sender<()>,
     ) -> Result<Self, ServeError> {
         let metrics = Arc::new(Metrics::new());
-        let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
+        let transfers = Arc::new(Transfers::new(&options, Arc::clone(&metrics)));
+        let (loaded, loading) = (Mutex::default(), Default::default());
+        let pool = Self { options, metrics, transfers, loaded, loading, broken };
         let first = OpenedModel { model, kv: pool.options.kv.clone(), sampling: pool.options.sampling };
         let first = pool.start(pool.options.name.clone(), first)?;
         let others = pool.options.others.iter().map(|_| None);
@@ -247,7 +251,8 @@ impl ModelRegistry {
         let status = Arc::new(Mutex::default());
         let of_worker = WorkerOptions { n_ctx: options.n_ctx, draft_max: options.draft_max, limits };
         let (metrics, published) = (Arc::clone(&self.metrics), Arc::clone(&status));
-        let worker = Worker::new(model.clone(), of_worker, store, blocks, metrics, published);
+        let transfers = Arc::clone(&self.transfers);
+        let worker = Worker::new(model.clone(), of_worker, store, blocks, transfers, metrics, published);
         let (jobs, received) = mpsc::channel();
         let alarm = PanicGuard(Some(self.broken.clone()));
         let work = move || {
@@ -270,6 +275,7 @@ impl ModelRegistry {
             model,
             jobs,
             status,
+            transfers: Arc::clone(&self.transfers),
         };
         Ok(LoadedModel { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })
     }

@@ -101,6 +101,10 @@ pub struct Options {
     pub kv_ram: u64,
     /// Folder and byte limit for conversations offloaded to disk; they survive a restart.
     pub kv_disk: Option<(PathBuf, u64)>,
+    /// Host memory in bytes for caches that decode workers will fetch; 0 keeps none.
+    pub kv_transfer: u64,
+    /// Hosts of the prefill workers whose caches this server fetches.
+    pub kv_peers: Vec<String>,
     /// Receives KV-block events, for routers. One model only: with several models no events are
     /// published.
     pub kv_events: Option<KvEventSink>,
@@ -139,6 +143,8 @@ impl Options {
             kv_budget: 256 << 20,
             kv_ram: 0,
             kv_disk: None,
+            kv_transfer: 0,
+            kv_peers: Vec::new(),
             kv_events: None,
             tls: None,
             api_keys: Vec::new(),

@@ -22,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::scheduler::{Action, Id, Limits, Memory, Request, Scheduler};
 use crate::status::{Progress, Status};
 use crate::store::Store;
+use crate::transfer::Transfers;
 pub(crate) use job::{EVENTS_OF_ANSWER, Event, Job};
 use sequence::Sequence;
 
@@ -55,6 +56,7 @@ pub(crate) struct Worker {
     /// Offload tier for conversations that exceed the memory.
     store: Store,
     blocks: Blocks,
+    transfers: Arc<Transfers>,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
     status_published: Instant,
@@ -68,6 +70,7 @@ impl Worker {
         options: WorkerOptions,
         store: Store,
         blocks: Blocks,
+        transfers: Arc<Transfers>,
         metrics: Arc<Metrics>,
         status: Arc<Mutex<Status>>,
     ) -> Self {
@@ -83,6 +86,7 @@ impl Worker {
             idle: IdleSessions::new(blocks.clone()),
             store,
             blocks,
+            transfers,
             metrics,
             status,
             status_published: Instant::now(),
@@ -219,6 +223,7 @@ impl Worker {
                 session = idle;
             }
             self.store.load(&mut session, &sequence.job.kind, sequence.text.tokens());
+            sequence.load_fetched(&mut session, &self.metrics);
         }
         let n = session.tokens().len();
         if sequence.progress.done == 0 {

@@ -248,6 +248,21 @@ impl Model {
 /// bit.
 pub struct SavedSession(Box<[u8]>);
 
+/// Takes the bytes of a file that [`Session::save`] wrote, or of [`SavedSession::as_ref`]. They are
+/// checked when they are loaded.
+impl From<Vec<u8>> for SavedSession {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into_boxed_slice())
+    }
+}
+
+/// Returns the bytes of the file that [`SavedSession::write`] writes.
+impl AsRef<[u8]> for SavedSession {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl SavedSession {
     /// Returns its size in bytes.
     pub fn n_bytes(&self) -> u64 {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _, unfold};
+use serde_json::Map;
 
 use super::State;
+use super::json;
 use super::messages::{GenerateRequest, GenerateResponse, Prompt, TokenIds};
 use super::reply::{Reply, ReplyOptions, joined};
 use super::request;
@@ -14,6 +16,7 @@ use super::running::RunningRequest;
 use crate::http::{
     ApiError, Caller, EventStream, Fields, GenerationRequest, ServedModel, Submitted, is_request_id,
 };
+use crate::transfer::KvTransfer;
 
 /// Answers a request with one response.
 pub(super) async fn generate(
@@ -44,14 +47,16 @@ pub(super) async fn generate_stream(
     let hosted = model(&state, &request).await?;
     let generation = read(&state, &hosted, &request)?;
     let prompt = prompt(&hosted, request.prompt.take()).await?;
-    let reply = Reply::new(
+    let mut reply = Reply::new(
         ReplyOptions::from(&request.response.unwrap_or_default()),
         prompt.clone(),
         generation.n,
         generation.answer.stop.clone(),
         generation.answer.stop_tokens.clone(),
     );
-    let Submitted { events, .. } = hosted.submit(vec![prompt], &generation, &caller, false).await?;
+    let submitted = hosted.submit(vec![prompt], &generation, &caller, false).await?;
+    let Submitted { events, kv_transfer, .. } = submitted;
+    reply.set_kv_transfer(kv_transfer.as_ref().and_then(json::encode));
     let responses = Responses::new(events, running, reply, (caller.work, hosted));
     let next = |mut responses: Responses| async { responses.next().await.map(|next| (next, responses)) };
     Ok(unfold(responses, next).boxed())
@@ -87,9 +92,9 @@ fn read(
     if let Some(kv) = &request.kv {
         generation.cache_salt = Some(kv.cache_salt.clone()).filter(|salt| !salt.is_empty());
         generation.bypasses_prefix_cache = kv.bypass_prefix_cache;
-        if kv.kv_transfer_params.is_some() {
-            // As in vLLM without a connector: the prompt is computed here.
-            tracing::debug!("kv_transfer_params are not used: no KV cache is transferred");
+        if let Some(params) = &kv.kv_transfer_params {
+            let params = Map::from_iter([("kv_transfer_params".to_owned(), json::decode(params)?)]);
+            generation.kv_transfer = KvTransfer::read(&Fields::new(params))?;
         }
     }
     Ok(generation)

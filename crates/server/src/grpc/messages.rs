@@ -236,6 +236,9 @@ pub struct FinishInfo {
     pub finish_reason: i32,
     #[prost(oneof = "StopReason", tags = "3, 4, 5")]
     pub stop_reason: Option<StopReason>,
+    /// Encoded `google.protobuf.Struct`.
+    #[prost(bytes = "vec", optional, tag = "6")]
+    pub kv_transfer_params: Option<Vec<u8>>,
 }
 
 /// `vllm.FinishInfo.FinishReason`

@@ -8,6 +8,7 @@ mod control;
 mod control_messages;
 mod health;
 mod inference;
+mod json;
 mod messages;
 mod reply;
 mod request;

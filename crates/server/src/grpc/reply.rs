@@ -47,6 +47,8 @@ pub(super) struct Reply {
     stop_tokens: Vec<u32>,
     answers: Vec<Sent>,
     has_begun: bool,
+    /// Parameters for a decode worker.
+    kv_transfer: Option<Vec<u8>>,
 }
 
 impl Reply {
@@ -57,7 +59,13 @@ impl Reply {
         stop: Vec<String>,
         stop_tokens: Vec<u32>,
     ) -> Self {
-        Self { options, prompt, stop, stop_tokens, answers: vec![Sent::default(); n], has_begun: false }
+        let answers = vec![Sent::default(); n];
+        Self { options, prompt, stop, stop_tokens, answers, has_begun: false, kv_transfer: None }
+    }
+
+    /// Sets the parameters with which a decode worker fetches the cache of the prompt.
+    pub fn set_kv_transfer(&mut self, params: Option<Vec<u8>>) {
+        self.kv_transfer = params;
     }
 
     /// Reports whether all answers have ended.
@@ -171,7 +179,12 @@ impl Reply {
                 (FinishReason::Stop, self.stop.get(at).cloned().map(StopReason::StopString))
             }
         };
-        FinishInfo { num_output_tokens: answer.n_tokens, finish_reason: finish_reason.into(), stop_reason }
+        FinishInfo {
+            num_output_tokens: answer.n_tokens,
+            finish_reason: finish_reason.into(),
+            stop_reason,
+            kv_transfer_params: self.kv_transfer.clone(),
+        }
     }
 }
 

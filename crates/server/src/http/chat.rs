@@ -20,6 +20,7 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server, new_id};
 use crate::status::Progress;
+use crate::transfer::KvTransfer;
 
 pub(super) async fn chat(
     State(server): State<Arc<Server>>,
@@ -28,8 +29,9 @@ pub(super) async fn chat(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     unsupported::check_chat(&fields)?;
-    let (request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
+    let (mut request, Turn { tokens, answer: AnswerFormat { parser, .. }, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
+    request.kv_transfer = KvTransfer::read(&fields)?;
     let head = Envelope::new(&hosted, &fields, &request, ResponseKind::CHAT);
     let answers = vec![Answer { parser: parser.clone(), n_calls: 0 }; request.n];
     let prompt = request.return_tokens.then(|| tokens.clone());
@@ -122,6 +124,10 @@ impl Chat {
 }
 
 impl ApiFormat for Chat {
+    fn set_kv_transfer(&mut self, params: Option<Value>) {
+        self.head.kv_transfer = params;
+    }
+
     fn warn(&mut self, warnings: Vec<String>) {
         self.head.warnings = warnings;
     }

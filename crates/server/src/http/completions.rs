@@ -19,6 +19,7 @@ use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::unsupported;
 use super::{Caller, Server};
 use crate::status::Progress;
+use crate::transfer::KvTransfer;
 
 /// Continues a text.
 pub(super) async fn completions(
@@ -28,7 +29,8 @@ pub(super) async fn completions(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     unsupported::check_all(&fields, &unsupported::OF_COMPLETIONS)?;
-    let request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
+    let mut request = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
+    request.kv_transfer = KvTransfer::read(&fields)?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }
@@ -127,6 +129,10 @@ fn read<'a>(
 }
 
 impl ApiFormat for Completion {
+    fn set_kv_transfer(&mut self, params: Option<Value>) {
+        self.head.kv_transfer = params;
+    }
+
     fn begin(&mut self, out: &mut VecDeque<Chunk>) {
         // With logprobs, the prompt is sent once they are known.
         if !self.has_logprobs() {

@@ -116,6 +116,8 @@ impl ServedModel {
             reports_progress: false,
             prompt_logprobs: None,
             bypasses_prefix_cache: false,
+            keeps: None,
+            fetched: None.into(),
             pooled: Some(pooled),
             id: Arc::clone(&caller.id),
             trace: Trace::here(&self.name, "embeddings"),

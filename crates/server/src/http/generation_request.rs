@@ -20,6 +20,7 @@ use super::loras::ModelOptions;
 use super::{sampling, unsupported};
 use crate::options::ServerSampling;
 use crate::owner_limits::Owner;
+use crate::transfer::KvTransfer;
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
@@ -53,6 +54,8 @@ pub(crate) struct GenerationRequest {
     pub cache_salt: Option<String>,
     /// Whether every token of the prompt is computed, as if none were cached.
     pub bypasses_prefix_cache: bool,
+    /// Transfer of the prompt's KV cache.
+    pub kv_transfer: Option<KvTransfer>,
     /// LoRA scales and KV cache type.
     pub model_options: ModelOptions,
     pub stream: bool,
@@ -104,6 +107,7 @@ impl GenerationRequest {
             tools: None,
             cache_salt: None,
             bypasses_prefix_cache: false,
+            kv_transfer: None,
             model_options: ModelOptions::read(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,

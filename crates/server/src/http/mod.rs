@@ -26,13 +26,15 @@ mod responses;
 mod sampling;
 mod status;
 mod tokenize;
+mod transfers;
 mod unknown_blocks;
 mod unsupported;
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -44,6 +46,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use kvant::generate::conversation::AnswerConstraints;
 use kvant::{Model, SamplerParams, Special, Tokenizer, Turn};
+use serde_json::Value;
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
@@ -57,6 +60,7 @@ use crate::owner_limits::{Lanes, Owner};
 use crate::priority::run_low_priority;
 use crate::status::Status;
 use crate::trace::Trace;
+use crate::transfer::Transfers;
 use crate::worker::{EVENTS_OF_ANSWER, Job};
 pub(crate) use body::Bodies;
 #[cfg(feature = "grpc")]
@@ -76,6 +80,7 @@ pub(crate) use request_id::cors;
 pub(crate) use request_id::{is_sound as is_request_id, name as with_request_id};
 pub(crate) use response::EventStream;
 use response::{ApiFormat, ResponseStream};
+use transfers::JobTransfer;
 
 /// `system_fingerprint` of every response, in the format of llama.cpp's builds: clients expect a
 /// leading `b`.
@@ -111,6 +116,7 @@ pub(crate) struct ServedModel {
     pub max_queued: usize,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
+    pub transfers: Arc<Transfers>,
 }
 
 /// State shared by all handlers.
@@ -125,6 +131,18 @@ pub(crate) struct Server {
     pub is_shutting_down: AtomicBool,
     /// Cloned by every response until it has been sent: the count is the work in progress.
     pub work: Arc<()>,
+    /// Port of HTTP, once it is bound.
+    pub http_port: AtomicU16,
+}
+
+/// Address of the server's end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ConnectionAddress(pub SocketAddr);
+
+impl Default for ConnectionAddress {
+    fn default() -> Self {
+        Self(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
 }
 
 /// Accepted jobs of a request.
@@ -132,6 +150,8 @@ pub(crate) struct Submitted {
     pub events: EventStream,
     /// Notes on the parts of the request that were ignored.
     pub warnings: Vec<String>,
+    /// `kv_transfer_params` for the decode worker, if the cache is kept for one.
+    pub kv_transfer: Option<Value>,
 }
 
 /// Sender of a request.
@@ -143,6 +163,8 @@ pub(crate) struct Caller {
     pub work: Arc<()>,
     /// Request id.
     pub id: Arc<str>,
+    /// Address of the server's HTTP, by the network of the request.
+    pub server: SocketAddr,
     /// Size of the request body in bytes, once it has been received.
     n_bytes: Arc<AtomicUsize>,
 }
@@ -184,7 +206,8 @@ impl Caller {
 
     /// Returns the sender of a gRPC call that needs no API key.
     pub fn anonymous(server: &Server, request: &Request) -> Self {
-        Self { owner: None, work: Arc::clone(&server.work), id: id(request), n_bytes: Arc::default() }
+        let (work, id, n_bytes) = (Arc::clone(&server.work), id(request), Arc::default());
+        Self { owner: None, work, id, server: server.address_for(request), n_bytes }
     }
 }
 
@@ -204,6 +227,12 @@ impl Server {
             SamplerParams { seed, ..params }
         };
         ServerSampling { usual: own(usual), greedy: own(greedy) }
+    }
+
+    /// Returns the address of HTTP at which the sender of a request reaches this server.
+    fn address_for(&self, request: &Request) -> SocketAddr {
+        let ConnectionAddress(address) = request.extensions().get().copied().unwrap_or_default();
+        SocketAddr::new(address.ip().to_canonical(), self.http_port.load(Ordering::Relaxed))
     }
 
     /// Returns the model that a request names.
@@ -327,8 +356,10 @@ impl ServedModel {
         let held = (Arc::clone(&caller.work), Arc::clone(self));
         let reports_progress = request.stream && (request.return_progress || F::REPORTS_PROGRESS);
         let n_answers = prompts.len() * request.n;
-        let Submitted { events, warnings } = self.submit(prompts, request, caller, reports_progress).await?;
+        let submitted = self.submit(prompts, request, caller, reports_progress).await?;
+        let Submitted { events, warnings, kv_transfer } = submitted;
         format.warn(warnings);
+        format.set_kv_transfer(kv_transfer);
         let listener = ResponseStream::new(events, n_answers, format, held);
         if request.stream { Ok(listener.stream()) } else { listener.whole().await }
     }
@@ -346,14 +377,16 @@ impl ServedModel {
         let n_jobs = prompts.len();
         self.check(&prompts)?;
         let AnswerConstraints { constraints, warnings } = self.constraints(request, caller).await?;
-        let stored = self.stored(&request.model_options, &caller.owner)?;
+        let spec = self.stored(&request.model_options, &caller.owner)?;
+        let key = CacheKey { spec, owner: request.cache_owner(&caller.owner) };
+        let JobTransfer { keeps, mut fetched } = self.begin_transfer(request, n_jobs, &key, caller).await?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * request.n;
             let job = Job {
                 answer: request.answer_to(prompt.len(), self.n_ctx, first),
                 images: request.images.clone(),
                 prompt: prompt.into(),
-                kind: CacheKey { spec: Arc::clone(&stored), owner: request.cache_owner(&caller.owner) },
+                kind: key.clone(),
                 owner: caller.owner.clone(),
                 guides: constraints.fork(),
                 n: request.n,
@@ -362,6 +395,8 @@ impl ServedModel {
                 reports_progress,
                 prompt_logprobs: request.prompt_logprobs,
                 bypasses_prefix_cache: request.bypasses_prefix_cache,
+                keeps: keeps.clone(),
+                fetched: fetched.take().into(),
                 pooled: None,
                 id: Arc::clone(&caller.id),
                 trace: Trace::here(&self.name, "text_completion"),
@@ -370,7 +405,8 @@ impl ServedModel {
             self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
         }
         drop(events);
-        Ok(Submitted { events: EventStream::accepted(received, n_jobs).await?, warnings })
+        let kv_transfer = keeps.map(|kept| kept.params(caller.server));
+        Ok(Submitted { events: EventStream::accepted(received, n_jobs).await?, warnings, kv_transfer })
     }
 }
 
@@ -391,6 +427,7 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/props", get(status::props))
         .route("/slots", get(status::slots))
         .route("/kv", get(status::kv))
+        .route("/kv/transfers/{id}", get(transfers::get).delete(transfers::release))
         .route("/models", get(status::models))
         .route("/v1/models", get(status::models))
         .route("/v1/models/{*id}", get(status::model))
@@ -472,7 +509,8 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     }
     let n_bytes = Arc::default();
     let id = id(&request);
-    let caller = Caller { owner: owner.clone(), work, id, n_bytes: Arc::clone(&n_bytes) };
+    let address = server.address_for(&request);
+    let caller = Caller { owner: owner.clone(), work, id, server: address, n_bytes: Arc::clone(&n_bytes) };
     request.extensions_mut().insert(caller);
     let response = next.run(request).await;
     if !response.status().is_success() {

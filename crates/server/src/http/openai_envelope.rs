@@ -37,6 +37,8 @@ pub(super) struct Envelope {
     pub request: GenerationRequest,
     /// Notes on ignored parts of the request.
     pub warnings: Vec<String>,
+    /// `kv_transfer_params` for a decode worker.
+    pub kv_transfer: Option<Value>,
 }
 
 impl Envelope {
@@ -51,7 +53,7 @@ impl Envelope {
         let model = fields.value("model").and_then(Value::as_str).unwrap_or(&hosted.name).to_owned();
         let hosted = Arc::clone(hosted);
         let (id, request) = (super::new_id(id_prefix), request.clone());
-        Self { id, hosted, object, created, model, request, warnings: Vec::new() }
+        Self { id, hosted, object, created, model, request, warnings: Vec::new(), kv_transfer: None }
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -97,6 +99,9 @@ impl Envelope {
         let mut object = self.object(self.object, choices.into());
         object.extend(usage_fields(answers, self.request.n));
         self.add_warnings(&mut object);
+        if let Some(params) = &self.kv_transfer {
+            object.insert("kv_transfer_params".to_owned(), params.clone());
+        }
         object.into()
     }
 

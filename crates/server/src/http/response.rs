@@ -84,6 +84,8 @@ pub(crate) trait ApiFormat: Send + 'static {
     const REPORTS_PROGRESS: bool = false;
     /// Receives notes on the parts of the request that were ignored.
     fn warn(&mut self, _warnings: Vec<String>) {}
+    /// Receives the `kv_transfer_params` of the response.
+    fn set_kv_transfer(&mut self, _params: Option<Value>) {}
     /// Writes the first events of a stream.
     fn begin(&mut self, _out: &mut VecDeque<Chunk>) {}
     /// Writes the logprobs of the prompt that this answer continues.

@@ -21,7 +21,8 @@ fn server() -> Arc<Server> {
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), channel(1).0).unwrap());
     let (n_requests, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
     let bodies = Bodies::default();
-    Arc::new(Server { options, pool, n_requests, bodies, is_shutting_down: is_leaving, work: Arc::default() })
+    let (work, http_port) = Default::default();
+    Arc::new(Server { options, pool, n_requests, bodies, is_shutting_down: is_leaving, work, http_port })
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::owner_limits::Owner;
 use crate::scheduler::Refusal;
 use crate::status::{AnswerStats, Progress};
 use crate::trace::Trace;
+use crate::transfer::{FetchedSlot, KeptCache};
 
 /// Maximum events of an answer between two checks of its channel: prompt read, prompt scored, token
 /// generated, answer ended.
@@ -41,6 +42,10 @@ pub(crate) struct Job {
     pub prompt_logprobs: Option<usize>,
     /// Whether every token of the prompt is computed, as if none were cached.
     pub bypasses_prefix_cache: bool,
+    /// Name under which the cache is kept for a decode worker.
+    pub keeps: Option<KeptCache>,
+    /// Cache of the prompt from a prefill worker.
+    pub fetched: FetchedSlot,
     /// Pooling of the prompt's hidden states, for an embedding instead of answers.
     pub pooled: Option<HiddenStatePool>,
     /// Request id in the log.

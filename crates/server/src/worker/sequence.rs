@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Event, Job};
 use crate::events::{BlockHolder, Blocks, Medium};
+use crate::metrics::Metrics;
 use crate::status::{AnswerStats, Progress};
 
 /// Sequence of a job.
@@ -78,6 +79,23 @@ impl Sequence {
     /// needed, or if the request bypasses the cache.
     pub fn reuses_prefix(&self) -> bool {
         self.scores().is_none() && self.pooled.is_none() && !self.job.bypasses_prefix_cache
+    }
+
+    /// Loads the cache that was fetched for it, if it has not been loaded before and the session
+    /// lacks enough of it.
+    pub fn load_fetched(&self, session: &mut Session, metrics: &Metrics) {
+        let tokens = self.text.tokens();
+        let Some(fetched) = self.job.fetched.take() else { return };
+        if session.tokens().len() + TOKENS_PER_BLOCK > tokens.len() {
+            return;
+        }
+        match session.load_saved_prefix(&fetched.saved, tokens) {
+            Ok(_) => _ = metrics.kv_fetched_bytes.inc_by(fetched.saved.n_bytes()),
+            Err(error) => {
+                metrics.kv_fetch_failures.inc();
+                tracing::warn!(%error, id = %self.job.id, "a fetched cache cannot be used: the prompt is read here");
+            }
+        }
     }
 
     /// Feeds up to `n` prompt tokens and records the logprob of each next one. Returns the number

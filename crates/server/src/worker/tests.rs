@@ -37,6 +37,8 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
             reports_progress: true,
             prompt_logprobs: None,
             bypasses_prefix_cache: false,
+            keeps: None,
+            fetched: None.into(),
             pooled: None,
             id: "".into(),
             trace: Trace::here("pocket", "text_completion"),

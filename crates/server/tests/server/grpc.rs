@@ -531,3 +531,30 @@ fn a_busy_port_is_an_error_that_names_it() {
     assert!(matches!(error, ServeError::Listen { .. }));
     assert!(error.to_string().starts_with(&format!("127.0.0.1:{port}: ")), "{error}");
 }
+
+#[test]
+fn a_cache_is_transferred_between_grpc_and_http() {
+    let prompt: String = (0..200).map(|i| format!("{} is a number. ", (i * 37) % 101)).collect();
+    let (_, prefill_worker) = start(Options { kv_transfer: 64 << 20, ..options() });
+    let (http, decode_worker) = start(Options { kv_peers: vec!["127.0.0.1".to_owned()], ..options() });
+    let ask = |worker: &GrpcClient, n: u32, params: Vec<u8>| {
+        let kv = KvCacheParameters { kv_transfer_params: Some(params), ..Default::default() };
+        let output = worker.generate(GenerateRequest {
+            prompt: Some(Prompt::Text(prompt.clone())),
+            kv: Some(kv),
+            ..request(n)
+        });
+        (output.token_ids, output.finish_info.unwrap().kv_transfer_params)
+    };
+    // { "do_remote_decode": true } as google.protobuf.Struct.
+    let name = b"do_remote_decode";
+    let keep = [&[0x0a, 22, 0x0a, 16], &name[..], &[0x12, 2, 0x20, 1]].concat();
+    let (_, params) = ask(&prefill_worker, 1, keep);
+    let (fetched, none) = ask(&decode_worker, 8, params.unwrap());
+    assert_eq!(none, None);
+    let expected = complete(&http, &json!({ "prompt": prompt, "max_tokens": 8 }));
+    assert_eq!(json!(fetched), expected["token_ids"]);
+    let metrics = http.get_text("/metrics");
+    assert!(metrics.lines().any(|line| line == "kvant:kv_fetch_failures_total 0"), "{metrics}");
+    assert!(!metrics.lines().any(|line| line == "kvant:kv_fetched_bytes_total 0"), "{metrics}");
+}

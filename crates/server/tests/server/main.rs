@@ -17,3 +17,4 @@ mod prompts;
 mod samplers;
 mod tiers;
 mod tls;
+mod transfer;
