@@ -188,6 +188,12 @@ impl Gpu {
         self.check()
     }
 
+    /// Counts the multiply-adds of the next launch, a product of these factors, so that no submission
+    /// takes a GPU too long.
+    pub fn count_work<const N: usize>(&self, factors: [usize; N]) {
+        self.recording().count_work(product(factors));
+    }
+
     /// Records a write of `bytes` to `to` from byte `at` on, both whole words.
     pub fn write(&self, to: &wgpu::Buffer, at: usize, bytes: &[u8]) -> Result<(), WgpuError> {
         self.recording().write(&self.device, to, at as u64, bytes);
@@ -251,6 +257,11 @@ impl Gpu {
 /// Stores the first error.
 fn record_failure(failure: &Mutex<Option<String>>, problem: String) {
     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
+}
+
+/// Returns the product of these factors, which a `usize` may not hold in a browser.
+pub(crate) fn product<const N: usize>(factors: [usize; N]) -> u64 {
+    factors.iter().fold(1, |product, &factor| product.saturating_mul(factor as u64))
 }
 
 pub(crate) fn new_buffer(device: &wgpu::Device, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {

@@ -15,6 +15,11 @@ use crate::shader::Kernel;
 /// Bytes of the ring: a recording that needs more is submitted in parts.
 const RING: usize = 4 << 20;
 
+/// Multiply-adds of a submission, unless one launch has more: 0.7 s at 200 GFLOP/s, the speed of
+/// slow GPUs. A system resets a GPU that does not respond, Windows after 2 s, and the device is lost.
+/// Splitting a large step costs a fast GPU less than a hundredth of its time.
+pub(crate) const MAX_WORK: u64 = 1 << 36;
+
 /// Submissions without use after which a bind group is dropped, and the buffers in it.
 const IDLE_SUBMISSIONS: u64 = 4;
 
@@ -78,6 +83,8 @@ pub(crate) struct Recording {
     pending: Vec<u8>,
     /// The last launch parameters in it, which the next launch shares if its own are equal.
     last_params: Range<usize>,
+    /// Multiply-adds recorded since the last submission.
+    work: u64,
     /// Alignment of binding offsets.
     align: usize,
     /// Staging buffer of reads; as large as the largest read so far.
@@ -97,6 +104,7 @@ impl Recording {
             ring: new_buffer(device, RING as u64, usage),
             pending: Vec::new(),
             last_params: 0..0,
+            work: 0,
             align: limits.min_storage_buffer_offset_alignment as usize,
             read_buffer: new_read_buffer(device, 4096),
             groups: HashMap::new(),
@@ -106,6 +114,15 @@ impl Recording {
 
     pub fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    /// Counts the multiply-adds of the next launch. The commands before it are submitted if they
+    /// would exceed [`MAX_WORK`] with it.
+    pub fn count_work(&mut self, multiply_adds: u64) {
+        if self.work.saturating_add(multiply_adds) > MAX_WORK {
+            self.submit();
+        }
+        self.work = self.work.saturating_add(multiply_adds);
     }
 
     pub fn launch(
@@ -298,6 +315,7 @@ impl Recording {
         self.traffic.to_device += self.pending.len() as u64;
         self.pending.clear();
         self.last_params = 0..0;
+        self.work = 0;
         let now = self.traffic.submissions;
         self.groups.retain(|_, (_, last_used)| now - *last_used <= IDLE_SUBMISSIONS);
     }

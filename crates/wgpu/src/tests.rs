@@ -9,6 +9,7 @@ use kvant_backend::{
 use kvant_codec::DType;
 
 use crate::constants::Constants;
+use crate::recording::MAX_WORK;
 use crate::{Part, Source, WgpuBuffer, WgpuDevice, WgpuMatrix};
 
 /// Returns the first adapter; without one, prints that the test is skipped and returns `None`.
@@ -74,6 +75,29 @@ fn a_step_is_one_submission_and_reads_only_candidates() {
     // A row of the embedding, and the launch parameters at multiples of 256 bytes at most.
     let to_device = after.to_device - before.to_device;
     assert!((4 * n as u64..=4 * n as u64 + 6 * 256).contains(&to_device), "{to_device}");
+}
+
+#[test]
+fn a_submission_has_bounded_work() {
+    let Some(device) = device() else { return };
+    let n = 64;
+    let matrix = device.upload_matrix(rows(n, n)).unwrap();
+    let [gain, x, mut y] = [n, n, n].map(|len| device.buffer(len).unwrap());
+    device.finish().unwrap();
+    let mut submissions_after = |work: &[u64]| {
+        let before = device.traffic();
+        for &work in work {
+            device.gpu().count_work([work as usize]);
+            project(&device, &x, &gain, &matrix, &mut y).unwrap();
+        }
+        device.finish().unwrap();
+        device.traffic().submissions - before.submissions
+    };
+    assert_eq!(submissions_after(&[0; 8]), 1);
+    assert_eq!(submissions_after(&[MAX_WORK / 2 - 2 * (n * n) as u64; 2]), 1);
+    assert_eq!(submissions_after(&[MAX_WORK / 2 + 1; 4]), 4);
+    // One launch may have more.
+    assert_eq!(submissions_after(&[0, MAX_WORK * 2, 0]), 3);
 }
 
 #[test]

@@ -17,6 +17,8 @@ pub use tune::AttendTrial;
 pub use variants::{AttendVariant, CodebookLookup, TypeClass};
 pub use work::AttendWork;
 
+use crate::gpu::product;
+use crate::recording::MAX_WORK;
 use crate::{Gpu, WgpuPage, groups};
 use kernels::SUMS;
 use list::List;
@@ -113,7 +115,10 @@ pub(crate) fn attend(
     let [prepared_of_job, partials_of_job] =
         [query_values, spans * partial_values].map(|values| queries_of_job * values * size_of::<f32>());
     let max_bytes = MAX_PARTIAL_BYTES.min(gpu.max_binding());
-    let jobs_per_launch = (max_bytes / partials_of_job.max(prepared_of_job)).clamp(1, list.jobs);
+    let work_of_job = [queries_of_job, spans * SPAN, query_values + partial_values];
+    let jobs_of_work = usize::try_from(MAX_WORK / product(work_of_job).max(1)).unwrap_or(usize::MAX);
+    let jobs_of_memory = max_bytes / partials_of_job.max(prepared_of_job);
+    let jobs_per_launch = jobs_of_memory.min(jobs_of_work).clamp(1, list.jobs);
     let prepared = gpu.scratch(jobs_per_launch * prepared_of_job, "rotated queries")?;
     let partials = gpu.scratch(jobs_per_launch * partials_of_job, "partial results of attention")?;
     let (prepared, partials) = (&*prepared, &*partials);
@@ -121,6 +126,8 @@ pub(crate) fn attend(
         let jobs = jobs_per_launch.min(list.jobs - first);
         let kernel_params = Params { jobs: jobs as u32, first_job: first as u32, ..kernel_params };
         let query_grid = groups(jobs * queries_of_job, 1);
+        let [queries, tokens, values] = work_of_job;
+        gpu.count_work([jobs, queries, tokens, values]);
         gpu.launch(&prepare, query_grid, &kernel_params, &list.words, &[(1, q), (2, prepared), (3, arena)])?;
         let sinks = sinks.unwrap_or(gpu.unused_buffer());
         for kernel in &kernels {

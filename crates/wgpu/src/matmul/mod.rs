@@ -239,6 +239,7 @@ pub(crate) fn multiply(
             (6, &slab.buffer),
         ];
         let grid = groups(n_out.div_ceil(shape.group_outputs()), rows.div_ceil(shape.rows));
+        gpu.count_work([rows, n_out, w.n_in]);
         gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
     Ok(())
@@ -270,6 +271,7 @@ pub(crate) fn gated(
         let bindings =
             [(1, x.buffer), (2, &slab.buffer), (3, gpu.unused_buffer()), (4, y), (6, &of_up.buffer)];
         let grid = groups(n_out.div_ceil(shape.group_outputs()), rows.div_ceil(shape.rows));
+        gpu.count_work([2, rows, n_out, gate.n_in]);
         gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
     Ok(())
@@ -323,6 +325,7 @@ pub(crate) fn multiply_experts(
             (7, order.map_or(gpu.unused_buffer(), |order| &order.list)),
         ];
         let grid = groups(blocks * w.n_out.div_ceil(shape.group_outputs()), 1);
+        gpu.count_work([blocks * shape.rows, slab.rows.len().min(w.n_out), w.n_in]);
         gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
     Ok(())
