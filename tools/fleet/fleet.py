@@ -1,11 +1,12 @@
 """Starts the programs of a fleet for the scripts of this folder, and sends them requests."""
 
+import argparse
 import atexit
 import http.client
 import json
 import os
 import pathlib
-import re
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUNDLED = ROOT / "crates/engine/assets/pocket-q8_0.gguf"
+N_PROMPTS = 20
+N_SHARED = 512  # Tokens that all prompts begin with.
 
 
 def free_port():
@@ -75,13 +78,13 @@ class Program:
 
 
 class Kvant(Program):
-    """A `kvant serve`. Names of ports in its options (`GRPC`) become free ports, in `ports`."""
+    """A `kvant serve`. In its options `{grpc}` and so on are free ports, which `ports` holds."""
 
-    def __init__(self, args, name, options=()):
-        self.ports = {port: free_port() for port in ["HTTP", "GRPC", "EVENTS", "REPLAY"]}
-        self.url = f"http://127.0.0.1:{self.ports['HTTP']}"
-        command = [args.kvant, "serve", args.model, "--port", "HTTP", "--kv-budget", "1G", "--log-level", "info", *options]
-        command = [re.sub("HTTP|GRPC|EVENTS|REPLAY", lambda port: str(self.ports[port[0]]), str(word)) for word in command]
+    def __init__(self, args, name, *options):
+        self.ports = {port: free_port() for port in ["http", "grpc", "events", "replay"]}
+        self.url = f"http://127.0.0.1:{self.ports['http']}"
+        options = ["--port", "{http}", "--kv-budget", "1G", "--log-level", "info", *options]
+        command = [args.kvant, "serve", args.model, *(option.format(**self.ports) for option in options)]
         super().__init__(name, command, args.work / f"{name}.log")
 
     def is_ready(self):
@@ -172,3 +175,86 @@ class Stream:
         """Disconnects in the middle."""
         self.connection.sock.shutdown(socket.SHUT_RDWR)
         self.connection.close()
+
+
+class Texts:
+    """Prompts of this repository's documentation, none twice."""
+
+    def __init__(self, kvant):
+        documents = sorted((ROOT / "docs").rglob("*.md"))
+        self.tokens = kvant.tokens("\n".join(path.read_text(encoding="utf-8") for path in documents))
+        self.at = 0
+
+    def take(self, n):
+        """Returns the next `n` tokens."""
+        if self.at + n > len(self.tokens):
+            raise SystemExit(f"expected {n} more tokens of documentation, got {len(self.tokens) - self.at}")
+        self.at += n
+        return self.tokens[self.at - n : self.at]
+
+
+def check(name, holds, figures):
+    """Prints a line, and fails where it does not hold."""
+    print(f"{'ok  ' if holds else 'FAIL'} {name}: {figures}", flush=True)
+    if not holds:
+        raise SystemExit(1)
+
+
+def answered_by(workers, ask):
+    """Returns the worker that answered a request."""
+    before = [worker.n_answered() for worker in workers]
+    ask()
+
+    def found():
+        return [worker for worker, n in zip(workers, before) if worker.n_answered() > n]
+
+    # The count may follow the answer.
+    return wait_for("an answer of a worker", found, pause=0.01)[0]
+
+
+class WarmPrompts:
+    """Prompts with a common beginning, each computed by one worker, of which no router knows."""
+
+    def __init__(self, workers, texts, length):
+        self.workers, self.share = workers, None
+        shared = texts.take(N_SHARED)
+        self.holders = [worker for worker in workers for _ in range(N_PROMPTS // len(workers))]
+        random.Random(7).shuffle(self.holders)
+        self.prompts = [shared + texts.take(length - N_SHARED) for _ in self.holders]
+        for prompt, holder in zip(self.prompts, self.holders):
+            post(holder.url, "/v1/completions", {"prompt": prompt, "max_tokens": 1, "temperature": 0})
+        time.sleep(2)  # Until routers have received the events.
+
+    def n_cached(self):
+        return sum(worker.metric("vllm:prefix_cache_hits_total") for worker in self.workers)
+
+    def n_found(self, ask, texts):
+        """Asks all prompts, continued, and returns how many reached their holder."""
+        more, before = texts.take(8), self.n_cached()
+        asked = [answered_by(self.workers, lambda: ask(prompt + more)) for prompt in self.prompts]
+        self.share = (self.n_cached() - before) / sum(len(prompt) for prompt in self.prompts)
+        return sum(worker is holder for worker, holder in zip(asked, self.holders))
+
+
+def arguments(head):
+    """Returns a parser of the options that the scripts share."""
+
+    class Parser(argparse.ArgumentParser):
+        def parse_args(self):
+            args = super().parse_args()
+            args.kvant, args.model = args.kvant.resolve(), args.model.resolve()
+            args.work.mkdir(parents=True, exist_ok=True)
+            return args
+
+    parser = Parser(description=head, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kvant", required=True, type=pathlib.Path, help="program with the features grpc and kv-events")
+    parser.add_argument("--model", type=pathlib.Path, default=BUNDLED, help="GGUF file (default: the bundled model)")
+    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-fleet"), help="packages and logs")
+    parser.add_argument("--prompt", type=int, default=1900, help="tokens of a prompt")
+    return parser
+
+
+def tokenizer_folder(python, model, to):
+    """Writes the tokenizer of a model as a Hugging Face folder."""
+    script = pathlib.Path(__file__).with_name("tokenizer.py")
+    subprocess.run([python, script, model, to], check=True)

@@ -10,26 +10,22 @@ over ZeroMQ: no etcd, no NATS, no GPU. Prints a line per check with its figures,
 first that does not hold. The repository builds and passes its tests without it.
 """
 
-import argparse
-import json
 import os
-import pathlib
 import random
 import shutil
 import signal
 import statistics
-import subprocess
 import threading
 import time
 
-from fleet import BUNDLED, ROOT, Kvant, Program, Stream, free_port, get, post, venv, wait_for
+from fleet import N_PROMPTS, Kvant, Program, Stream, Texts, WarmPrompts
+from fleet import answered_by, arguments, check, free_port, get, post, tokenizer_folder, venv, wait_for
 
 VERSION = "1.6.1"
 # What the frontend, the sidecar and `tokenizer.py` import.
 NEEDS = ["pydantic", "uvloop", "pyzmq", "msgspec", "prometheus-client", "packaging", "pyyaml", "gguf"]
 ALONE = [f"ai-dynamo=={VERSION}", f"ai-dynamo-runtime=={VERSION}"]
 
-N_PROMPTS = 20
 N_STREAMS = 6
 
 
@@ -46,6 +42,8 @@ class Fleet:
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
             "DYN_SELF_HOST_METADATA": "0",
+            # After SIGTERM a sidecar waits so long for running answers, and cuts off the rest.
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "40",
             "HF_HUB_OFFLINE": "1",
         }
 
@@ -55,12 +53,12 @@ class Fleet:
 
     def kvant(self, name):
         """Starts a server that no router knows yet."""
-        options = ["--grpc", "127.0.0.1:GRPC", "--kv-events", "tcp://*:EVENTS", "--kv-events-replay", "tcp://*:REPLAY"]
-        return Kvant(self.args, name, ["--alias", self.model, *options])
+        events = ["--kv-events", "tcp://*:{events}", "--kv-events-replay", "tcp://*:{replay}"]
+        return Kvant(self.args, name, "--alias", self.model, "--grpc", "127.0.0.1:{grpc}", *events)
 
     def join(self, kvant):
         """Starts the sidecar of a server, which registers it as a worker."""
-        endpoint = ["--grpc-endpoint", f"127.0.0.1:{kvant.ports['GRPC']}"]
+        endpoint = ["--grpc-endpoint", f"127.0.0.1:{kvant.ports['grpc']}"]
         kvant.sidecar = self.program(f"{kvant.name}-sidecar", "dynamo.vllm.sidecar", *endpoint)
         self.workers.append(kvant)
 
@@ -101,59 +99,18 @@ class Fleet:
         return streams, threads
 
 
-class Texts:
-    """Prompts of this repository's documentation, none twice."""
-
-    def __init__(self, kvant):
-        documents = sorted((ROOT / "docs").rglob("*.md"))
-        self.tokens = kvant.tokens("\n".join(path.read_text(encoding="utf-8") for path in documents))
-        self.at = 0
-
-    def take(self, n):
-        """Returns the next `n` tokens."""
-        if self.at + n > len(self.tokens):
-            raise SystemExit(f"expected {n} more tokens of documentation, got {len(self.tokens) - self.at}")
-        self.at += n
-        return self.tokens[self.at - n : self.at]
-
-
-def check(name, holds, figures):
-    """Prints a line, and fails where it does not hold."""
-    print(f"{'ok  ' if holds else 'FAIL'} {name}: {figures}", flush=True)
-    if not holds:
-        raise SystemExit(1)
-
-
-def answered_by(workers, ask):
-    """Returns the worker that answered a request."""
-    before = [worker.n_answered() for worker in workers]
-    ask()
-    after = [worker.n_answered() for worker in workers]
-    return next(worker for worker, a, b in zip(workers, before, after) if b > a)
-
-
 def routing(fleet, texts):
-    """Prompts are computed at one worker each, unknown to the frontends: only events can tell."""
-    workers = fleet.workers
+    """Workers have computed prompts that no frontend has seen: only events tell who has which."""
     frontend = fleet.frontend("frontend-kv", "--router-mode", "kv")
-    shared, holders = texts.take(512), [worker for worker in workers for _ in range(N_PROMPTS // 2)]
-    random.Random(7).shuffle(holders)
-    prompts = [shared + texts.take(fleet.args.prompt - 512) for _ in holders]
-    for prompt, holder in zip(prompts, holders):
-        fleet.ask(holder.url, prompt, 1)
-    time.sleep(2)
+    prompts = WarmPrompts(fleet.workers, texts, fleet.args.prompt)
 
-    def n_found(url, more):
-        asked = [answered_by(workers, lambda: fleet.ask(url, prompt + more, 4)) for prompt in prompts]
-        return sum(worker is holder for worker, holder in zip(asked, holders))
+    def n_found(url):
+        return prompts.n_found(lambda prompt: fleet.ask(url, prompt, 4), texts)
 
-    cached = sum(worker.metric("vllm:prefix_cache_hits_total") for worker in workers)
-    found = n_found(frontend.url, texts.take(8))
-    cached = sum(worker.metric("vllm:prefix_cache_hits_total") for worker in workers) - cached
-    share = cached / sum(len(prompt) for prompt in prompts)
+    found, share = n_found(frontend.url), prompts.share
     check("to the holder of the prefix", found == N_PROMPTS, f"{found} of {N_PROMPTS}, {share:.0%} of the prompts cached")
     blind = fleet.frontend("frontend-blind", "--router-mode", "kv", "--no-router-kv-events")
-    found = n_found(blind.url, texts.take(8))
+    found = n_found(blind.url)
     blind.kill()
     check("the same with events off", found <= 13, f"{found} of {N_PROMPTS}")
     return frontend
@@ -253,19 +210,12 @@ def drain(fleet, texts, frontend, alone):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kvant", required=True, type=pathlib.Path, help="program with the features grpc and kv-events")
-    parser.add_argument("--model", type=pathlib.Path, default=BUNDLED, help="GGUF file (default: the bundled model)")
-    parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-fleet"), help="packages and logs")
-    parser.add_argument("--prompt", type=int, default=1900, help="tokens of a prompt")
+    parser = arguments(__doc__)
     parser.add_argument("--long", type=int, default=400, help="tokens of an answer that is interrupted")
     args = parser.parse_args()
-    args.kvant, args.model = args.kvant.resolve(), args.model.resolve()
-    args.work.mkdir(parents=True, exist_ok=True)
     args.python = venv(args.work / "dynamo", NEEDS, alone=ALONE)
     fleet = Fleet(args)
-    tokenizer = pathlib.Path(__file__).with_name("tokenizer.py")
-    subprocess.run([args.python, tokenizer, args.model, fleet.model], check=True)
+    tokenizer_folder(args.python, args.model, fleet.model)
     first, second, third = (fleet.kvant(f"kvant-{i}") for i in range(3))
     for kvant in (first, second, third):
         wait_for(kvant.name, kvant.is_ready)

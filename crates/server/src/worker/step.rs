@@ -211,9 +211,10 @@ impl Worker {
             let (times, first) =
                 (sequence.times(), sequence.first_token_at.map(|at| at - sequence.submitted));
             trace::ended(&sequence.span, finish, &times, first.map(|first| first.as_secs_f64()));
-            sequence.send(Event::Ended(sequence.index, finish, rest, times));
+            // Before the last event: who has the answer finds it counted.
             self.metrics.finished.inc();
             self.metrics.whole_answer.observe(sequence.submitted.elapsed().as_secs_f64());
+            sequence.send(Event::Ended(sequence.index, finish, rest, times));
         }
         self.retire(id);
     }
