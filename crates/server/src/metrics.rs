@@ -2,19 +2,25 @@
 
 use std::sync::Mutex;
 
+use kvant::TOKENS_PER_BLOCK;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::status::Status;
 
+/// Label of `vllm:cache_config_info`: a name and a count.
+type KvBlockLabel = (&'static str, u64);
+
 /// Metrics of all models. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub prompt_tokens: Counter,
     pub cached_tokens: Counter,
+    pub looked_up_tokens: Counter,
     pub generated_tokens: Counter,
     pub steps: Counter,
     pub finished: Counter,
@@ -33,6 +39,7 @@ pub(crate) struct Metrics {
     kv_ram_bytes: Gauge,
     kv_disk_bytes: Gauge,
     kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
+    kv_blocks: Family<[KvBlockLabel; 2], Gauge>,
     registry: Mutex<Registry>,
 }
 
@@ -46,6 +53,7 @@ impl Metrics {
         let metrics = Self {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
+            looked_up_tokens: Counter::default(),
             generated_tokens: Counter::default(),
             steps: Counter::default(),
             finished: Counter::default(),
@@ -64,6 +72,7 @@ impl Metrics {
             kv_ram_bytes: Gauge::default(),
             kv_disk_bytes: Gauge::default(),
             kv_usage: Gauge::default(),
+            kv_blocks: Family::default(),
             registry: Mutex::new(Registry::default()),
         };
         metrics.name();
@@ -82,6 +91,7 @@ impl Metrics {
         counter("vllm:generation_tokens", "Generated tokens", &self.generated_tokens);
         counter("llamacpp:n_decode", "Forward passes of the model", &self.steps);
         counter("vllm:prefix_cache_hits", "Prompt tokens from the prefix cache", &self.cached_tokens);
+        counter("vllm:prefix_cache_queries", "Prompt tokens looked up there", &self.looked_up_tokens);
         counter("vllm:request_success", "Completed answers", &self.finished);
         counter("kvant:requests_cancelled", "Requests cancelled by clients", &self.cancelled);
         counter("kvant:requests_refused", "Requests refused for lack of room", &self.refused);
@@ -101,11 +111,19 @@ impl Metrics {
         for name in ["llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"] {
             registry.register(name, "Used share of the KV cache budget", self.kv_usage.clone());
         }
+        let config = "Tokens per KV block, and blocks of the first model's share of the budget";
+        registry.register("vllm:cache_config_info", config, self.kv_blocks.clone());
         let mut times =
             |name: &str, help: &str, times: &Histogram| registry.register(name, help, times.clone());
         times("vllm:time_to_first_token_seconds", "Time to first token (TTFT)", &self.first_token);
         times("vllm:inter_token_latency_seconds", "Inter-token latency (ITL)", &self.next_token);
         times("vllm:e2e_request_latency_seconds", "End-to-end latency of an answer", &self.whole_answer);
+    }
+
+    /// Sets the KV blocks that routers divide prompts and budgets by.
+    pub fn set_kv_blocks(&self, n_blocks: u64) {
+        let labels = [("block_size", TOKENS_PER_BLOCK as u64), ("num_gpu_blocks", n_blocks)];
+        self.kv_blocks.get_or_create(&labels).set(1);
     }
 
     /// Returns all metrics in OpenMetrics' text format.

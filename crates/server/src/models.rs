@@ -106,8 +106,18 @@ impl ModelRegistry {
         let first = OpenedModel { model, kv: pool.options.kv.clone(), sampling: pool.options.sampling };
         let first = pool.start(pool.options.name.clone(), first)?;
         let others = pool.options.others.iter().map(|_| None);
+        if let Ok(n_blocks) = pool.n_kv_blocks(&first.hosted) {
+            pool.metrics.set_kv_blocks(n_blocks);
+        }
         *pool.all() = std::iter::once(Some(first)).chain(others).collect();
         Ok(pool)
+    }
+
+    /// Returns how many KV blocks of the default types the share of a model of the budget holds.
+    pub fn n_kv_blocks(&self, hosted: &ServedModel) -> Result<u64, kvant::Error> {
+        let block = hosted.defaults.cost(&hosted.model)?.block;
+        let budget = self.options.kv_budget / (1 + self.options.others.len());
+        Ok(budget.checked_div(block).unwrap_or(0) as u64)
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Option<LoadedModel>>> {

@@ -228,6 +228,9 @@ impl Worker {
         let n = session.tokens().len();
         if sequence.progress.done == 0 {
             sequence.progress = Progress { cached: n, done: n, ..sequence.progress };
+            if sequence.reuses_prefix() {
+                self.metrics.looked_up_tokens.inc_by(sequence.text.tokens().len() as u64);
+            }
             self.metrics.cached_tokens.inc_by(n as u64);
             if sequence.job.reports_progress {
                 sequence.send(Event::Prefilled(sequence.progress));

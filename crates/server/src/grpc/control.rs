@@ -36,8 +36,6 @@ pub(super) const MISSING: [&str; 14] = [
 
 pub(super) async fn server_info(state: Arc<State>, _: Caller, _: Empty) -> Result<ServerInfo, ApiError> {
     let (hosted, options) = (state.server.pool.first()?, &state.server.options);
-    let block = hosted.defaults.cost(&hosted.model)?.block;
-    let budget = options.kv_budget / (1 + options.others.len());
     Ok(ServerInfo {
         engine_version: concat!("kvant ", env!("CARGO_PKG_VERSION")).to_owned(),
         api_version: "vllm".to_owned(),
@@ -53,7 +51,7 @@ pub(super) async fn server_info(state: Arc<State>, _: Caller, _: Empty) -> Resul
         }),
         max_model_len: hosted.n_ctx.try_into().unwrap_or(u32::MAX),
         kv_block_size: TOKENS_PER_BLOCK as u32,
-        total_kv_blocks: budget.checked_div(block).unwrap_or(0) as u64,
+        total_kv_blocks: state.server.pool.n_kv_blocks(&hosted)?,
         max_running_requests: options.n_running as u64,
         max_batched_tokens: ROWS as u64,
         max_loras: hosted.model.loras().len() as u32,

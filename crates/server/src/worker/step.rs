@@ -211,13 +211,14 @@ impl Worker {
             let (times, first) =
                 (sequence.times(), sequence.first_token_at.map(|at| at - sequence.submitted));
             trace::ended(&sequence.span, finish, &times, first.map(|first| first.as_secs_f64()));
-            // The client may send a decode worker here as soon as it has the answer.
+            // Before the last event: who has the answer finds it counted, and its cache for a decode
+            // worker.
             if let (Some(cache), Some(session)) = (&sequence.job.keeps, &sequence.session) {
                 self.transfers.kept.keep(cache.clone(), &sequence.job.kind, session);
             }
-            sequence.send(Event::Ended(sequence.index, finish, rest, times));
             self.metrics.finished.inc();
             self.metrics.whole_answer.observe(sequence.submitted.elapsed().as_secs_f64());
+            sequence.send(Event::Ended(sequence.index, finish, rest, times));
         }
         self.retire(id);
     }

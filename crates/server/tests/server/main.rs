@@ -6,6 +6,7 @@ mod client;
 mod embeddings;
 mod events;
 mod faults;
+mod gateways;
 mod grpc;
 mod hardening;
 mod http;
