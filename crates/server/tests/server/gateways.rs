@@ -72,7 +72,8 @@ fn share_of_prompts_in_the_prefix_cache_follows_from_two_counters() {
     let ask = || client.post("/v1/completions", &json!({ "prompt": vec![7; 600], "max_tokens": 1 }));
     ask();
     let counts = || {
-        ["vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"].map(|name| metric(&client, name).value)
+        ["vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"]
+            .map(|name| metric(&client, name).value)
     };
     assert_eq!(counts(), [0.0, 600.0]);
     client.wait_for("/kv", |kv| kv["idle"] == 1);
