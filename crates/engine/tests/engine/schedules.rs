@@ -47,7 +47,7 @@ const CASES: [Case; 16] = [
 const FAMILIES: [&str; 3] = ["llama-h64-g1-yarn", "llama-h128-g2-llama3", "qwen3-h80-g2-linear"];
 
 fn options<'a>(n_threads: usize) -> OpenOptions<'a> {
-    OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(n_threads), ..Default::default() }
+    OpenOptions { device: DeviceChoice::Cpu.into(), n_threads: Some(n_threads), ..Default::default() }
 }
 
 fn family(name: &str, n_threads: usize) -> Model {
