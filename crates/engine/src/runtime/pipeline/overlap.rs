@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::{panic, thread};
+use std::{mem, panic, thread};
 
 use kvant_backend::{BackendError, Candidate};
 use kvant_model::Entry;
@@ -46,7 +46,7 @@ impl LayerPipeline {
             let (mut input, mut running, mut failures) = (Input::Step(entry), Vec::new(), Vec::new());
             for part in before {
                 let (sender, receiver) = channel();
-                let of_part = std::mem::replace(&mut input, Input::Part(receiver));
+                let of_part = mem::replace(&mut input, Input::Part(receiver));
                 let run = move || self.run_inner(&**part, micro_batches, of_part, &sender);
                 match thread::Builder::new().spawn_scoped(scope, run) {
                     Ok(thread) => running.push(thread),
