@@ -214,15 +214,6 @@ fn wrong_usage_is_rejected_in_one_line_with_exit_code_2() {
     // GPU layers never run elsewhere silently.
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cpu"]), 1, &["-ngl", "cpu", "got 3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cuda:9999"]), 1, &["cuda: no "]);
-    let of_devices = |args: &[&str]| kvant(&[&["run", "-p", "x", "--device"], args].concat());
-    assert_refused(&of_devices(&["cuda:0,cuda:0"]), 2, &["cuda:0,cuda:0", "each GPU once"]);
-    assert_refused(&of_devices(&["cpu,auto"]), 2, &["auto alone"]);
-    assert_refused(&of_devices(&["cpu,gpu"]), 2, &["cpu,gpu", "cuda:N"]);
-    assert_refused(&of_devices(&["cpu,cuda:9999"]), 1, &["cuda: no "]);
-    let many = ["cpu"; 99].join(",");
-    assert_refused(&of_devices(&[&many]), 1, &["--device: expected a layer for each", "layers"]);
-    assert_refused(&of_devices(&["cpu,cpu", "-ts", "1"]), 1, &["--tensor-split: expected 2 shares", "got 1"]);
-    assert_refused(&of_devices(&["cpu,cpu", "-ts", "1,0"]), 2, &["--tensor-split", "above 0"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "many"]), 2, &["many", "a number or all"]);
     assert_refused(&kvant(&["run", "-p", ""]), 2, &["empty"]);
     assert_refused(&kvant(&["run"]), 2, &["-p", "-f"]);

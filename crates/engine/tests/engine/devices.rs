@@ -56,6 +56,7 @@ fn answers_of_several_devices_are_those_of_one() {
     ] {
         let model = Model::bundled(several(shares)).unwrap();
         assert_eq!(model.device().name, name);
+        assert_eq!(model.device().n_threads, shares.len());
         assert_eq!(answer(&model), want, "{name}");
     }
 }

@@ -84,8 +84,8 @@ impl LayerPipeline {
         })
     }
 
-    /// Runs the last part on every micro-batch; collects the logits, or appends the hidden states to
-    /// `left`.
+    /// Runs the last part on every micro-batch; collects the logits, or appends the hidden states
+    /// to `left`.
     fn run_last(
         &self,
         part: &dyn LoadedModel,
