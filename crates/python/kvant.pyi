@@ -26,7 +26,8 @@ class Model:
         loras: "Sequence[Union[str, PathLike[str], Tuple[Union[str, PathLike[str]], float]]]" = (),
         mmproj: "Optional[Union[str, PathLike[str]]]" = None,
     ) -> "Model":
-        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores.
+        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N, or several, which share the layers,
+        as in cuda:0,cuda:1; `n_threads` None is all cores.
         `loras` are LoRA adapters, each the path of a GGUF file or of a PEFT folder, or such a path
         with a LoRA scale; `mmproj` is the file of the vision encoder."""
     @staticmethod

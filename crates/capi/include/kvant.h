@@ -72,8 +72,8 @@ typedef struct {
 
 // Options of loading a model. Zeroes are the defaults.
 typedef struct {
-  // `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one is
-  // usable, else the CPU.
+  // `auto`, `cpu`, `cuda:N` or `wgpu:N`, or a list that the layers are split over, such as
+  // `cuda:0,cuda:1`; NULL is `auto`, the first NVIDIA GPU where one is usable, else the CPU.
   const char *device;
   // Worker threads; 0 is all cores.
   size_t n_threads;

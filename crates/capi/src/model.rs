@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use kvant::{
-    DeviceChoice, EmbedOptions, Gguf, LoraFile, Message, Model, OpenOptions, Special, open_file, open_lora,
+    DeviceList, EmbedOptions, Gguf, LoraFile, Message, Model, OpenOptions, Special, open_file, open_lora,
 };
 
 use crate::ffi::{
@@ -86,7 +86,7 @@ unsafe fn open_options(
     let mmproj = unsafe { text_or_null(options.mmproj, "mmproj") }?;
     Ok(OpenOptions {
         mmproj: mmproj.map(|path| open_file(path).map(Arc::new)).transpose()?,
-        device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
+        device: device.map_or_else(|| Ok(DeviceList::default()), str::parse)?,
         n_threads: Some(options.n_threads).filter(|&n| n > 0),
         loras: loras.iter().map(open).collect::<Result<_, CallError>>()?,
         ..Default::default()

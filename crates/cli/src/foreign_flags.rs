@@ -49,7 +49,7 @@ const LINES: Meaning = Only(
 const CHUNKS: Meaning = ignored_with_note(Value, "prefill runs in batches of 512 tokens");
 const MAPPED: &str = "weights are repacked in memory on load";
 const SPLIT: Meaning = No(
-    "layers are split between one GPU and the CPU: --device cuda:N or wgpu:N selects it, -ngl N sets the number of GPU layers",
+    "whole layers are split over the devices of --device, as in cuda:0,cuda:1, in the shares of --tensor-split; -ngl N leaves all but the last N to the CPU",
 );
 const SAMPLERS: Meaning = No("sampling takes --temp, --top-k, --top-p, --min-p and --repeat-penalty");
 const GRAMMAR: Meaning =
@@ -199,8 +199,7 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ),
     ("-sm", SPLIT),
     ("--split-mode", SPLIT),
-    ("-ts", SPLIT),
-    ("--tensor-split", SPLIT),
+    ("-ts", Is("--tensor-split")),
     ("-mg", SPLIT),
     ("--main-gpu", SPLIT),
     ("-ot", SPLIT),

@@ -69,6 +69,7 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
         "n_ctx" | "context" => "-c",
         "budget" => "--budget",
         "n_gpu_layers" => "-ngl",
+        "layer_split" => "--tensor-split",
         "device" => "--device",
         "chunks" => "--chunks",
         "step" => "-ub",

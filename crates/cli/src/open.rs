@@ -72,7 +72,7 @@ impl ModelArgs {
                 if self.gpu_is_optional() && devices::check(DeviceChoice::Cuda(0)).is_err() =>
             {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
-                let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
+                let (device, n_gpu_layers) = (DeviceChoice::Cpu.into(), None);
                 let options = self.options(loras, Some(&mut on_progress));
                 let options = OpenOptions { needs, chat_template, mtp, draft, mmproj, ..options };
                 let options = OpenOptions { device, n_gpu_layers, ..options };

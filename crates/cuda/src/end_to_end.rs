@@ -263,21 +263,24 @@ fn mla_logits_match_the_cpu() {
     }
 }
 
+/// The first layers run on the CPU or on a GPU of their own.
 #[test]
 fn pipeline_split_logits_match_the_cpu() {
     let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
-    let Some(device) = emulator::device(80) else { return };
-    let config = open(model).1;
-    let [first, second] = LayerRange::split(config.layers.len(), 1);
-    let mut before = Running::new(cpu(), model, Some(&first), DType::F16);
-    let mut after = Running::new(device, model, Some(&second), DType::F16);
-    before.step(text.len(), Entry::Tokens(&text), LogitsFor::None);
-    let mut residual = vec![f32::NAN; text.len() * config.n_embd];
-    before.decoder.hidden_states(&before.device, &mut before.act, text.len(), &mut residual).unwrap();
-    let got = after.step(text.len(), Entry::Residual(&residual), LogitsFor::Last);
+    let [first, second] = LayerRange::split(open(model).1.layers.len(), 1);
     let want = Running::new(cpu(), model, None, DType::F16).logits(&text);
-    let error = distance(&got, &want);
-    assert!(error <= HALVES, "{error}");
+    let emulators = [(); 3].map(|()| emulator::device(80));
+    let [Some(own), Some(after_cpu), Some(after_gpu)] = emulators else { return };
+    let residuals = [
+        Running::new(cpu(), model, Some(&first), DType::F16).hidden_states(&text),
+        Running::new(own, model, Some(&first), DType::F16).hidden_states(&text),
+    ];
+    for (residual, device) in residuals.iter().zip([after_cpu, after_gpu]) {
+        let mut after = Running::new(device, model, Some(&second), DType::F16);
+        let got = after.step(text.len(), Entry::Residual(residual), LogitsFor::Last);
+        let error = distance(&got, &want);
+        assert!(error <= HALVES, "{error}");
+    }
 }
 
 /// Prefill of three sequences in one batch, then a token for each of them, repeatedly: matrix

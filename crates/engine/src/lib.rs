@@ -39,7 +39,7 @@
 //! | files | [`Session::save`], [`Model::load_session`], [`SavedSession`] |
 //! | embeddings, reranking | [`Model::embed`], [`EmbedOptions`], [`Reranker`] |
 //! | vision | [`Model::encode_image`], [`EncodedImage`], [`Model::chat_prompt_with_images`] |
-//! | devices | [`devices`], [`DeviceChoice`], [`tuning`] |
+//! | devices | [`devices`], [`DeviceChoice`], [`DeviceList`], [`tuning`] |
 //! | measurements | [`Session::feed_scored`], [`Measure`] |
 //!
 //! # Stream
@@ -239,7 +239,7 @@ mod vision;
 pub use answer::{Answer, AnswerState};
 pub use answers::Answers;
 pub use context_file::{ContextFileError, SavedSession};
-pub use devices::{DeviceChoice, tuning};
+pub use devices::{DeviceChoice, DeviceList, tuning};
 pub use embed::{EmbedOptions, HiddenStatePool, Pooling};
 pub use error::Error;
 pub use generation::{

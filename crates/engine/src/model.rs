@@ -19,7 +19,7 @@ use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::bundled::POCKET;
-use crate::devices::{self, DeviceChoice, Placement};
+use crate::devices::{self, DeviceList, Placement};
 use crate::error::Error;
 use crate::runtime::{LoadedModel, Sequence};
 use crate::session::{Session, SessionOptions};
@@ -29,12 +29,16 @@ use crate::{draft, fingerprint};
 /// How to load a model.
 #[derive(Default)]
 pub struct OpenOptions<'a> {
-    /// The device.
-    pub device: DeviceChoice,
+    /// The device; or several, each with the weights and caches of its layers, in their order.
+    pub device: DeviceList,
     /// Layers on the GPU, counted from the last, with the output matrix; the CPU computes the
-    /// layers before them. All layers when `None` or larger than the layer count.
+    /// layers before them. All layers when `None` or larger than the layer count. Several GPUs
+    /// share them.
     pub n_gpu_layers: Option<usize>,
-    /// Worker threads; all cores when `None`.
+    /// Share of the layers for each device, above 0; each gets at least one layer. Empty: in
+    /// proportion to the free memory.
+    pub layer_split: Vec<f32>,
+    /// Worker threads, which several CPU devices share; all cores when `None`.
     pub n_threads: Option<usize>,
     /// Type to which weight matrices are converted on load (the next best type where rows are not
     /// whole blocks of it); the file's types when `None`.
@@ -215,8 +219,9 @@ impl Model {
             lora.map_err(|source| Error::Lora { name: name(), source })
         });
         let placement = Placement {
-            device: options.device,
+            devices: options.device,
             n_gpu_layers: options.n_gpu_layers,
+            layer_split: options.layer_split,
             weights,
             maps_experts: options.maps_experts,
             mtp: options.mtp && options.draft.is_none(),

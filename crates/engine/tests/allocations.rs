@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn model() -> Model {
-    let options = OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(2), ..Default::default() };
+    let options = OpenOptions { device: DeviceChoice::Cpu.into(), n_threads: Some(2), ..Default::default() };
     Model::bundled(options).unwrap()
 }
 

@@ -138,7 +138,7 @@ impl Engine {
         if needed > available {
             return Err(WebError::Memory { needed: needed / MIB, room: available / MIB });
         }
-        let device = if on_gpu { DeviceChoice::Wgpu(0) } else { DeviceChoice::Cpu };
+        let device = if on_gpu { DeviceChoice::Wgpu(0) } else { DeviceChoice::Cpu }.into();
         let needs = Requirements::ChatTemplate;
         let options = OpenOptions { device, n_threads: Some(1), needs, ..OpenOptions::default() };
         let model = Model::from_gguf(gguf, options)?;

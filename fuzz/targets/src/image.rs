@@ -10,7 +10,7 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
     let mmproj: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/mmproj.gguf");
     let [text, mmproj] = [text, mmproj].map(|file| Gguf::from_bytes(file).expect("a sound file"));
     let options = OpenOptions {
-        device: DeviceChoice::Cpu,
+        device: DeviceChoice::Cpu.into(),
         n_threads: Some(1),
         mmproj: Some(Arc::new(mmproj)),
         ..OpenOptions::default()

@@ -1,10 +1,10 @@
 //! Arguments that select the model, its device and the form of its weights.
 
 use clap::{Args, ValueEnum};
-use kvant::{DType, DeviceChoice, LoraFile, OpenOptions, PrefillPrecision};
+use kvant::{DType, DeviceChoice, DeviceList, LoraFile, OpenOptions, PrefillPrecision};
 
 use crate::args::lora::LoraArgs;
-use crate::args::value::{device, layers, positive};
+use crate::args::value::{devices, layers, positive, share};
 use crate::args::weight_type::weight_type;
 #[cfg(feature = "hub")]
 use crate::hub::id::Id;
@@ -91,9 +91,10 @@ pub struct ModelArgs {
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
     /// Device: cpu, cuda:N (NVIDIA), wgpu:N (any GPU, through Vulkan, Metal or DX12), or auto: the
-    /// first usable NVIDIA GPU, else the CPU
-    #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
-    pub device: DeviceChoice,
+    /// first usable NVIDIA GPU, else the CPU. Several, as in cuda:0,cuda:1, share the layers, in
+    /// this order
+    #[arg(long, value_name = "DEVICES", env = "KVANT_DEVICE", default_value = "auto", value_parser = devices)]
+    pub device: DeviceList,
     /// Convert weights to this type on load (q8_0, q4_K, f16, ...); the file is unchanged. With
     /// f16, activations are not rounded, so that eval measures the cache alone
     #[arg(long, value_name = "TYPE", env = "KVANT_WEIGHTS", value_parser = weight_type)]
@@ -116,6 +117,10 @@ pub struct ModelArgs {
     /// [default: all]. Without a usable GPU the CPU runs all layers and a note is printed
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
+    /// Share of the layers for each of several devices, as in 3,1 (-ts) [default: in proportion to
+    /// free memory]
+    #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = share)]
+    pub tensor_split: Vec<f32>,
     #[command(flatten)]
     pub lora: LoraArgs,
 }
@@ -138,8 +143,9 @@ impl ModelArgs {
         progress: Option<&'a mut dyn FnMut(f32)>,
     ) -> OpenOptions<'a> {
         OpenOptions {
-            device: self.device,
+            device: self.device.clone(),
             n_gpu_layers: self.n_gpu_layers,
+            layer_split: self.tensor_split.clone(),
             n_threads: self.threads,
             weights: self.weights,
             maps_experts: self.experts == ExpertPlace::Mmap,

@@ -1,6 +1,6 @@
 //! Parsers of values that several arguments have.
 
-use kvant::{DType, DeviceChoice, Policies};
+use kvant::{DType, DeviceChoice, DeviceList, Error, Policies};
 
 /// Parses a number from 1 up.
 pub fn positive(text: &str) -> Result<usize, String> {
@@ -35,7 +35,28 @@ pub fn layers(text: &str) -> Result<usize, String> {
 
 /// Parses a device name.
 pub fn device(text: &str) -> Result<DeviceChoice, String> {
-    text.parse().map_err(|_| "expected auto, cpu, cuda:N or wgpu:N".to_owned())
+    text.parse().map_err(|error| expected(&error))
+}
+
+/// Parses device names, separated by commas.
+pub fn devices(text: &str) -> Result<DeviceList, String> {
+    text.parse().map_err(|error| expected(&error))
+}
+
+/// Returns what an error expected; the parser of arguments adds the rest.
+fn expected(error: &Error) -> String {
+    match error {
+        Error::Setting { expected, .. } => format!("expected {expected}"),
+        other => other.to_string(),
+    }
+}
+
+/// Parses a share.
+pub fn share(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(share) if share > 0.0 && f32::is_finite(share) => Ok(share),
+        _ => Err("expected numbers above 0, separated by commas".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,10 @@ fn foreign_options_become_clap_options() {
             &["run", "-ngl", "99", "-ctk", "q8_0"][..],
             &["run", "--n-gpu-layers", "99", "--cache-type-k", "q8_0"][..],
         ),
+        (
+            &["run", "-dev", "cuda:0,cpu", "-ts", "3,1"],
+            &["run", "--device", "cuda:0,cpu", "--tensor-split", "3,1"],
+        ),
         (&["run", "-ctk=q8_0"], &["run", "--cache-type-k=q8_0"]),
         (&["run", "--top_k", "5", "--top_p=0.5"], &["run", "--top-k", "5", "--top-p=0.5"]),
         (&["run", "--temp", "-1", "-s", "-1"], &["run", "--temp=-1", "-s=-1"]),

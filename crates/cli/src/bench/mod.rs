@@ -10,6 +10,7 @@ mod rows;
 pub use rows::COMMIT;
 
 use clap::Args;
+use kvant::devices::memory_bandwidth;
 use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
 use kvant_quantize::synthetic::Shape;
@@ -84,7 +85,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
     check_size("-p, -n, -d", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
     let bandwidth = match args.roofline {
-        true => Some(kvant::devices::memory_bandwidth(args.model.device, args.model.threads)?),
+        true => Some(args.bandwidth()?),
         false => None,
     };
     let (name, model) = args.open()?;
@@ -118,6 +119,14 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
 }
 
 impl BenchArgs {
+    /// Measures the memory bandwidth of the device.
+    fn bandwidth(&self) -> Result<f64, Failure> {
+        match *self.model.device.devices() {
+            [device] => Ok(memory_bandwidth(device, self.model.threads)?),
+            _ => Err(Failure::Usage(format!("--roofline: expected one device, got {}", self.model.device))),
+        }
+    }
+
     fn pairs(&self) -> Result<Vec<(DType, DType)>, Failure> {
         let types = |given: &Option<list::Types>| {
             given.as_ref().map_or_else(|| vec![DType::F16], |types| types.0.clone())

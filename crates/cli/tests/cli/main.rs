@@ -2,6 +2,7 @@
 
 mod balance;
 mod chat;
+mod devices;
 mod drafts;
 mod files;
 mod folders;

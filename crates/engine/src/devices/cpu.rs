@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, BackendError};
+use kvant_backend::{Backend, BackendError, limits};
 use kvant_cpu::{CpuDevice, Isa, MatrixUnit, PrefillPrecision};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, LayerRange};
@@ -43,6 +43,10 @@ pub fn report(n_threads: Option<usize>) -> Result<DeviceReport<CpuDetails>, Erro
 impl OpenDevice for CpuDevice {
     fn memory_bandwidth(&self) -> Result<f64, Error> {
         Ok(self.read_bandwidth())
+    }
+
+    fn free_bytes(&self) -> Result<Option<usize>, Error> {
+        Ok(limits::available_bytes())
     }
 
     fn load(

@@ -28,7 +28,7 @@ pub fn report(index: usize) -> Result<DeviceReport<CudaDetails>, Error> {
     let details = CudaDetails {
         info: gpu.info(),
         nvrtc: gpu.nvrtc().to_string(),
-        free_bytes: gpu.free_bytes()?.unwrap_or(0),
+        free_bytes: Backend::free_bytes(&gpu)?.unwrap_or(0),
         total_bytes: gpu.total_bytes(),
         n_kernel_sources: gpu.compile_all()?,
     };
@@ -40,6 +40,10 @@ pub fn report(index: usize) -> Result<DeviceReport<CudaDetails>, Error> {
 impl OpenDevice for CudaDevice {
     fn memory_bandwidth(&self) -> Result<f64, Error> {
         Ok(self.copy_bandwidth()?)
+    }
+
+    fn free_bytes(&self) -> Result<Option<usize>, Error> {
+        Ok(Backend::free_bytes(self)?)
     }
 
     fn load(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::BackendError;
+use kvant_backend::{Backend, BackendError};
 use kvant_gguf::{Gguf, printable};
 use kvant_model::{Config, LayerRange};
 use kvant_wgpu::{AdapterReport, AttendTrial, AttendVariant, CodebookLookup, TypeClass, WgpuDevice};
@@ -40,6 +40,10 @@ impl OpenDevice for WgpuDevice {
             requested: self.report().device.clone(),
             has: "clocks for cpu and cuda:N".to_owned(),
         }))
+    }
+
+    fn free_bytes(&self) -> Result<Option<usize>, Error> {
+        Ok(Backend::free_bytes(self)?)
     }
 
     fn load(

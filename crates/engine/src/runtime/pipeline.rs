@@ -1,12 +1,20 @@
 //! A model whose layers are split over devices (layer pipeline): the residual stream passes from
 //! one to the next through host memory, `n_embd` values per token.
+//!
+//! A step of many rows passes in [micro-batches](micro_batch), so that all devices work at once.
+//! Steps of different sequences on several threads overlap by themselves: each part runs one step
+//! at a time.
 
+mod micro_batch;
+mod overlap;
+
+use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::DeviceInfo;
 use kvant_gguf::Gguf;
 use kvant_kv::{CacheState, Plan};
-use kvant_model::{Config, Entry, LogitsFor, OnQueries};
+use kvant_model::{Config, Entry, OnQueries};
 
 use super::cache::{CacheOps, shortest_if_unequal};
 use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, ModelProperties, SequenceId};
@@ -16,8 +24,8 @@ use crate::error::Error;
 pub(crate) struct LayerPipeline {
     parts: Vec<Arc<dyn LoadedModel>>,
     properties: ModelProperties,
-    /// The residual stream between two parts, `[rows, n_embd]`.
-    boundary: Mutex<Vec<f32>>,
+    /// Unused buffers of the residual stream between two parts, each `[rows, n_embd]`.
+    spare: Mutex<Vec<Vec<f32>>>,
 }
 
 impl LayerPipeline {
@@ -25,7 +33,7 @@ impl LayerPipeline {
     pub fn new(parts: Vec<Arc<dyn LoadedModel>>) -> Self {
         assert!(!parts.is_empty(), "a model has at least one part");
         let properties = properties_of(&parts.iter().map(|part| part.properties()).collect::<Vec<_>>());
-        Self { parts, properties, boundary: Mutex::default() }
+        Self { parts, properties, spare: Mutex::default() }
     }
 
     /// Iterates over the parts, each with the number of layers before it.
@@ -42,7 +50,17 @@ impl LayerPipeline {
         plan.part(first..first + n_layers(part.properties()))
     }
 
-    /// Runs a step through the parts; the output of one enters the next.
+    /// Takes a buffer of the residual stream.
+    fn take_buffer(&self) -> Vec<f32> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    /// Gives a buffer of the residual stream back.
+    fn reuse(&self, buffer: Vec<f32>) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+    }
+
+    /// Runs a step through one part after the other; the output of one enters the next.
     fn forward(
         &self,
         batch: &[BatchEntry],
@@ -50,22 +68,39 @@ impl LayerPipeline {
         mut left: Option<&mut Vec<f32>>,
         mut queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
-        let mut residual = self.boundary.lock().unwrap_or_else(PoisonError::into_inner);
-        let without_logits: Vec<_> =
-            batch.iter().map(|row| BatchEntry { logits_for: LogitsFor::None, ..row.clone() }).collect();
-        let (mut previous, mut logits) = (Vec::new(), None);
+        let without_logits: Vec<_> = batch.iter().map(BatchEntry::without_logits).collect();
+        let (mut entering, mut leaving) = (self.take_buffer(), self.take_buffer());
+        let mut logits = None;
         for (index, (first, part)) in self.parts().enumerate() {
             let is_last = index + 1 == self.parts.len();
-            let entry = if index == 0 { entry } else { Entry::Residual(&previous) };
+            let entry = if index == 0 { entry } else { Entry::Residual(&entering) };
             let (batch, left) =
-                if is_last { (batch, left.take()) } else { (&without_logits[..], Some(&mut *residual)) };
+                if is_last { (batch, left.take()) } else { (&without_logits[..], Some(&mut leaving)) };
             // A part numbers its own layers from 0.
             let mut on_queries =
                 queries.as_mut().map(|on_queries| |layer: usize, q: &[f32]| on_queries(first + layer, q));
             logits = part.step(batch, entry, left, on_queries.as_mut().map(|on_queries| on_queries as _))?;
-            previous.clone_from(&residual);
+            mem::swap(&mut entering, &mut leaving);
         }
+        self.reuse(entering);
+        self.reuse(leaving);
         Ok(logits)
+    }
+
+    /// Truncates a sequence to at most `len` tokens, the same number in all parts.
+    fn truncate(&self, id: SequenceId, len: usize) {
+        self.visit(id, &mut |cache| _ = cache.truncate(len.min(cache.state().len)));
+        // A part may have had to truncate further than the others.
+        while let Some(shortest) = shortest_if_unequal(self, id) {
+            self.visit(id, &mut |cache| _ = cache.truncate(shortest.min(cache.state().len)));
+        }
+    }
+
+    /// Returns the number of tokens of a sequence.
+    fn len(&self, id: SequenceId) -> usize {
+        let mut len = 0;
+        self.visit(id, &mut |cache| len = cache.state().len);
+        len
     }
 }
 
@@ -84,6 +119,12 @@ fn properties_of(parts: &[&ModelProperties]) -> ModelProperties {
         kernels: parts.iter().map(|part| &*part.info.kernels).collect::<Vec<_>>().join(" + "),
         is_batch_invariant: parts.iter().all(|part| part.info.is_batch_invariant),
         checks_finite_rows: parts.iter().all(|part| part.info.checks_finite_rows),
+        // A GPU's are of another unit than the CPU's before it.
+        n_threads: parts
+            .iter()
+            .filter(|part| part.info.thread_unit == first.info.thread_unit)
+            .map(|part| part.info.n_threads)
+            .sum(),
         ..first.info.clone()
     };
     ModelProperties {
@@ -112,16 +153,19 @@ impl LoadedModel for LayerPipeline {
         left: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
-        let result = self.forward(batch, entry, left, queries);
-        if result.is_err() {
-            // Completed parts roll back, so that all parts hold the same tokens again.
-            for row in batch {
-                while let Some(shortest) = shortest_if_unequal(self, row.id) {
-                    self.visit(row.id, &mut |cache| _ = cache.truncate(shortest.min(cache.state().len)));
-                }
-            }
+        // Queries are those of the whole step.
+        let micro_batches = match &queries {
+            None => micro_batch::split(batch, self.parts.len()),
+            Some(_) => Vec::new(),
+        };
+        // After an error completed parts roll back, so that all parts hold the same tokens again.
+        if micro_batches.is_empty() {
+            let result = self.forward(batch, entry, left, queries);
+            return result.inspect_err(|_| batch.iter().for_each(|row| self.truncate(row.id, usize::MAX)));
         }
-        result
+        let lens: Vec<_> = batch.iter().map(|row| self.len(row.id)).collect();
+        let result = self.overlap(&micro_batches, entry, left);
+        result.inspect_err(|_| batch.iter().zip(&lens).for_each(|(row, &len)| self.truncate(row.id, len)))
     }
 
     fn load_beside(

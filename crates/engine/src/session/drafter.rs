@@ -98,7 +98,7 @@ mod tests {
     }
 
     fn drafted(name: &str) -> Model {
-        let (device, n_threads) = (DeviceChoice::Cpu, Some(2));
+        let (device, n_threads) = (DeviceChoice::Cpu.into(), Some(2));
         let options = OpenOptions { device, n_threads, draft: Some(file(name)), ..Default::default() };
         Model::from_gguf(file(name), options).unwrap()
     }

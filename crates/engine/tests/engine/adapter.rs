@@ -9,7 +9,7 @@ const TEXT: &str = "The capital of France is Paris, and that of Italy is Rome. S
                     say them again and again until somebody stops them.";
 
 fn session(device: DeviceChoice, weights: Option<DType>, k: &str, v: &str) -> Session {
-    let options = OpenOptions { device, weights, n_threads: Some(2), ..Default::default() };
+    let options = OpenOptions { device: device.into(), weights, n_threads: Some(2), ..Default::default() };
     let model = Model::bundled(options).unwrap();
     let kv = KvOptions {
         k: k.parse().unwrap(),

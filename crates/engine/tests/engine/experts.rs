@@ -10,7 +10,7 @@ use kvant_quantize::quantize;
 use kvant_quantize::synthetic::Shape;
 
 fn options(n_threads: usize) -> OpenOptions<'static> {
-    OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(n_threads), ..Default::default() }
+    OpenOptions { device: DeviceChoice::Cpu.into(), n_threads: Some(n_threads), ..Default::default() }
 }
 
 fn fixture(name: &str) -> Gguf {

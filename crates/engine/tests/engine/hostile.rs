@@ -49,7 +49,7 @@ fn without(gguf: &Gguf, tensor: &str) -> Gguf {
 }
 
 fn open(gguf: Gguf) -> Result<Model, String> {
-    let options = OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(1), ..Default::default() };
+    let options = OpenOptions { device: DeviceChoice::Cpu.into(), n_threads: Some(1), ..Default::default() };
     Model::from_gguf(gguf, options).map_err(|error| error.to_string())
 }
 

@@ -25,7 +25,7 @@ fn image(name: &str) -> Vec<u8> {
 fn open(name: &str) -> Model {
     let folder = folder().join("models").join(name);
     let mmproj = Some(Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
-    let options = OpenOptions { mmproj, device: DeviceChoice::Cpu, ..Default::default() };
+    let options = OpenOptions { mmproj, device: DeviceChoice::Cpu.into(), ..Default::default() };
     Model::open_with(folder.join("text.gguf"), options).unwrap()
 }
 

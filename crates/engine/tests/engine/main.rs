@@ -4,10 +4,12 @@
 
 mod adapter;
 mod answers;
+mod devices;
 mod experts;
 mod families;
 mod golden;
 mod hf_folders;
+mod history;
 mod hostile;
 mod images;
 mod isa_process;

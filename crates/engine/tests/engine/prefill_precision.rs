@@ -7,7 +7,7 @@ use kvant::{DeviceChoice, Error, Model, OpenOptions, PrefillPrecision, SessionOp
 use crate::isa_process::runs_on;
 
 fn open(prefill_precision: PrefillPrecision) -> Result<Model, Error> {
-    let device = DeviceChoice::Cpu;
+    let device = DeviceChoice::Cpu.into();
     Model::bundled(OpenOptions { device, n_threads: Some(2), prefill_precision, ..Default::default() })
 }
 

@@ -18,7 +18,7 @@ const F16_TOKEN: usize = 4 * 2 * 2 * 128;
 
 fn model() -> Model {
     let gguf = Shape::named("tiny").unwrap().model("q8_0".parse().unwrap(), 4096).unwrap();
-    let options = OpenOptions { device: DeviceChoice::Cpu, n_threads: Some(2), ..Default::default() };
+    let options = OpenOptions { device: DeviceChoice::Cpu.into(), n_threads: Some(2), ..Default::default() };
     Model::from_gguf(gguf, options).unwrap()
 }
 
@@ -98,7 +98,8 @@ fn a_prompt_reuses_the_longest_available_prefix() {
 
 #[test]
 fn invalid_prompts_are_refused_and_keep_the_cache() {
-    let model = Model::bundled(OpenOptions { device: DeviceChoice::Cpu, ..Default::default() }).unwrap();
+    let model =
+        Model::bundled(OpenOptions { device: DeviceChoice::Cpu.into(), ..Default::default() }).unwrap();
     let mut session = empty(&model, "f16", "none");
     feed(&mut session, &[5; 40]);
     let hot = GenerateOptions {

@@ -57,7 +57,7 @@ fn four_bit_types_are_as_close_as_q4_0() {
 fn weights_converted_on_load_equal_those_of_a_quantized_file() {
     let context = std::env::temp_dir().join(format!("kvant-retyped-context-{}", std::process::id()));
     let options = |weights| OpenOptions {
-        device: DeviceChoice::Cpu,
+        device: DeviceChoice::Cpu.into(),
         n_threads: Some(2),
         weights,
         ..Default::default()

@@ -26,16 +26,19 @@ pub struct LayerRange {
 }
 
 impl LayerRange {
+    /// Returns these layers of a model of `n_layers`.
+    ///
+    /// # Panics
+    ///
+    /// Unless they are layers of the model, at least one.
+    pub fn new(layers: Range<usize>, n_layers: usize) -> Self {
+        assert!(!layers.is_empty() && layers.end <= n_layers, "layers {layers:?} of {n_layers}");
+        Self { layers, n_layers, weights: None, maps_experts: false, has_mtp: false, loras: Vec::new() }
+    }
+
     /// Returns all of a model of `n_layers`.
     pub fn whole(n_layers: usize) -> Self {
-        Self {
-            layers: 0..n_layers,
-            n_layers,
-            weights: None,
-            maps_experts: false,
-            has_mtp: false,
-            loras: Vec::new(),
-        }
+        Self::new(0..n_layers, n_layers)
     }
 
     /// Returns the first `n` layers, and the rest.
@@ -44,8 +47,7 @@ impl LayerRange {
     ///
     /// Unless `n` is between 1 and the number of layers less one: each part needs a layer.
     pub fn split(n_layers: usize, n: usize) -> [Self; 2] {
-        assert!(0 < n && n < n_layers, "{n} of {n_layers} layers");
-        [0..n, n..n_layers].map(|layers| Self { layers, ..Self::whole(n_layers) })
+        [0..n, n..n_layers].map(|layers| Self::new(layers, n_layers))
     }
 
     /// Sets the type of its matrices, see [`retyped`]; `None` keeps the file's types.
