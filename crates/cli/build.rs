@@ -9,7 +9,8 @@ fn main() {
     if git(&["ls-files", "--error-unmatch", "build.rs"]).is_none() {
         return;
     }
-    if let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) {
+    // The shortest unique prefix grows with the clone.
+    if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
         println!("cargo::rustc-env=KVANT_COMMIT={commit}");
     }
     // Written whenever HEAD moves. A path that does not exist would rerun this script at every

@@ -2,7 +2,7 @@
 
     python3 tools/dist                                  # of this machine's target
     python3 tools/dist aarch64-unknown-linux-gnu        # of another one, after that of this machine
-    python3 tools/dist --collect                        # manifests and checksums of what is there
+    python3 tools/dist --collect                        # what is of no target, and checksums of all that is there
 
 Rows of targets.toml are the targets. Packages go to target/dist/packages; they are the same bytes for
 the same commit and tools. Linux targets are built against glibc 2.28 (zig); those of macOS and Windows
@@ -57,7 +57,7 @@ def make(target, args):
 def main():
     parser = argparse.ArgumentParser(prog="tools/dist", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="targets of targets.toml; this machine's by default")
-    parser.add_argument("--collect", action="store_true", help="make nothing but manifests, checksums and SBOM")
+    parser.add_argument("--collect", action="store_true", help="make only what is of no target: npm packages, SBOM, manifests, checksums")
     parser.add_argument("--without", action="append", default=[], choices=["wheel", "dpkg-deb", "rpmbuild", "npm", "web", "sbom"], help="leave packages out")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "packages")
     parser.add_argument("--target-dir", type=pathlib.Path, default=FOLDER / "target", help="folder of compiled crates")

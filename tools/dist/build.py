@@ -27,8 +27,11 @@ def output(*args, **options):
     return subprocess.run([str(arg) for arg in args], check=True, stdout=subprocess.PIPE, text=True, **options).stdout
 
 
-def run(*args, **options):
-    subprocess.run([str(arg) for arg in args], check=True, **options)
+def run(program, *args, **options):
+    # Windows looks for programs in the PATH of this process only, and for .exe only.
+    path = options.get("env", os.environ)["PATH"]
+    found = shutil.which(program, path=path) or program
+    subprocess.run([str(arg) for arg in [found, *args]], check=True, **options)
 
 
 @dataclasses.dataclass
@@ -90,7 +93,7 @@ def environment(folder):
         "LC_ALL": "C",
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(f"--remap-path-prefix={a}={b}" for a, b in folders.items()),
         "CFLAGS": " ".join(f"-ffile-prefix-map={a}={b}" for a, b in folders.items()),
-        "PATH": f"{pathlib.Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
 
 

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import zipfile
 
-from build import FEATURES, HERE, ROOT, commit_time, dated, environment, run, version
+from build import FEATURES, HERE, ROOT, commit_time, dated, environment, output, run, version
 
 DESCRIPTION = "Run large language models on a compressed KV cache"
 # Where releases are published.
@@ -107,6 +107,8 @@ def write_rpm(target, stage, out):
     macros = {
         "_topdir": build, "_rpmdir": build, "_buildhost": "kvant", "_build_id_links": "none", "__strip": "/bin/true", "_unitdir": "/usr/lib/systemd/system",
         "use_source_date_epoch_as_buildtime": 1, "clamp_mtime_to_source_date_epoch": 1, "_rpmfilename": "kvant.rpm",
+        # Distributions differ in what they compress with; each of them reads xz.
+        "_binary_payload": "w6.xzdio",
     }
     defines = [word for name, value in macros.items() for word in ("--define", f"{name} {value}")]
     run("rpmbuild", "--quiet", "-bb", "--target", f"{target.rpm}-linux", *defines, build / "kvant.spec", env=dated())
@@ -208,12 +210,25 @@ def write_checksums(out):
 
 
 def write_sbom(out):
-    """Writes the crates that the command is built from, in CycloneDX (cargo-cyclonedx)."""
+    """Writes the crates of all targets that the command is built from, in CycloneDX (cargo-cyclonedx)."""
     name = f"kvant-{version()}.cdx"
-    run("cargo", "cyclonedx", "--format", "json", "--features", FEATURES, "--override-filename", name, "--manifest-path", ROOT / "crates/cli/Cargo.toml", env=dated())
+    manifest = ROOT / "crates/cli/Cargo.toml"
+    options = ["--format", "json", "--features", FEATURES, "--target", "all", "--override-filename", name]
+    run("cargo", "cyclonedx", *options, "--manifest-path", manifest, env=dated())
     # It writes one beside the manifest of each crate of ours.
     for made in [*ROOT.glob(f"*/{name}.json"), *ROOT.glob(f"*/*/{name}.json")]:
-        if made.parent.name == "cli":
-            shutil.move(made, out / f"{name}.json")
-        else:
-            made.unlink()
+        if made.parent == manifest.parent:
+            # Crates of ours are named by their folders.
+            text = made.read_text().replace(ROOT.as_uri(), "file:///kvant")
+            (out / f"{name}.json").write_text(text)
+        made.unlink()
+    if missing := crates_of_command() - {(part["name"], part["version"]) for part in json.loads(text)["components"]}:
+        sys.exit(f"the SBOM lacks {sorted(missing)}")
+
+
+def crates_of_command():
+    """Returns name and version of each crate that the command is built from, for any target."""
+    options = ["--features", FEATURES, "--target", "all", "--edges", "normal,build", "--prefix", "none", "--format", "{p}"]
+    tree = output("cargo", "tree", "--locked", "-p", "kvant-cli", *options, cwd=ROOT)
+    crates = {tuple(line.removesuffix(" (*)").split()[:2]) for line in tree.splitlines()}
+    return {(name, version.removeprefix("v")) for name, version in crates if name != "kvant-cli"}

@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,10 @@ import urllib.request
 
 QUESTION = "What is the capital of France?"
 PORT = 18080
+# The oldest glibc that packages are for: RHEL 8, Debian 10.
+GLIBC = (2, 28)
 # What the system itself writes while packages come and go.
-OWN = ("/proc", "/sys", "/dev", "/tmp", "/run", "/var/lib/dpkg", "/var/cache", "/var/log", "/root", "/etc/.pwd.lock")
+OWN = ("/proc", "/sys", "/dev", "/tmp", "/run", "/var/lib/dpkg", "/var/lib/rpm", "/var/cache", "/var/log", "/root", "/etc/.pwd.lock")
 
 
 class Root:
@@ -35,9 +38,12 @@ class Root:
             subprocess.run(["mount", "--rbind", f"/{mount}", self.path / mount], check=True)
         self.before = self.files()
 
-    def close(self):
+    def unmount(self):
         for mount in ["proc", "dev"]:
             subprocess.run(["umount", "-l", self.path / mount], check=True)
+
+    def close(self):
+        self.unmount()
         shutil.rmtree(self.path)
 
     def files(self):
@@ -115,6 +121,26 @@ def add_node(base):
     (base / "usr/bin/npm").symlink_to("../lib/node_modules/npm/bin/npm-cli.js")
 
 
+def add_rpm(base):
+    """Returns a copy of the system with rpm."""
+    with_rpm = base.with_name("with-rpm")
+    root = Root(base, with_rpm.name)
+    root.run("sh", "-ec", "apt-get -qq update && apt-get -qq install --yes --no-install-recommends rpm")
+    root.unmount()
+    return with_rpm
+
+
+def check_requirements(file):
+    """Ends with an error where the package needs more than glibc of an old system."""
+    needed = subprocess.run(["rpm", "-qp", "--requires", file], check=True, stdout=subprocess.PIPE, text=True).stdout.split("\n")
+    known = re.compile(r"(rpmlib\(|rtld\(|ld-linux|lib(c|m|dl|rt|pthread|gcc_s)\.so\.|$)")
+    if other := [name for name in needed if not known.match(name)]:
+        sys.exit(f"{file.name}: needs {other}")
+    newest = max(tuple(map(int, version.split("."))) for version in re.findall(r"\(GLIBC_([\d.]+)\)", "\n".join(needed)))
+    if newest > GLIBC:
+        sys.exit(f"{file.name}: needs glibc {newest}, expected no newer than {GLIBC}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", type=pathlib.Path)
@@ -147,6 +173,10 @@ def main():
         # Packages of other platforms are on no registry yet.
         install = f"npm install --global --omit=optional --offline /root/{platform_package.name} /root/{npm.name}"
         attempt(base, npm, [install], [f"npm uninstall --global kvant @kvant/linux-{npm_cpu}"])
+        rpm = the(f"kvant-*.{machine}.rpm")
+        check_requirements(rpm)
+        # Debian's database of rpm knows no libraries: check_requirements has looked at them.
+        attempt(add_rpm(base), rpm, [f"rpm --force-debian --nodeps -i /root/{rpm.name}"], ["rpm --force-debian -e kvant"])
 
 
 if __name__ == "__main__":
