@@ -27,8 +27,8 @@ pub struct KvantLora {
 /// Options of loading a model. Zeroes are the defaults.
 #[repr(C)]
 pub struct KvantModelOptions {
-    /// `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one is
-    /// usable, else the CPU.
+    /// `auto`, `cpu`, `cuda:N` or `wgpu:N`, or a list that the layers are split over, such as
+    /// `cuda:0,cuda:1`; NULL is `auto`, the first NVIDIA GPU where one is usable, else the CPU.
     pub device: *const c_char,
     /// Worker threads; 0 is all cores.
     pub n_threads: usize,
