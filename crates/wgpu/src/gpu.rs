@@ -188,8 +188,8 @@ impl Gpu {
         self.check()
     }
 
-    /// Counts the multiply-adds of the next launch, a product of these factors, so that no submission
-    /// takes a GPU too long.
+    /// Counts the multiply-adds of the next launch, a product of these factors, so that no
+    /// submission takes a GPU too long.
     pub fn count_work<const N: usize>(&self, factors: [usize; N]) {
         self.recording().count_work(product(factors));
     }

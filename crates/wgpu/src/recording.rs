@@ -16,8 +16,8 @@ use crate::shader::Kernel;
 const RING: usize = 4 << 20;
 
 /// Multiply-adds of a submission, unless one launch has more: 0.7 s at 200 GFLOP/s, the speed of
-/// slow GPUs. A system resets a GPU that does not respond, Windows after 2 s, and the device is lost.
-/// Splitting a large step costs a fast GPU less than a hundredth of its time.
+/// slow GPUs. A system resets a GPU that does not respond, Windows after 2 s, and the device is
+/// lost. Splitting a large step costs a fast GPU less than a hundredth of its time.
 pub(crate) const MAX_WORK: u64 = 1 << 36;
 
 /// Submissions without use after which a bind group is dropped, and the buffers in it.

@@ -1,5 +1,5 @@
-//! Wire format of events, as in vLLM since its 0.24: MessagePack, a batch as an array, each event as
-//! a map of its fields.
+//! Wire format of events, as in vLLM since its 0.24: MessagePack, a batch as an array, each event
+//! as a map of its fields.
 //!
 //! ```text
 //! [ts, [event, ...], data_parallel_rank]

@@ -137,8 +137,8 @@ impl Disk {
         }
     }
 
-    /// Removes the least recently used conversations until `needed` bytes fit, and reserves them for
-    /// `file`. `None` without a file, or where other servers have reserved too much.
+    /// Removes the least recently used conversations until `needed` bytes fit, and reserves them
+    /// for `file`. `None` without a file, or where other servers have reserved too much.
     fn make_room(&mut self, needed: u64, file: Option<&Path>) -> io::Result<Option<Reservation>> {
         let turn = self.folder.lock()?;
         // What others used last does not show in the folder.

@@ -41,8 +41,8 @@ pub(super) struct Listed {
 }
 
 impl SharedFolder {
-    /// Opens a folder readable by its owner only, since it will hold conversations, which is created
-    /// if missing and checked to be writable.
+    /// Opens a folder readable by its owner only, since it will hold conversations, which is
+    /// created if missing and checked to be writable.
     pub fn open(path: PathBuf) -> io::Result<Self> {
         let mut builder = fs::DirBuilder::new();
         #[cfg(unix)]

@@ -66,7 +66,7 @@ pub(crate) fn path(id: TransferId) -> String {
     format!("/kv/transfers/{id}")
 }
 
-/// Name of a kept cache, which cannot be guessed.
+/// Random name of a kept cache, a secret of those who may fetch it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TransferId(u128);
 

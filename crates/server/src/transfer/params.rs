@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_a_transfer_have_none_and_wrong_ones_an_error() {
+    fn wrong_transfers_are_errors_and_others_none() {
         for none in [Value::Null, json!({}), json!({ "do_remote_decode": false, "other": [1] })] {
             assert_eq!(read(none).unwrap(), None);
         }

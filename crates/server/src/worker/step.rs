@@ -211,8 +211,8 @@ impl Worker {
             let (times, first) =
                 (sequence.times(), sequence.first_token_at.map(|at| at - sequence.submitted));
             trace::ended(&sequence.span, finish, &times, first.map(|first| first.as_secs_f64()));
-            // Before the last event: who has the answer finds it counted, and its cache for a decode
-            // worker.
+            // Before the last event: who has the answer finds it counted, and its cache for a
+            // decode worker.
             if let (Some(cache), Some(session)) = (&sequence.job.keeps, &sequence.session) {
                 self.transfers.kept.keep(cache.clone(), &sequence.job.kind, session);
             }

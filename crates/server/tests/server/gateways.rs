@@ -67,7 +67,7 @@ fn llm_ds_picker_reads_the_size_and_number_of_blocks() {
 }
 
 #[test]
-fn share_of_prompts_in_the_prefix_cache_follows_from_two_counters() {
+fn two_counters_give_the_share_of_cached_prompt_tokens() {
     let client = start(options());
     let ask = || client.post("/v1/completions", &json!({ "prompt": vec![7; 600], "max_tokens": 1 }));
     ask();

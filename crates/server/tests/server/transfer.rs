@@ -174,7 +174,7 @@ fn a_prompt_is_read_where_its_cache_cannot_be_fetched() {
     let key = head.lines().find(|line| line.starts_with("x-kvant-cache-key")).unwrap();
     for (name, params) in [
         ("an id that the peer does not know", params_at(source)),
-        ("nobody listens", params_at(closed)),
+        ("a port where no peer listens", params_at(closed)),
         ("the peer dies within the cache", with(&head, &body[..middle])),
         ("the peer dies within the head", with(&head[..20], &[])),
         ("a changed byte", with(&head, &flipped)),
