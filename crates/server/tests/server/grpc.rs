@@ -443,7 +443,11 @@ fn salts_separate_the_prefix_cache_and_it_can_be_bypassed() {
     let is_cached = ["", "", "one", "two", "one", "two", ""].map(|salt| cached(salted(salt)));
     assert_eq!(is_cached, [false, true, false, false, true, true, true]);
     assert!(!cached(KvCacheParameters { bypass_prefix_cache: true, ..Default::default() }));
-    assert!(cached(KvCacheParameters { kv_transfer_params: Some(vec![0xff; 9]), ..Default::default() }));
+    // Parameters that ask for no transfer.
+    assert!(cached(KvCacheParameters { kv_transfer_params: Some(Vec::new()), ..Default::default() }));
+    let kv = KvCacheParameters { kv_transfer_params: Some(vec![0xff; 9]), ..Default::default() };
+    let error = grpc.try_generate(GenerateRequest { kv: Some(kv), ..request(1) }).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
 }
 
 #[test]
