@@ -244,6 +244,8 @@ def arguments(head):
             args = super().parse_args()
             args.kvant, args.model = args.kvant.resolve(), args.model.resolve()
             args.work.mkdir(parents=True, exist_ok=True)
+            # So that programs end with a script that is asked to end.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
             return args
 
     parser = Parser(description=head, formatter_class=argparse.RawDescriptionHelpFormatter)
