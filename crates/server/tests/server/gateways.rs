@@ -39,7 +39,7 @@ fn llm_ds_picker_reads_load_and_health() {
     assert_gauge(&client, "vllm:kv_cache_usage_perc", 0.0);
     let endless = with(chat("Tell me a story."), json!({ "ignore_eos": true, "stream": true }));
     let first = client.send("/v1/chat/completions", &endless);
-    client.wait_for("/kv", |kv| kv["running"] == 1);
+    client.wait_for("/kv", |kv| kv["running"] == 1 && kv["bytes"].as_u64() > Some(0));
     let second = client.send("/v1/chat/completions", &endless);
     client.wait_for("/kv", |kv| kv["waiting"] == 1);
     assert_gauge(&client, "vllm:num_requests_running", 1.0);
