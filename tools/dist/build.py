@@ -12,10 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 # Everything that a user may need, found at run time or chosen by a flag.
 FEATURES = "wgpu,grpc,kv-events,otel"
-# Optimised like a release, with lines for debuggers in a file of their own.
-PROFILE = "profiling"
+# Fast like a release, small, with lines for debuggers in a file of their own.
+PROFILE = "dist"
 # Programs of the build: their versions are part of what makes two builds equal.
-PYTHON_TOOLS = ["maturin==1.16.*", "ziglang==0.17.*", "cargo-zigbuild==0.24.*", "zstandard==0.25.*"]
+PYTHON_TOOLS = ["maturin==1.16.0", "ziglang==0.17.1", "cargo-zigbuild==0.24.1", "zstandard==0.25.0"]
 SHELLS = {
     "bash": "share/bash-completion/completions/kvant",
     "fish": "share/fish/vendor_completions.d/kvant.fish",
@@ -163,8 +163,11 @@ def build_wheel(target, folder, stage, out):
     data.mkdir(parents=True)
     shutil.copy2(stage / "bin" / target.program, data)
     try:
-        cross = ["--zig", "--target", target.triple, "--compatibility", "manylinux_2_28"] if target.zig else ["--target", target.triple]
-        command = ["maturin", "build", "--profile", PROFILE, "--strip", "--locked", *cross, "-m", "crates/python/Cargo.toml", "-o", out]
-        run(*command, cwd=ROOT, env=environment(folder))
+        command = ["maturin", "build", "--profile", PROFILE, "--strip", "--locked", "--compression-level", "9", "--target", target.triple]
+        variables = environment(folder)
+        if target.zig:
+            command += ["--compatibility", "manylinux_2_28"]
+            variables |= {"CARGO": str(HERE / "share/cargo-zig"), "TRIPLE": target.triple, "ZIG_TARGET": target.zig}
+        run(*command, "-m", "crates/python/Cargo.toml", "-o", out, cwd=ROOT, env=variables)
     finally:
         shutil.rmtree(data.parent)

@@ -3,7 +3,7 @@
     sudo python3 tools/dist/try.py target/dist/packages [--mirror URL]
 
 Prints the seconds of each step. What a removal leaves behind is an error. Needs root for chroot; npm
-and node come from this machine.
+and node come from this machine, which reads the rpm's requirements too.
 """
 
 import argparse
