@@ -44,7 +44,7 @@ def make(target, args):
     build.stage(target, built, stage, symbols)
     packages.write_archives(target, stage, symbols, args.out)
     if "wheel" not in args.without:
-        build.build_wheel(target, args.target_dir, stage, args.out)
+        build.build_wheel(target, args.target_dir, args.out)
     writers = [("dpkg-deb", target.deb, packages.write_deb), ("rpmbuild", target.rpm, packages.write_rpm), ("npm", target.npm, packages.write_npm)]
     for program, architecture, write in writers:
         if not architecture or program in args.without:

@@ -156,18 +156,11 @@ def write_manual(program, folder):
             (folder / f"kvant-{name}.1").write_text(output(program, "man", name))
 
 
-def build_wheel(target, folder, stage, out):
-    """Builds the wheel: the library and, as its script, the command."""
-    data = ROOT / "crates/python/kvant.data/scripts"
-    shutil.rmtree(data.parent, ignore_errors=True)
-    data.mkdir(parents=True)
-    shutil.copy2(stage / "bin" / target.program, data)
-    try:
-        command = ["maturin", "build", "--profile", PROFILE, "--strip", "--locked", "--compression-level", "9", "--target", target.triple]
-        variables = environment(folder)
-        if target.zig:
-            command += ["--compatibility", "manylinux_2_28"]
-            variables |= {"CARGO": str(HERE / "share/cargo-zig"), "TRIPLE": target.triple, "ZIG_TARGET": target.zig}
-        run(*command, "-m", "crates/python/Cargo.toml", "-o", out, cwd=ROOT, env=variables)
-    finally:
-        shutil.rmtree(data.parent)
+def build_wheel(target, folder, out):
+    """Builds the wheel: the library, which contains the command."""
+    command = ["maturin", "build", "--profile", PROFILE, "--strip", "--locked", "--compression-level", "9", "--target", target.triple]
+    variables = environment(folder)
+    if target.zig:
+        command += ["--compatibility", "manylinux_2_28"]
+        variables |= {"CARGO": str(HERE / "share/cargo-zig"), "TRIPLE": target.triple, "ZIG_TARGET": target.zig}
+    run(*command, "--features", FEATURES, "-m", "crates/python/Cargo.toml", "-o", out, cwd=ROOT, env=variables)

@@ -1,7 +1,6 @@
 //! Failures of commands: one clear line, and its exit code.
 
 use std::io;
-use std::process::ExitCode;
 
 use crate::{console, hints};
 
@@ -41,12 +40,12 @@ impl Failure {
     }
 
     /// Prints the line and returns the exit code.
-    pub fn report(self) -> ExitCode {
+    pub fn report(self) -> u8 {
         self.print();
         match self {
-            Self::Work(_) | Self::Output(_) => ExitCode::from(1),
-            Self::Usage(_) => ExitCode::from(2),
-            Self::BrokenPipe => ExitCode::SUCCESS,
+            Self::Work(_) | Self::Output(_) => 1,
+            Self::Usage(_) => 2,
+            Self::BrokenPipe => 0,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The `kvant` command line: parses arguments, calls the library, prints results. A library of two
-//! functions, so that a fuzzer can call the argument parser.
+//! The `kvant` command line: parses arguments, calls the library, prints results. A library, so that
+//! the wheel's library contains the command and a fuzzer can call the argument parser.
 //!
 //! Results go to stdout, progress and logs to stderr. Exit codes: 0 success, 1 failure, 2 wrong
 //! usage.
@@ -50,8 +50,15 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::commands::{Cli, Command};
 use crate::failure::Failure;
 
-/// Runs the program: executes the command and returns its exit code.
+/// Runs the program: executes the command of the process's arguments.
 pub fn main() -> ExitCode {
+    ExitCode::from(execute(std::env::args_os()))
+}
+
+/// Executes the command that `args`, beginning with the program's name, describe, and returns its
+/// exit code. The process is the command's from then on: its panic hook, its handlers of signals
+/// and, on a second Ctrl-C, its end.
+pub fn execute(args: impl Iterator<Item = OsString>) -> u8 {
     // A panic is a bug in Kvant, but a user does not need its stack trace.
     set_hook(Box::new(|panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
@@ -61,16 +68,19 @@ pub fn main() -> ExitCode {
     // the process.
     #[cfg(unix)]
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
-    match start() {
+    let code = match start(args) {
         Ok((cli, _collector)) => {
             match catch_unwind(|| commands::dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {
-                Ok(Ok(())) => ExitCode::SUCCESS,
+                Ok(Ok(())) => 0,
                 Ok(Err(failure)) => failure.report(),
-                Err(_) => ExitCode::from(1),
+                Err(_) => 1,
             }
         }
         Err(code) => code,
-    }
+    };
+    // What was printed before a failure; only the end of a Rust program flushes it by itself.
+    let _ = console::flush();
+    code
 }
 
 /// Parses the arguments and starts logging.
@@ -78,8 +88,8 @@ pub fn main() -> ExitCode {
 /// # Errors
 ///
 /// The exit code if no command follows: help, the version, or invalid arguments.
-fn start() -> Result<(Cli, Option<Collector>), ExitCode> {
-    let (argv, cli) = parse(std::env::args_os()).map_err(|end| match end {
+fn start(args: impl Iterator<Item = OsString>) -> Result<(Cli, Option<Collector>), u8> {
+    let (argv, cli) = parse(args).map_err(|end| match end {
         ParseOutcome::Shown(help) => show(&help),
         ParseOutcome::Refused(failure) => failure.report(),
     })?;
@@ -150,11 +160,11 @@ pub fn read_arguments(args: impl Iterator<Item = OsString>) -> Result<Option<Vec
 }
 
 /// Shows a help text, or the version.
-fn show(help: &clap::Error) -> ExitCode {
+fn show(help: &clap::Error) -> u8 {
     match help.print().and_then(|()| console::flush()) {
         // Without arguments, the help goes to stderr with clap's exit code.
-        Ok(()) => ExitCode::from(help.exit_code() as u8),
-        Err(_) if help.use_stderr() => ExitCode::from(2),
+        Ok(()) => help.exit_code() as u8,
+        Err(_) if help.use_stderr() => 2,
         Err(error) => Failure::from(error).report(),
     }
 }

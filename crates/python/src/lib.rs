@@ -1,12 +1,13 @@
 //! Python bindings of Kvant, the module `kvant`; `kvant.pyi` documents its contents.
 //!
 //! This is a thin layer; behaviour is documented in the Rust library [`kvant`]. Long
-//! calls release the GIL.
+//! calls release the GIL. The command `kvant` is part of it ([`command`]).
 
 #![forbid(unsafe_code)]
 
 mod answer;
 mod async_iteration;
+mod command;
 mod error;
 mod generation;
 mod model;
@@ -27,5 +28,6 @@ fn kvant_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::KvUse>()?;
     module.add_class::<generation::Generation>()?;
     module.add_class::<answer::Answer>()?;
-    module.add_class::<answer::Answers>()
+    module.add_class::<answer::Answers>()?;
+    module.add_function(wrap_pyfunction!(command::run, module)?)
 }

@@ -49,7 +49,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-server", &["kvant"]),
     ("kvant-cli", &["kvant", "kvant-eval", "kvant-quantize", "kvant-server"]),
     ("kvant-capi", &["kvant"]),
-    ("kvant-python", &["kvant"]),
+    ("kvant-python", &["kvant", "kvant-cli"]),
     ("kvant-web", &["kvant"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),
     ("kvant-fuzz-targets", &["kvant", "kvant-cli", "kvant-codec", "kvant-eval", "kvant-server"]),
