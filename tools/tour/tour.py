@@ -37,10 +37,15 @@ def steps(text):
 
 
 def wrapped(text):
-    """Returns the lines of a terminal of COLUMNS columns; long output loses its middle."""
+    """Returns lines of at most COLUMNS columns, divided at spaces; long output loses its middle."""
     lines = []
     for line in text.expandtabs().splitlines():
-        lines += [line[at : at + COLUMNS] for at in range(0, max(len(line), 1), COLUMNS)]
+        while len(line) > COLUMNS:
+            end = line.rfind(" ", len(line) - len(line.lstrip()), COLUMNS + 1)
+            end = end if end > 0 else COLUMNS
+            lines.append(line[:end])
+            line = "    " + line[end:].lstrip()
+        lines.append(line)
     if len(lines) > MAX_LINES:
         half = MAX_LINES // 2
         lines = lines[:half] + ["..."] + lines[-half:]
