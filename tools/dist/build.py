@@ -100,7 +100,9 @@ def environment(folder):
 def build_binary(target, folder):
     """Compiles the command; returns the binary with its debug information."""
     cross = ["zigbuild", "--target", target.zig] if target.zig else ["build", "--target", target.triple]
-    command = ["cargo", *cross, "--profile", PROFILE, "--locked", "-p", "kvant-cli", "--features", FEATURES]
+    # With the features of the wheel's dependencies (of syn, say), crates of both are compiled once.
+    packages = ["--bin", "kvant", "-p", "kvant-cli", "-p", "kvant-python"]
+    command = ["cargo", *cross, "--profile", PROFILE, "--locked", *packages, "--features", FEATURES]
     run(*command, cwd=ROOT, env=environment(folder))
     return folder / target.triple / PROFILE / target.program
 
