@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
-use crate::{Codebook, CodecError, DType, LevelTable, Trellis, block32, fp4, iq, iq4, kquant, tq, turbo};
+use crate::{
+    Codebook, CodecError, DType, LevelTable, Trellis, block32, fp4, grouped, iq, iq4, kquant, tq, turbo,
+};
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
@@ -53,6 +55,7 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         DType::IQ1 | DType::IQ2 => pack(values, bytes, |x, b| iq::pack(table(), x, b)),
         DType::MXFP4 => pack(values, bytes, fp4::pack_mx),
         DType::NVFP4 => pack(values, bytes, fp4::pack_nv),
+        DType::Q4G128 => pack(values, bytes, grouped::pack),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
     }
@@ -103,6 +106,7 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::IQ1 | DType::IQ2 => unpack(bytes, values, |b| iq::read(b).decode(table())),
         DType::MXFP4 => unpack(bytes, values, fp4::unpack_mx),
         DType::NVFP4 => unpack(bytes, values, fp4::unpack_nv),
+        DType::Q4G128 => unpack(bytes, values, grouped::unpack),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
     }

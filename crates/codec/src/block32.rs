@@ -22,6 +22,7 @@
 
 use half::f16;
 
+use crate::DType;
 use crate::finite::{F16_MAX, clamp, to_f16};
 
 /// Values per block.
@@ -101,6 +102,26 @@ impl ScaledBlock {
         let d = self.scale.to_f32();
         self.codes.map(|c| (f32::from(c) - f32::from(zero)) * d)
     }
+
+    /// Writes the block as q4_0, q5_0 or q8_0.
+    ///
+    /// # Panics
+    /// When `dtype` is another, or `out` does not have the bytes of its block.
+    pub fn write(&self, dtype: DType, out: &mut [u8]) {
+        let (scale, rest) = out.split_at_mut(2);
+        scale.copy_from_slice(&self.scale.to_le_bytes());
+        match dtype {
+            DType::Q4_0 => put_nibbles(&self.codes, rest),
+            DType::Q5_0 => {
+                put_fifth_bits(&self.codes, &mut rest[..4]);
+                put_nibbles(&self.codes, &mut rest[4..]);
+            }
+            DType::Q8_0 => {
+                rest.copy_from_slice(&self.codes.map(|code| code.wrapping_sub(Q8_0_ZERO)));
+            }
+            other => panic!("{other} has no such block"),
+        }
+    }
 }
 
 impl AffineBlock {
@@ -137,11 +158,7 @@ pub(crate) fn half_at(bytes: &[u8], at: usize) -> f16 {
 }
 
 pub(crate) fn pack_q8_0(x: &[f32; LEN], block: &mut [u8; 34]) {
-    let coded = encode_q8_0(x);
-    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
-    for (byte, code) in block[2..].iter_mut().zip(coded.codes) {
-        *byte = code.wrapping_sub(Q8_0_ZERO);
-    }
+    encode_q8_0(x).write(DType::Q8_0, block);
 }
 
 pub(crate) fn read_q8_0(block: &[u8; 34]) -> ScaledBlock {
@@ -154,9 +171,7 @@ pub(crate) fn unpack_q8_0(block: &[u8; 34]) -> [f32; LEN] {
 }
 
 pub(crate) fn pack_q4_0(x: &[f32; LEN], block: &mut [u8; 18]) {
-    let coded = encode_centred(x, Q4_0_ZERO);
-    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
-    put_nibbles(&coded.codes, &mut block[2..]);
+    encode_centred(x, Q4_0_ZERO).write(DType::Q4_0, block);
 }
 
 pub(crate) fn read_q4_0(block: &[u8; 18]) -> ScaledBlock {
@@ -169,10 +184,7 @@ pub(crate) fn unpack_q4_0(block: &[u8; 18]) -> [f32; LEN] {
 }
 
 pub(crate) fn pack_q5_0(x: &[f32; LEN], block: &mut [u8; 22]) {
-    let coded = encode_centred(x, Q5_0_ZERO);
-    block[..2].copy_from_slice(&coded.scale.to_le_bytes());
-    put_fifth_bits(&coded.codes, &mut block[2..6]);
-    put_nibbles(&coded.codes, &mut block[6..]);
+    encode_centred(x, Q5_0_ZERO).write(DType::Q5_0, block);
 }
 
 pub(crate) fn read_q5_0(block: &[u8; 22]) -> ScaledBlock {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Codebook, CodecError, Trellis, block32};
+use crate::{Codebook, CodecError, Trellis, block32, grouped};
 
 /// A storage format for a row of numbers.
 ///
@@ -44,6 +44,8 @@ pub enum DType {
     MXFP4,
     /// 64 values: 4 sub-blocks of 16 with E4M3 scales, E2M1 floats.
     NVFP4,
+    /// 128 values: f16 scale, integer zero, nibbles. AWQ and GPTQ.
+    Q4G128,
     /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit indices of a table. Expanded iq1_s
     /// and iq1_m.
     IQ1,
@@ -73,7 +75,7 @@ pub enum DType {
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -91,6 +93,7 @@ impl DType {
         Self::IQ4XS,
         Self::MXFP4,
         Self::NVFP4,
+        Self::Q4G128,
         Self::IQ1,
         Self::IQ2,
         Self::IQ3,
@@ -162,7 +165,7 @@ impl DType {
     /// and iq1 to iq3x ([`crate::iq`]).
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may assign them another
-    /// meaning.
+    /// meaning. That of q4_g128 is Kvant's own.
     pub const fn ggml_id(self) -> Option<u32> {
         self.format().ggml_id
     }
@@ -324,8 +327,11 @@ const fn trellis(trellis: Trellis) -> KvEncoding {
     KvEncoding::Coded(KvCode { bits: trellis.bits() as usize, levels: Levels::Trellis(trellis) })
 }
 
+/// Tensor type id of q4_g128, which only Kvant writes: far beyond GGML's own.
+const Q4G128_ID: u32 = 19_318;
+
 /// The formats, in the order of [`DType`].
-static FORMATS: [FormatSpec; 28] = [
+static FORMATS: [FormatSpec; 29] = [
     format(DType::F32, "f32", Some(0), [1, 4], KvEncoding::Float),
     format(DType::F16, "f16", Some(1), [1, 2], KvEncoding::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], KvEncoding::Float),
@@ -343,6 +349,7 @@ static FORMATS: [FormatSpec; 28] = [
     format(DType::IQ4XS, "iq4_xs", Some(23), [256, 136], KvEncoding::No),
     format(DType::MXFP4, "mxfp4", Some(39), [32, 17], KvEncoding::No),
     format(DType::NVFP4, "nvfp4", Some(40), [64, 36], KvEncoding::No),
+    format(DType::Q4G128, "q4_g128", Some(Q4G128_ID), [grouped::LEN, grouped::BYTES], KvEncoding::No),
     format(DType::IQ1, "iq1", None, [256, 110], KvEncoding::No),
     format(DType::IQ2, "iq2", None, [256, 110], KvEncoding::No),
     format(DType::IQ3, "iq3", None, [256, 136], KvEncoding::No),
@@ -403,6 +410,7 @@ mod tests {
             (DType::IQ4XS, 256, 136, 4.25),
             (DType::MXFP4, 32, 17, 4.25),
             (DType::NVFP4, 64, 36, 4.5),
+            (DType::Q4G128, 128, 68, 4.25),
             (DType::IQ1, 256, 110, 3.4375),
             (DType::IQ2, 256, 110, 3.4375),
             (DType::IQ3, 256, 136, 4.25),

@@ -8,6 +8,7 @@
 //! iq4_nl              value = d · level(code)
 //! iq4_xs iq3 iq3x     value = d · (sc - sc_zero) · level(code)     sub-blocks of 32
 //! iq1 iq2             value = d · (sc - sc_zero) · level(code)     sub-blocks of 16
+//! q4_g128             value = d · code - d · zero
 //! mxfp4 nvfp4         value = float(sc) · level(code)              sub-blocks of 32, of 16
 //! tq3_1s tq4_1s       value = level(code) · d of the half, then the inverse of Rotation::tq()
 //! ```
@@ -18,6 +19,7 @@
 use half::f16;
 
 use crate::fp4::ByteFloat;
+use crate::grouped::{self, GroupBlock};
 use crate::kfit::{MinBlock, SymBlock};
 use crate::{Codebook, DType, LevelTable, block32, fp4, iq, iq4, kquant, tq};
 
@@ -66,6 +68,8 @@ const Q3_ZERO: u8 = 4;
 /// The zero of q6_K scales, as offset here, and of its codes.
 const Q6_SCALE_ZERO: u8 = 128;
 const Q6_ZERO: u8 = 32;
+/// Sub-blocks of q4_g128.
+const GROUP_RUNS: usize = grouped::LEN / 32;
 
 impl FieldSpec {
     /// Returns the meaning of the fields of `dtype`; `None` for float and cache formats, which have
@@ -87,6 +91,7 @@ impl FieldSpec {
             DType::IQ1 | DType::IQ2 => (3, 0, 16, iq4::SCALE_ZERO, false),
             DType::MXFP4 => (4, 0, 32, 0, false),
             DType::NVFP4 => (4, 0, 16, 0, false),
+            DType::Q4G128 => (4, 0, 32, 0, true),
             DType::TQ3_1S => (3, 0, 16, 0, false),
             DType::TQ4_1S => (4, 0, 16, 0, false),
             _ => return None,
@@ -154,6 +159,7 @@ impl Fields {
             DType::IQ1 | DType::IQ2 => self.set_table_block(iq::read(sized(block))),
             DType::MXFP4 => (self.sub_scales[0], *self.first_codes()) = fp4::read_mx(sized(block)),
             DType::NVFP4 => (*self.first_scales(), *self.first_codes()) = fp4::read_nv(sized(block)),
+            DType::Q4G128 => self.set_group_block(GroupBlock::from_bytes(sized(block))),
             DType::TQ3_1S => self.set_halves(tq::scaled_indices_tq3(sized(block))),
             DType::TQ4_1S => self.set_halves(tq::scaled_indices_tq4(sized(block))),
             _ => panic!("{dtype} has no fields"),
@@ -194,6 +200,7 @@ impl Fields {
                 let scales = std::array::from_fn(|j| self.sub_scales[j]);
                 out.copy_from_slice(&fp4::decode_nv(&scales, &std::array::from_fn(|j| self.codes[j])));
             }
+            DType::Q4G128 => out.copy_from_slice(&self.as_group_block().decode()),
             DType::TQ3_1S => out.copy_from_slice(&halves(&Codebook::TQ3)),
             DType::TQ4_1S => out.copy_from_slice(&halves(&Codebook::GAUSS4)),
             _ => panic!("{dtype} has no fields"),
@@ -221,6 +228,22 @@ impl Fields {
     fn set_halves(&mut self, ([first, second], codes): tq::ScaledIndices) {
         (self.scale, self.min) = (first, second);
         self.codes[..tq::LEN].copy_from_slice(&codes);
+    }
+
+    /// Sub-blocks of 32 have the scale of the block, and a minimum in its units.
+    fn set_group_block(&mut self, block: GroupBlock) {
+        (self.scale, self.min) = (block.scale, block.scale);
+        self.sub_scales[..GROUP_RUNS].fill(1);
+        self.sub_mins[..GROUP_RUNS].fill(block.zero);
+        self.codes[..grouped::LEN].copy_from_slice(&block.codes);
+    }
+
+    fn as_group_block(&self) -> GroupBlock {
+        GroupBlock {
+            scale: self.scale,
+            zero: self.sub_mins[0],
+            codes: std::array::from_fn(|j| self.codes[j]),
+        }
     }
 
     fn set_min_block<const S: usize>(&mut self, block: MinBlock<S>) {

@@ -41,6 +41,7 @@ mod error;
 pub mod fields;
 pub mod finite;
 pub mod fp4;
+pub mod grouped;
 pub mod iq;
 pub mod iq4;
 mod kfit;

@@ -92,7 +92,8 @@ pub enum HfError {
     },
     /// The weights are quantized.
     #[error(
-        "its weights are quantized as {}, which is not supported: use the model in bf16, f16 or f32",
+        "its weights are quantized as {}, which is not supported: use the model in bf16, f16 or f32, or in \
+         GPTQ, AWQ, FP8 or compressed-tensors",
         printable(method, 96)
     )]
     Quantized {
@@ -174,6 +175,22 @@ pub enum TensorFault {
     Type {
         /// The type found.
         got: String,
+    },
+    /// A part of a quantized weight has another type.
+    #[error("holds {got}; it is read in {expected}")]
+    Part {
+        /// The types it may have.
+        expected: &'static str,
+        /// The type found.
+        got: String,
+    },
+    /// An input of a quantized weight belongs to a group that does not exist.
+    #[error("puts an input into group {got} of {groups}")]
+    Group {
+        /// The group found.
+        got: String,
+        /// Number of groups.
+        groups: usize,
     },
     /// Values where 4-bit codes and scales are expected.
     #[error("holds {got}; blocks and scales are read in U8")]

@@ -3,8 +3,8 @@
 //! [`open`] reads `config.json`, the headers of the safetensors files and `tokenizer.json`, and
 //! returns the [`Gguf`] that llama.cpp's converter would write, with the same keys, names and
 //! orders. No file is written. Tensors stay in their mapped files. Those that differ in GGUF
-//! (reordered rows of queries and keys, stacked experts, norms that store their weight minus 1) are
-//! converted on access. Everything that loads, measures or writes a GGUF file thus works with a
+//! (reordered rows of queries and keys, stacked experts, norms that store their weight minus 1,
+//! quantized weights) are converted on access. Everything that loads, measures or writes a GGUF file thus works with a
 //! folder.
 //!
 //! [`open_adapter`] does the same for PEFT adapters.
@@ -22,6 +22,7 @@ mod layers;
 mod metadata;
 mod pooling;
 mod pretokenizer;
+mod quantized;
 mod recipe;
 mod safetensors;
 mod scaling;
@@ -37,7 +38,8 @@ pub use adapter::{ADAPTER_FILES, is_adapter, open_adapter};
 pub use error::HfError;
 
 use family::{Family, Layers};
-use folder::{Folder, Object};
+use folder::Folder;
+use quantized::Method;
 use safetensors::Shards;
 use tokenizer::Settings;
 
@@ -61,12 +63,15 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     std::fs::metadata(path).map_err(|source| HfError::File { path: path.to_owned(), source })?;
     let mut folder = Folder::new(path);
     let config = folder.json(CONFIG)?.ok_or_else(|| no_model(path))?;
-    reject_quantized(config.object()?)?;
+    let quantization = Method::of(config.object()?)?;
     let family = Family::of(config.object()?)?;
     let config = if family.is_multimodal { config.with_nested("text_config") } else { config };
     let config = config.with_defaults(family.defaults);
     let config = config.object()?;
-    let shards = Shards::open(&mut folder)?;
+    let mut shards = Shards::open(&mut folder)?;
+    if let Some(method) = quantization {
+        quantized::join(&mut shards, method)?;
+    }
     let mut writer = GgufWriter::new();
     let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;
     pooling::write(&mut writer, &mut folder, family)?;
@@ -95,16 +100,6 @@ fn no_model(path: &Path) -> HfError {
             HfError::Folder { path, why: "has no config.json: neither a GGUF file nor a Hugging Face model" }
         }
     }
-}
-
-/// Rejects quantized weights, except the block formats that GGUF has too.
-fn reject_quantized(config: Object<'_>) -> Result<(), HfError> {
-    let Some(how) = config.find_object("quantization_config")? else { return Ok(()) };
-    let method = how.find_str("quant_method")?.unwrap_or("an unnamed method");
-    if method == "mxfp4" && Family::of(config).is_ok_and(|family| family.has_mxfp4_experts) {
-        return Ok(());
-    }
-    Err(HfError::Quantized { method: method.to_owned() })
 }
 
 /// Returns the model's name: that of its folder.

@@ -26,7 +26,7 @@ pub(crate) enum Recipe {
 pub(crate) struct ConvertedTensor {
     /// Source tensors: one, or one per expert; at least one, all of one type and shape.
     pub parts: Vec<Stored>,
-    /// Views of each part; empty keeps the original order.
+    /// Views of each part, in its blocks; empty keeps the original order.
     pub views: Vec<View>,
     /// The scales of 4-bit blocks, whose codes are the part, and their views.
     pub scales: Option<(Stored, Vec<View>)>,
@@ -85,7 +85,7 @@ impl ConvertedTensor {
                 return Cow::Owned(blocks(&stored, &viewed_bytes(shards, scales, views)));
             }
             (None, ElementKind::Values(from)) => from,
-            (None, ElementKind::Bytes) => unreachable!("bytes without scales are refused"),
+            (None, other) => unreachable!("{other} without scales is refused"),
         };
         match from == self.dtype && self.values == Values::Kept {
             true => stored,
@@ -94,14 +94,14 @@ impl ConvertedTensor {
     }
 }
 
-/// Returns the viewed values of a tensor.
+/// Returns the viewed values, or blocks, of a tensor.
 fn viewed_bytes<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a, [u8]> {
     let bytes = shards.data(part);
     if views.is_empty() {
-        return Cow::Borrowed(bytes);
+        return bytes;
     }
     let mut out = Vec::new();
-    views.iter().for_each(|view| view.copy(bytes, part.holds.size(), &mut out));
+    views.iter().for_each(|view| view.copy(&bytes, part.holds.size(), &mut out));
     Cow::Owned(out)
 }
 
@@ -119,8 +119,8 @@ fn blocks(codes: &[u8], scales: &[u8]) -> Vec<u8> {
 
 /// Converts values to f32 and applies `made`.
 fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
-    let mut values = vec![0.0; bytes.len() / from.block_bytes()];
-    kvant_codec::decode(from, bytes, &mut values).expect("types of single values have whole blocks");
+    let mut values = vec![0.0; bytes.len() / from.block_bytes() * from.block_len()];
+    kvant_codec::decode(from, bytes, &mut values).expect("tensors have whole blocks");
     let make = |value: &f32| match made {
         Values::Kept => *value,
         Values::BeyondOne => value + 1.0,

@@ -9,10 +9,12 @@
 
 mod header;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 use kvant_codec::DType;
 use kvant_gguf::{Source, SourceFile};
@@ -20,6 +22,7 @@ use serde_json::Value;
 
 use crate::error::{HfError, TensorFault};
 use crate::folder::{Folder, shown};
+use crate::quantized::Quantized;
 
 /// Maximum header length of the format.
 const MAX_HEADER: u64 = 100_000_000;
@@ -44,30 +47,93 @@ struct Shard {
 /// Location of a tensor.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
-    file: usize,
-    /// Within the file.
-    range: Range<usize>,
+    place: Place,
     pub holds: ElementKind,
     /// Outermost first, none zero; a scalar has one dimension of 1.
     pub shape: Vec<usize>,
 }
 
+/// Where the bytes of a tensor are.
+#[derive(Debug, Clone)]
+enum Place {
+    File {
+        file: usize,
+        /// Within the file.
+        range: Range<usize>,
+    },
+    /// Made of several tensors.
+    Made(Arc<Quantized>),
+}
+
+impl Stored {
+    /// Returns a tensor without values.
+    pub fn empty() -> Self {
+        let place = Place::File { file: 0, range: 0..0 };
+        Self { place, holds: ElementKind::Bytes, shape: vec![0] }
+    }
+
+    /// Returns its bytes within its file; none if it is made of others.
+    fn range(&self) -> Range<usize> {
+        match &self.place {
+            Place::File { range, .. } => range.clone(),
+            Place::Made(_) => 0..0,
+        }
+    }
+
+    /// Describes a quantized matrix.
+    pub fn made(quantized: Quantized) -> Self {
+        let holds = ElementKind::Values(quantized.dtype());
+        let shape = quantized.shape().to_vec();
+        Self { place: Place::Made(Arc::new(quantized)), holds, shape }
+    }
+
+    /// Returns what [`Stored::dense`] holds.
+    pub fn dense_kind(&self) -> ElementKind {
+        match &self.place {
+            Place::Made(quantized) => ElementKind::Values(quantized.dense_dtype()),
+            Place::File { .. } => self.holds,
+        }
+    }
+
+    /// Returns the tensor in values, if it is in blocks.
+    pub fn dense(&self) -> Self {
+        match &self.place {
+            Place::Made(quantized) => Self::made(Quantized::clone(quantized).dense()),
+            Place::File { .. } => self.clone(),
+        }
+    }
+}
+
 /// Element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ElementKind {
-    /// Values of this type.
+    /// Values, or blocks of values, of this type.
     Values(DType),
     /// Bytes: codes that are combined with other tensors.
     Bytes,
+    /// Integers, of which quantized weights are made.
+    I8,
+    I32,
+    I64,
+    /// 8-bit floats, of which quantized weights are made.
+    E4M3,
+    E8M0,
 }
 
 impl ElementKind {
-    /// Bytes per element.
+    /// Bytes per element, or per block.
     pub fn size(self) -> usize {
         match self {
             Self::Values(dtype) => dtype.block_bytes(),
-            Self::Bytes => 1,
+            Self::Bytes | Self::I8 | Self::E4M3 | Self::E8M0 => 1,
+            Self::I32 => 4,
+            Self::I64 => 8,
         }
+    }
+
+    /// Values per block.
+    pub fn block_len(self) -> usize {
+        if let Self::Values(dtype) = self { dtype.block_len() } else { 1 }
     }
 }
 
@@ -76,6 +142,11 @@ impl fmt::Display for ElementKind {
         match self {
             Self::Values(dtype) => dtype.fmt(f),
             Self::Bytes => f.write_str("U8"),
+            Self::I8 => f.write_str("I8"),
+            Self::I32 => f.write_str("I32"),
+            Self::I64 => f.write_str("I64"),
+            Self::E4M3 => f.write_str("F8_E4M3"),
+            Self::E8M0 => f.write_str("F8_E8M0"),
         }
     }
 }
@@ -141,13 +212,30 @@ impl Shards {
     }
 
     /// Returns the bytes of a tensor.
-    pub fn data(&self, stored: &Stored) -> &[u8] {
-        &self.files[stored.file].bytes[stored.range.clone()]
+    pub fn data(&self, stored: &Stored) -> Cow<'_, [u8]> {
+        match &stored.place {
+            Place::File { file, range } => Cow::Borrowed(&self.files[*file].bytes[range.clone()]),
+            Place::Made(quantized) => Cow::Owned(quantized.rows(self)),
+        }
     }
 
-    /// Returns the file of a tensor.
+    /// Returns the file of a tensor, or of the codes of a quantized one.
     pub fn path(&self, stored: &Stored) -> &Path {
-        &self.files[stored.file].stamp.path
+        match &stored.place {
+            Place::File { file, .. } => &self.files[*file].stamp.path,
+            Place::Made(quantized) => self.path(quantized.codes()),
+        }
+    }
+
+    /// Removes the tensors that do not satisfy `keeps`.
+    pub fn retain(&mut self, keeps: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| keeps(name));
+    }
+
+    /// Replaces several tensors by one that is made of them.
+    pub fn replace(&mut self, parts: impl Iterator<Item = String>, name: String, stored: Stored) {
+        parts.for_each(|part| drop(self.tensors.remove(&part)));
+        self.tensors.insert(name, stored);
     }
 
     /// Releases the memory of mapped files.
@@ -186,10 +274,10 @@ fn read_header(path: &Path, bytes: &[u8], file: usize) -> Result<HashMap<String,
         Ok(())
     })?;
     let mut order: Vec<(&String, &Stored)> = tensors.iter().collect();
-    order.sort_by_key(|(_, stored)| stored.range.start);
+    order.sort_by_key(|(_, stored)| stored.range().start);
     for pair in order.windows(2) {
         let ((other, before), (name, stored)) = (pair[0], pair[1]);
-        if stored.range.start < before.range.end {
+        if stored.range().start < before.range().end {
             return Err(fail(name, TensorFault::Overlap { other: other.clone() }));
         }
     }
@@ -210,6 +298,11 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
         "F16" => ElementKind::Values(DType::F16),
         "BF16" => ElementKind::Values(DType::BF16),
         "U8" => ElementKind::Bytes,
+        "I8" => ElementKind::I8,
+        "I32" => ElementKind::I32,
+        "I64" => ElementKind::I64,
+        "F8_E4M3" => ElementKind::E4M3,
+        "F8_E8M0" => ElementKind::E8M0,
         got => return Err(TensorFault::Type { got: got.chars().take(32).collect() }),
     };
     let len = data.len() as u64;
@@ -228,7 +321,7 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
         sizes.push(1);
     }
     let range = data.start + begin as usize..data.start + end as usize;
-    Ok(Stored { file, range, holds, shape: sizes })
+    Ok(Stored { place: Place::File { file, range }, holds, shape: sizes })
 }
 
 #[cfg(test)]
@@ -257,10 +350,10 @@ mod tests {
         let found = read(&file(header, 16)).unwrap();
         let (start, b) = (8 + header.len(), &found["b"]);
         assert_eq!(
-            (b.range.clone(), b.holds, &b.shape[..]),
+            (b.range(), b.holds, &b.shape[..]),
             (start + 4..start + 16, ElementKind::Values(DType::BF16), &[2, 3][..])
         );
-        assert_eq!((found["a"].range.clone(), &found["a"].shape[..]), (start..start + 4, &[1][..]));
+        assert_eq!((found["a"].range(), &found["a"].shape[..]), (start..start + 4, &[1][..]));
         assert_eq!(found.len(), 2);
     }
 
@@ -276,7 +369,7 @@ mod tests {
             (record("F16", "[2]", "[0, 8]"), "takes 4 bytes, but has 8"),
             (record("F32", "[0, 2]", "[0, 0]"), "impossible shape [0, 2]"),
             (record("F32", &format!("[{huge}, 4]"), "[0, 8]"), "impossible shape"),
-            (record("F8_E4M3", "[8]", "[0, 8]"), "holds F8_E4M3; weights are read in F32, F16 and BF16"),
+            (record("F8_E5M2", "[8]", "[0, 8]"), "holds F8_E5M2; weights are read in F32, F16 and BF16"),
             (record("F32", "[-2]", "[0, 8]"), "expected dtype, shape and data_offsets"),
             (record("F32", "[2]", "[0]"), "expected dtype, shape and data_offsets"),
             (r#"{"a": 7}"#.to_owned(), "expected dtype, shape and data_offsets"),

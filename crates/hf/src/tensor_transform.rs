@@ -64,6 +64,16 @@ impl View {
         Self { first: 0, steps: vec![(heads, dim * row), (dim / 2, row), (2, dim / 2 * row), (row, 1)] }
     }
 
+    /// Returns the same selection in blocks of `len` values; `None` if it divides one.
+    pub fn in_blocks(&self, len: usize) -> Option<Self> {
+        let (last, outer) = self.steps.split_last()?;
+        let is_whole = last.1 == 1
+            && [self.first, last.0].iter().chain(outer.iter().map(|(_, step)| step)).all(|n| n % len == 0);
+        let mut steps: Vec<_> = outer.iter().map(|(n, step)| (*n, step / len)).collect();
+        steps.push((last.0 / len, 1));
+        is_whole.then_some(Self { first: self.first / len, steps })
+    }
+
     /// Number of selected values.
     fn len(&self) -> usize {
         self.steps.iter().map(|(n, _)| n).product()
@@ -225,6 +235,19 @@ mod tests {
         let firsts: Vec<u8> = order.chunks(2).map(|row| row[0]).collect();
         assert_eq!(firsts, [0, 2, 1, 3, 4, 6, 5, 7]);
         assert!(order.chunks(2).all(|row| row[1] == 100 + row[0]));
+    }
+
+    #[test]
+    fn views_of_whole_blocks_select_blocks() {
+        let rows = View::interleave_halves(2, 8, 64);
+        let blocks = rows.in_blocks(32).unwrap();
+        let (mut values, mut of_blocks) = (Vec::new(), Vec::new());
+        let bytes: Vec<u8> = (0..8 * 64).map(|at| (at / 32) as u8).collect();
+        rows.copy(&bytes, 1, &mut values);
+        blocks.copy(&bytes.iter().step_by(32).copied().collect::<Vec<_>>(), 1, &mut of_blocks);
+        assert_eq!(of_blocks, values.into_iter().step_by(32).collect::<Vec<_>>());
+        assert!(View { first: 0, steps: vec![(2, 1), (2, 3)] }.in_blocks(2).is_none());
+        assert!(View { first: 16, steps: vec![(64, 1)] }.in_blocks(32).is_none());
     }
 
     #[test]

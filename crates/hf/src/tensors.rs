@@ -315,11 +315,16 @@ fn check_parts(name: &str, parts: &BTreeMap<usize, SourceTensor<'_>>, sizes: &Si
     }
 }
 
-/// Checks that codes and scales are bytes and everything else values.
+/// Checks that codes and scales of MXFP4 are bytes and everything else values.
 fn check_types(parts: &[SourceTensor<'_>], shards: &Shards) -> Result<(), HfError> {
     for SourceTensor { name, stored, cut } in parts {
         let wants_bytes = matches!(cut, Transform::Blocks { .. } | Transform::Scales { .. });
-        if wants_bytes != (stored.holds == ElementKind::Bytes) {
+        let is_expected = match stored.holds {
+            ElementKind::Bytes => wants_bytes,
+            ElementKind::Values(_) => !wants_bytes,
+            _ => false,
+        };
+        if !is_expected {
             let got = stored.holds.to_string();
             let what = if wants_bytes { TensorFault::Codes { got } } else { TensorFault::Type { got } };
             let (path, name) = (shards.path(stored).to_owned(), (*name).to_owned());
@@ -352,15 +357,11 @@ fn recipe_of(
     if module == SHARED_ROUTER && shape.len() == 2 && shape[1] == 1 {
         shape.truncate(1);
     }
-    let mut scales = None;
-    let dtype = match first.stored.holds {
-        ElementKind::Bytes => {
-            scales = Some(made_scales(&parts[1], &shape, sizes)?);
-            DType::MXFP4
-        }
-        ElementKind::Values(dtype) => {
+    let scales = match first.stored.holds {
+        ElementKind::Bytes => Some(made_scales(&parts[1], &shape, sizes)?),
+        _ => {
             check_alike(parts)?;
-            dtype
+            None
         }
     };
     let is_kept = shape.len() == 1
@@ -378,6 +379,11 @@ fn recipe_of(
         return Err(first.wrong(format!("rows of {} values", sizes.n_embd)));
     }
     let parts = if scales.is_some() { &parts[..1] } else { parts };
+    let Selection { parts, views } = Selection::of(parts, views);
+    let dtype = match parts[0].holds {
+        ElementKind::Values(dtype) => dtype,
+        _ => DType::MXFP4,
+    };
     Ok(ConvertedTensor {
         dtype: if is_kept { DType::F32 } else { dtype },
         values: match name {
@@ -386,11 +392,32 @@ fn recipe_of(
             name if family.norms_minus_one && name.ends_with("norm.weight") => Values::BeyondOne,
             _ => Values::Kept,
         },
-        parts: parts.iter().map(|part| part.stored.clone()).collect(),
+        parts,
         views,
         scales,
         shape,
     })
+}
+
+/// Parts of a tensor, and views in units of their blocks.
+struct Selection {
+    parts: Vec<Stored>,
+    views: Vec<View>,
+}
+
+impl Selection {
+    /// Parts of different types, or whose blocks a view divides, become values.
+    fn of(parts: &[SourceTensor<'_>], views: Vec<View>) -> Self {
+        let first = parts[0].stored.holds;
+        let in_blocks = views.iter().map(|view| view.in_blocks(first.block_len())).collect();
+        let is_alike = parts.iter().all(|part| part.stored.holds == first);
+        let stored = parts.iter().map(|part| part.stored);
+        match in_blocks {
+            _ if first.block_len() == 1 && is_alike => Self { parts: stored.cloned().collect(), views },
+            Some(views) if is_alike => Self { parts: stored.cloned().collect(), views },
+            _ => Self { parts: stored.map(Stored::dense).collect(), views },
+        }
+    }
 }
 
 /// Returns the scales of the blocks of a tensor with this shape, the row length first.
@@ -409,7 +436,7 @@ fn made_scales(
 fn check_alike(parts: &[SourceTensor<'_>]) -> Result<(), HfError> {
     let first = parts[0];
     let is_alike = |part: &SourceTensor<'_>| {
-        (part.stored.holds, &part.stored.shape) == (first.stored.holds, &first.stored.shape)
+        (part.stored.dense_kind(), &part.stored.shape) == (first.stored.dense_kind(), &first.stored.shape)
     };
     match parts.iter().find(|part| !is_alike(part)) {
         Some(other) => {

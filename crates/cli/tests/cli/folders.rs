@@ -320,8 +320,8 @@ fn invalid_folders_are_rejected_in_one_line_and_write_no_file() {
         &["'a': expected a number below the 4096"],
     );
     refused(
-        &|| edit("config.json", &|json| json["quantization_config"] = json!({"quant_method": "awq"})),
-        &["quantized as awq, which is not supported"],
+        &|| edit("config.json", &|json| json["quantization_config"] = json!({"quant_method": "aqlm"})),
+        &["quantized as aqlm, which is not supported"],
     );
     refused(
         &|| {

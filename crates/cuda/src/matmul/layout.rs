@@ -2,7 +2,7 @@
 //!
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
 //! q8_0, q4_0, q5_0, q3_K, q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of
-//! nvfp4 four and of iq4_xs eight: these bytes, scales, move behind the last block of the row, so
+//! nvfp4 and q4_g128 four and of iq4_xs eight: these bytes, scales, move behind the last block of the row, so
 //! that the codes are aligned for reads of 4 or 16 bytes. A row of blocks takes a multiple of 16
 //! bytes.
 
@@ -69,7 +69,7 @@ fn moved(dtype: DType) -> Option<Range<usize>> {
         DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2..dtype.block_bytes()),
         DType::IQ4XS => Some(0..8),
         DType::MXFP4 => Some(0..1),
-        DType::NVFP4 => Some(0..4),
+        DType::NVFP4 | DType::Q4G128 => Some(0..4),
         _ => None,
     }
 }

@@ -88,7 +88,7 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 23] = [
+pub(crate) const TYPES: [DType; 24] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -106,6 +106,7 @@ pub(crate) const TYPES: [DType; 23] = [
     DType::IQ4XS,
     DType::MXFP4,
     DType::NVFP4,
+    DType::Q4G128,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,

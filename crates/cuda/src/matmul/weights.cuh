@@ -1,4 +1,4 @@
-// Reads 32 consecutive weights of any type (crates/codec/src/{block32,kquant,iq4,fp4,tq}.rs have
+// Reads 32 consecutive weights of any type (crates/codec/src/{block32,grouped,kquant,iq4,fp4,tq}.rs have
 // the layouts). TYPE is one of the type numbers of matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
@@ -163,6 +163,13 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.codes[k] = words[k % 4] >> (k / 4 * 4) & 0x0f0f0f0f;
         if (has_fifth) group.codes[k] |= spread(fifth >> (4 * k)) << 4;
     }
+#elif TYPE == Q4_G128
+    uint4 four = *(const uint4*)(row + 16 * g);
+    u32 words[4] = {four.x, four.y, four.z, four.w}, head = word_at(row + n / 2 + 4 * (g / 4));
+    d = from_half((u16)head);
+    m = -d * (float)(head >> 16 & 255);
+#pragma unroll
+    for (int k = 0; k < 8; k++) group.codes[k] = words[k % 4] >> (k / 4 * 4) & 0x0f0f0f0f;
 #elif TYPE == Q4_K || TYPE == Q5_K
     const bool has_fifth = TYPE == Q5_K;
     const u8* block = row + (has_fifth ? Q5_K_BYTES : Q4_K_BYTES) * (g / 8);

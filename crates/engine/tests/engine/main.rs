@@ -16,6 +16,7 @@ mod isa_process;
 mod lora;
 mod not_finite;
 mod prefill_precision;
+mod quantized;
 mod recurrent;
 mod schedules;
 mod sharing;

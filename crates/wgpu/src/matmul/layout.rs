@@ -27,6 +27,7 @@
 //! | iq4_xs iq3 iq3x | d, scales | | | | nibbles |
 //! | mxfp4 | scales | | | | nibbles |
 //! | nvfp4 | | scales | | | nibbles |
+//! | q4_g128 | d, zero | | | | nibbles |
 //! | tq3_1s | | d; d of second halves | lower bits | third bits | |
 //! | tq4_1s | | d; d of second halves | | | nibbles |
 //!
@@ -74,7 +75,7 @@ impl Layout {
             DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
             DType::Q2K => (4, 1),
             DType::Q6K => (2, 1),
-            DType::IQ4XS | DType::MXFP4 => (8, 0),
+            DType::IQ4XS | DType::MXFP4 | DType::Q4G128 => (8, 0),
             _ => (0, 1),
         };
         let (n_pairs, n_bits, group) = match spec.bits {
@@ -202,6 +203,7 @@ fn field_destinations(dtype: DType) -> Vec<(Range<usize>, Destination)> {
         DType::IQ4XS => vec![(0..8, separate(0))],
         DType::MXFP4 => vec![(0..1, separate(1))],
         DType::NVFP4 => vec![(0..4, scales(4))],
+        DType::Q4G128 => vec![(0..4, separate(4))],
         _ => vec![(0..2, halves(0))],
     }
 }
@@ -285,6 +287,7 @@ mod tests {
             (DType::IQ4XS, 136, 136),
             (DType::MXFP4, 136, 136),
             (DType::NVFP4, 144, 144),
+            (DType::Q4G128, 136, 136),
             (DType::IQ1, 112, 110),
             (DType::IQ2, 112, 110),
             (DType::IQ3, 136, 136),

@@ -101,6 +101,11 @@ fn scales_of(header: UnitHeader, unit: u32, i: u32) -> vec4<f32> {
         let scale = lower | (((first >> (16u + 2u * i)) & 3u) << 4u);
         return vec4<f32>(UNIT * unpack2x16float(first).x * (f32(scale) - 32.0f), 0.0f, 0.0f, 0.0f);
     }
+    if TYPE == Q4_G128 {
+        let word = word_of(header.extra, 2u * (unit % 2u) + i / 4u);
+        let d = unpack2x16float(word).x;
+        return vec4<f32>(d, 0.0f, -(d * f32((word >> 16u) & 255u)), 0.0f);
+    }
     if TYPE == MXFP4 {
         let power = byte_of(header.extra, 8u * (unit % 2u) + i);
         // The smallest power of two is subnormal.

@@ -4,6 +4,7 @@
 use kvant_codec::codebook::SIGMA_128;
 use kvant_codec::fields::FieldSpec;
 use kvant_codec::fp4::ByteFloat;
+use kvant_codec::grouped::LEN as GROUP_LEN;
 use kvant_codec::{ByteBook, DType, LevelTable};
 
 /// Weight rows of a panel.
@@ -97,7 +98,7 @@ macro_rules! formats {
     )*};
 }
 formats!(
-    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, IQ1, IQ2, IQ3, IQ3X,
+    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, IQ1, IQ2, IQ3, IQ3X,
     TQ3_1S, TQ4_1S
 );
 
@@ -202,6 +203,10 @@ macro_rules! with_format {
                 type $F = formats::NVFP4;
                 $body
             }
+            DType::Q4G128 => {
+                type $F = formats::Q4G128;
+                $body
+            }
             DType::IQ1 => {
                 type $F = formats::IQ1;
                 $body
@@ -248,6 +253,7 @@ impl Layout {
         let (unit, header) = match (spec.len, spec.bits) {
             // Byte scales fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
+            (GROUP_LEN, _) => (GROUP_LEN, 1),
             (256, 4) if !spec.has_min => (256, 3),
             (32, _) => (64, if spec.has_min || spec.book.is_some() { 2 } else { 1 }),
             (_, 2 | 6) => (256, 5),

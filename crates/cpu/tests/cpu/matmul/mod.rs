@@ -10,7 +10,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
 
-const WEIGHTS: [DType; 23] = [
+const WEIGHTS: [DType; 24] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -28,6 +28,7 @@ const WEIGHTS: [DType; 23] = [
     DType::IQ4XS,
     DType::MXFP4,
     DType::NVFP4,
+    DType::Q4G128,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,
@@ -306,6 +307,7 @@ fn extreme_codes_and_activations_do_not_saturate() {
             (DType::IQ4XS, &[0]),
             (DType::MXFP4, &[]),
             (DType::NVFP4, &[]),
+            (DType::Q4G128, &[0]),
             (DType::IQ1, &[108]),
             (DType::IQ2, &[108]),
             (DType::IQ3, &[0]),
@@ -325,6 +327,8 @@ fn extreme_codes_and_activations_do_not_saturate() {
                         DType::MXFP4 => block[0] = 127 - 7,
                         // The smallest normal E4M3 is 2^-6.
                         DType::NVFP4 => block[..4].fill(1 << 3),
+                        // A zero of 16 is the largest.
+                        DType::Q4G128 => block[2] = fill.min(16),
                         _ => {}
                     }
                 }

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use kvant_codec::DType;
 use kvant_codec::fp4::ByteFloat;
+use kvant_codec::grouped::LEN as GROUP_LEN;
 
 use super::Chunk;
 use super::prefetch::prefetch;
@@ -160,6 +161,9 @@ impl<'a, S: Simd> Scales<'a, S> {
         if F::SPEC.len == BLOCK {
             return simd.load_f16(&self.header[0].0, s % 2, self.part);
         }
+        if F::SPEC.len == GROUP_LEN {
+            return self.d;
+        }
         let in_header = matches!(F::DTYPE.layout(), DType::Q6K | DType::IQ4XS);
         let lines = if in_header { self.header } else { &self.stored.scales };
         let stored = simd.load_bytes(&lines[s / 4].0, s % 4, self.part);
@@ -171,6 +175,10 @@ impl<'a, S: Simd> Scales<'a, S> {
     pub(super) fn min<F: WeightFormat>(&self, simd: S, s: usize) -> S::Floats {
         if F::SPEC.len == BLOCK {
             return simd.load_f16(&self.header[1].0, s % 2, self.part);
+        }
+        if F::SPEC.len == GROUP_LEN {
+            let zero = simd.load_bytes(&self.header[0].0, 2, self.part);
+            return simd.sub(simd.splat(0.0), simd.mul(self.d, zero));
         }
         simd.mul(self.minus_dmin, simd.load_bytes(&self.stored.mins[s / 4].0, s % 4, self.part))
     }

@@ -3,9 +3,10 @@
 use half::f16;
 use kvant_codec::DType;
 use kvant_codec::fields::Fields;
+use kvant_codec::grouped::LEN as GROUP_LEN;
 
 use super::Line;
-use crate::simd::matmul::format::PANEL;
+use crate::simd::matmul::format::{BLOCK, PANEL};
 
 /// Writes the scales of block `slot` of row `row` to the zeroed header of its unit.
 pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fields: &Fields) {
@@ -56,6 +57,10 @@ pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fi
                 header[s / 4].0[PANEL * (s % 4) + row] = scale;
             }
             put_units(&mut header[2], row, fields);
+        }
+        DType::Q4G128 => {
+            header[0].set_half(row, fields.scale.to_bits());
+            header[0].0[2 * PANEL + row] = mins[0];
         }
         DType::MXFP4 => header[0].0[PANEL * slot + row] = scales[0],
         DType::NVFP4 => (0..4).for_each(|s| header[0].0[PANEL * s + row] = scales[s]),
@@ -110,6 +115,13 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
                 *scale = byte(s / 4, s % 4);
             }
             get_units(&header[2], row, &mut fields);
+        }
+        DType::Q4G128 => {
+            fields.scale = f16::from_bits(header[0].half(row));
+            fields.min = fields.scale;
+            let n_runs = GROUP_LEN / BLOCK;
+            scales[..n_runs].fill(1);
+            mins[..n_runs].fill(byte(0, 2));
         }
         DType::MXFP4 => scales[0] = byte(0, slot),
         DType::NVFP4 => (0..4).for_each(|s| scales[s] = byte(0, s)),

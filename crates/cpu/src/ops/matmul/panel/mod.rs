@@ -12,7 +12,7 @@
 //! strictly in order:
 //!
 //! ```text
-//! unit     header lines, then `bits` lines per 32 columns     64 columns, or a super-block of 256
+//! unit     header lines, then `bits` lines per 32 columns     64 columns, or a longer block
 //! ```
 //!
 //! **Codes.** 32 columns are 8 groups of 4; code j of a group belongs to row j / 4 and column j mod
@@ -41,6 +41,7 @@
 //! | iq4_xs iq3 iq3x | two lines of bytes sc; d |
 //! | mxfp4 | a line of bytes `[16·block + row]`: E8M0, four blocks |
 //! | nvfp4 | a line of bytes `[16·s + row]`: E4M3 |
+//! | q4_g128 | d: f16 `[row]`; zero: byte `[32 + row]` |
 //! | tq3_1s tq4_1s | a line per block, two blocks: f16 `[16·half + row]` = d of that half |
 //!
 //! (1) d and dmin: f16 `[row]`, `[16 + row]`. (2) Byte `[16·s + row]` for s < 4, high half for
@@ -340,6 +341,7 @@ mod tests {
             (DType::IQ4XS, 2.94),
             (DType::MXFP4, 0.0),
             (DType::NVFP4, 0.0),
+            (DType::Q4G128, 0.0),
             (DType::IQ1, 1.82),
             (DType::IQ2, 1.82),
             (DType::IQ3, 2.94),

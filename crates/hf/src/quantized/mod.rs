@@ -1,0 +1,253 @@
+//! Weights that a folder stores quantized: several tensors of a module, described as one.
+//!
+//! | `quant_method` | tensors of a module | read as |
+//! |---|---|---|
+//! | `gptq` | `qweight` `[in / n, out]`, `qzeros` `[groups, out / n]`, `scales` `[groups, out]`, `g_idx` `[in]` | integers |
+//! | `awq` | `qweight` `[in, out / n]`, `qzeros` `[groups, out / n]`, `scales` `[groups, out]` | integers |
+//! | `compressed-tensors` | `weight_packed` `[out, in / n]`, `weight_scale` `[out, groups]`, `weight_zero_point` `[out / n, groups]`, `weight_g_idx` `[in]` | integers |
+//! | | `weight` in I8 `[out, in]`, `weight_scale` `[out, groups]` | integers |
+//! | | `weight` in E4M3 `[out, in]`, `weight_scale` | floats |
+//! | `fp8`, `fbgemm_fp8` | `weight` in E4M3 `[out, in]`, `weight_scale_inv` or `weight_scale` | floats |
+//!
+//! `n` values of 4 or 8 bits share a word. [`Integers`] become blocks of a kernel type that holds
+//! the same numbers ([`Integers::with_dtype`]), [`Floats`] values. Scales of floats are one,
+//! `[out]`, or one for each block.
+//!
+//! Other methods are refused by name.
+
+mod floats;
+mod integers;
+mod module;
+mod order;
+
+use std::collections::BTreeMap;
+
+use kvant_codec::DType;
+
+use crate::error::HfError;
+use crate::family::Family;
+use crate::folder::{Object, shown};
+use crate::safetensors::{ElementKind, Shards, Stored};
+
+use floats::Floats;
+use integers::Integers;
+use module::Module;
+
+/// A matrix made of the tensors of a module.
+#[derive(Debug, Clone)]
+pub(crate) enum Quantized {
+    Integers(Integers),
+    Floats(Floats),
+}
+
+impl Quantized {
+    /// Returns the type of [`Quantized::rows`].
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Integers(integers) => integers.dtype,
+            Self::Floats(floats) => floats.dtype,
+        }
+    }
+
+    /// Returns outputs and inputs.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Integers(integers) => [integers.n_out, integers.n_in],
+            Self::Floats(floats) => [floats.n_out, floats.n_in],
+        }
+    }
+
+    /// Returns the rows, in blocks or values.
+    pub fn rows(&self, shards: &Shards) -> Vec<u8> {
+        match self {
+            Self::Integers(integers) => integers.rows(shards),
+            Self::Floats(floats) => floats.rows(shards),
+        }
+    }
+
+    /// Returns the matrix in values.
+    pub fn dense(self) -> Self {
+        match self {
+            Self::Integers(integers) => Self::Integers(integers.dense()),
+            Self::Floats(_) => self,
+        }
+    }
+
+    /// Returns the type of [`Quantized::dense`].
+    pub fn dense_dtype(&self) -> DType {
+        match self {
+            Self::Integers(integers) => integers.dense_dtype(),
+            Self::Floats(floats) => floats.dtype,
+        }
+    }
+
+    /// Returns the tensor of the codes.
+    pub fn codes(&self) -> &Stored {
+        match self {
+            Self::Integers(integers) => &integers.codes,
+            Self::Floats(floats) => &floats.codes,
+        }
+    }
+}
+
+/// A method of quantization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Method {
+    kind: Kind,
+    /// Outputs and inputs that share a scale, where blocks do.
+    block: [usize; 2],
+    /// The type in which the model computes.
+    dtype: DType,
+}
+
+/// A method of quantization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Block formats that GGUF has too: a family's own tensors.
+    Mxfp4Experts,
+    Gptq {
+        bits: usize,
+        /// Added to a stored zero.
+        zero_offset: u8,
+    },
+    Awq {
+        bits: usize,
+    },
+    /// Integers, or 8-bit floats.
+    CompressedTensors,
+    /// 8-bit floats.
+    Fp8,
+}
+
+impl Method {
+    /// Returns how the weights of a model are quantized; `None` if they are not.
+    ///
+    /// # Errors
+    /// A method that is not supported, or values that it does not have.
+    pub fn of(config: Object<'_>) -> Result<Option<Self>, HfError> {
+        let Some(how) = config.find_object("quantization_config")? else { return Ok(None) };
+        let method = how.find_str("quant_method")?.unwrap_or("an unnamed method");
+        let refused = |method: String| Err(HfError::Quantized { method });
+        let kind = match method {
+            "mxfp4" if Family::of(config).is_ok_and(|family| family.has_mxfp4_experts) => Kind::Mxfp4Experts,
+            "gptq" => {
+                let format = how.find_str("checkpoint_format")?.unwrap_or("gptq");
+                let zero_offset = match format {
+                    "gptq" => 1,
+                    "gptq_v2" => 0,
+                    other => return refused(format!("gptq in the format {other}")),
+                };
+                Kind::Gptq { bits: bits(how, "bits")?, zero_offset }
+            }
+            "awq" => match how.find_str("version")?.or(how.find_str("format")?).unwrap_or("gemm") {
+                "gemm" | "GEMM" => Kind::Awq { bits: bits(how, "bits")? },
+                other => return refused(format!("awq in the format {other}")),
+            },
+            "compressed-tensors" => Kind::CompressedTensors,
+            "fp8" | "fbgemm_fp8" => Kind::Fp8,
+            other => return refused(other.to_owned()),
+        };
+        Ok(Some(Self { kind, block: block(how)?, dtype: dtype(config)? }))
+    }
+}
+
+/// Reads the bits of a code: 4 or 8.
+fn bits(how: Object<'_>, key: &str) -> Result<usize, HfError> {
+    match how.size(key)? {
+        bits @ (4 | 8) => Ok(bits as usize),
+        other => Err(how.bad(key, "4 or 8", other.to_string())),
+    }
+}
+
+/// Reads the outputs and inputs of a block of floats.
+fn block(how: Object<'_>) -> Result<[usize; 2], HfError> {
+    const KEY: &str = "weight_block_size";
+    let Some(sizes) = how.find_array(KEY)? else { return Ok(BLOCK) };
+    let size = |i: usize| sizes.get(i)?.as_u64().filter(|size| (1..1 << 31).contains(size));
+    match (size(0), size(1), sizes.len()) {
+        (Some(rows), Some(columns), 2) => Ok([rows as usize, columns as usize]),
+        _ => Err(how.bad(KEY, "two sizes", shown(&how.map[KEY]))),
+    }
+}
+
+/// The block of DeepSeek, which others use too.
+const BLOCK: [usize; 2] = [128, 128];
+
+/// Reads the type in which a model computes.
+fn dtype(config: Object<'_>) -> Result<DType, HfError> {
+    let name = config.find_str("dtype")?.or(config.find_str("torch_dtype")?);
+    Ok(match name {
+        Some("float16") => DType::F16,
+        Some("float32") => DType::F32,
+        _ => DType::BF16,
+    })
+}
+
+/// The tensors of a module by what follows its name.
+type Parts = BTreeMap<&'static str, Stored>;
+
+/// Ends of the names of tensors that belong to a quantized weight.
+const ENDS: [&str; 11] = [
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+    "weight_g_idx",
+    "weight_shape",
+    "weight",
+];
+/// Ends of the names of scales for activations and KV caches, which are kept in other types here.
+const UNUSED: [&str; 6] =
+    ["input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale"];
+
+/// Replaces the tensors of each quantized module in `shards` by its `weight`.
+///
+/// # Errors
+/// Parts that are missing, of another type, or whose shapes contradict each other.
+pub(crate) fn join(shards: &mut Shards, method: Method) -> Result<(), HfError> {
+    if method.kind == Kind::Mxfp4Experts {
+        return Ok(());
+    }
+    shards.retain(|name| !UNUSED.iter().any(|end| module_of(name, end).is_some()));
+    for (module, parts) in modules(shards, method.kind) {
+        let of = Module { name: &module, parts: &parts, shards, method };
+        let whole = |integers: Integers| Quantized::Integers(integers.with_dtype(shards));
+        let quantized = match method.kind {
+            Kind::Gptq { bits, zero_offset } => whole(of.gptq(bits, zero_offset)?),
+            Kind::Awq { bits } => whole(of.awq(bits)?),
+            _ => match parts.get("weight").map(|weight| weight.holds) {
+                None => whole(of.packed()?),
+                Some(ElementKind::I8) => whole(of.bytes()?),
+                Some(_) => Quantized::Floats(of.floats()?),
+            },
+        };
+        let names = parts.keys().map(|end| format!("{module}.{end}"));
+        shards.replace(names, format!("{module}.weight"), Stored::made(quantized));
+    }
+    Ok(())
+}
+
+fn module_of<'a>(name: &'a str, end: &str) -> Option<&'a str> {
+    name.strip_suffix(end)?.strip_suffix('.')
+}
+
+/// Returns the parts of every quantized module.
+fn modules(shards: &Shards, kind: Kind) -> Vec<(String, Parts)> {
+    let mut modules: BTreeMap<&str, Parts> = BTreeMap::new();
+    for (name, stored) in shards.tensors() {
+        let ends = match kind {
+            Kind::Gptq { .. } | Kind::Awq { .. } => &ENDS[..4],
+            _ => &ENDS[4..],
+        };
+        if let Some((module, end)) = ends.iter().find_map(|end| Some((module_of(name, end)?, *end))) {
+            modules.entry(module).or_default().insert(end, stored.clone());
+        }
+    }
+    let is_quantized = |parts: &Parts| parts.keys().any(|end| *end != "weight");
+    let modules = modules.into_iter().filter(|(_, parts)| is_quantized(parts));
+    modules.map(|(module, parts)| (module.to_owned(), parts)).collect()
+}

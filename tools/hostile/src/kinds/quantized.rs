@@ -1,0 +1,109 @@
+//! Folders of quantized weights: changed headers, parts and methods.
+
+use std::io;
+use std::path::Path;
+
+use crate::case::{Case, Expect};
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
+
+macro_rules! folder {
+    ($name:literal) => {
+        (
+            include_str!(concat!("../../../../crates/engine/tests/quantized/", $name, "/config.json")),
+            include_bytes!(concat!(
+                "../../../../crates/engine/tests/quantized/",
+                $name,
+                "/model.safetensors"
+            )),
+        )
+    };
+}
+
+/// One folder for each way of storing weights.
+const FOLDERS: [(&str, &[u8]); 6] = [
+    folder!("gptq-act-order"),
+    folder!("gptq-8-bit"),
+    folder!("awq-g128"),
+    folder!("compressed-w4a16-asymmetric"),
+    folder!("compressed-w8a8"),
+    folder!("compressed-fp8-blocks"),
+];
+
+/// Creates a quantized model with a changed configuration or changed weights.
+pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let (config, weights) = chance.of(&FOLDERS);
+    let (mut config, mut weights) = (config.to_owned(), weights.to_vec());
+    let head = 8 + weights.first_chunk().map_or(0, |length| u64::from_le_bytes(*length) as usize);
+    let expect = match chance.below(6) {
+        0 => {
+            weights.truncate(chance.below(weights.len()));
+            Expect::Refused
+        }
+        1 => {
+            let methods = ["bitsandbytes", "aqlm", "gptq_v3", ""];
+            let known = ["\"gptq\"", "\"awq\"", "\"compressed-tensors\""];
+            let other = format!("\"{}\"", chance.of(&methods));
+            known.iter().for_each(|known| config = config.replace(known, &other));
+            Expect::Refused
+        }
+        // Numbers of the configuration, such as bits and groups.
+        2 => {
+            let numbers = ["0", "1", "2", "3", "5", "64", "4294967295", "-1", "1e9", "null", "\"4\""];
+            let key = chance.of(&["bits", "group_size", "hidden_size", "num_hidden_layers", "vocab_size"]);
+            let lines =
+                config.lines().map(|line| match line.trim_start().starts_with(&format!("\"{key}\"")) {
+                    true => format!(
+                        "\"{key}\": {}{}",
+                        chance.of(&numbers),
+                        if line.ends_with(',') { "," } else { "" }
+                    ),
+                    false => line.to_owned(),
+                });
+            config = lines.collect::<Vec<_>>().join("\n");
+            Expect::Either
+        }
+        // Names, types and shapes.
+        3 => {
+            let header = String::from_utf8_lossy(&weights[8..head]).into_owned();
+            let pairs = [
+                ("I32", "F32"),
+                ("F8_E4M3", "U8"),
+                ("qweight", "qzeros"),
+                ("scales", "scale"),
+                ("g_idx", "g_id"),
+                ("weight_scale", "weight_zero_point"),
+                ("weight_packed", "weight"),
+                ("[128,", "[64,"),
+                (",128]", ",64]"),
+            ];
+            let (from, to) = chance.of(&pairs);
+            let changed =
+                if chance.one_in(2) { header.replace(from, to) } else { header.replacen(from, to, 1) };
+            let length = (changed.len() as u64).to_le_bytes();
+            weights = [&length, changed.as_bytes(), &weights[head..]].concat();
+            Expect::Either
+        }
+        4 => {
+            let mut part = weights[8..head].to_vec();
+            let length = part.len();
+            chance.mutate(&mut part, length);
+            weights.splice(8..head, part);
+            Expect::Either
+        }
+        // Codes, scales, zeros and groups.
+        _ => {
+            let mut part = weights[head..].to_vec();
+            let length = part.len();
+            chance.mutate(&mut part, length);
+            weights.splice(head.., part);
+            Expect::Either
+        }
+    };
+    let case = match chance.below(3) {
+        0 => Case::new(folder, ["inspect", ".", "-v"]),
+        1 => Case::new(folder, ["quantize", ".", "out.gguf", "q8_0"]).output("out.gguf"),
+        _ => Case::new(folder, ["bench", ".", "-p", "1", "-n", "1", "-r", "1", "-t", "1"]),
+    };
+    case.expect(expect).file("config.json", config.into_bytes())?.file("model.safetensors", weights)
+}

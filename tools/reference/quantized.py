@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Quantizes tiny models with the libraries that people use, and dequantizes them with the same.
+
+Writes crates/engine/tests/quantized/NAME:
+
+config.json, model.safetensors    as the library saves them
+golden.json                       "weights": for each the type of its dequantized values, and FNV-1a of their bytes
+                                  [out, in]; "logits": after TOKENS, of `transformers` in f32 with weights that the
+                                  library dequantizes in f32 (8-bit floats: in the model's type)
+
+Needs gptqmodel, llmcompressor and compressed-tensors besides requirements.txt; one process for each:
+
+    python quantized.py | xargs -n 1 python quantized.py
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
+
+OUT = Path(__file__).resolve().parents[2] / "crates/engine/tests/quantized"
+TOKENS = list(range(40))
+TEXTS = ["The quick brown fox jumps over the lazy dog. " * 6] * 16
+SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+# The library, and its options. Rows of queries and keys of Llama have another order in GGUF.
+GPTQ = {
+    "gptq-g128": {"bits": 4, "group_size": 128},
+    "gptq-asymmetric-g32": {"bits": 4, "group_size": 32, "sym": False},
+    "gptq-g32": {"bits": 4, "group_size": 32},
+    "gptq-act-order": {"bits": 4, "group_size": 32, "desc_act": True, "act_group_aware": False},
+    "gptq-8-bit": {"bits": 8, "group_size": 128},
+    "awq-g128": {"bits": 4, "group_size": 128, "quant_method": "awq", "format": "gemm", "sym": False},
+}
+COMPRESSED = {
+    "compressed-w4a16": (Qwen2Config, torch.float16, "W4A16"),
+    "compressed-w4a16-asymmetric": (LlamaConfig, torch.bfloat16, "W4A16_ASYM"),
+    "compressed-w8a16": (LlamaConfig, torch.bfloat16, "W8A16"),
+    "compressed-w8a8": (Qwen2Config, torch.bfloat16, "INT8"),
+    "compressed-fp8": (LlamaConfig, torch.bfloat16, "FP8_DYNAMIC"),
+    "compressed-fp8-blocks": (Qwen2Config, torch.bfloat16, "FP8_BLOCK"),
+}
+
+
+def fnv1a(data):
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
+def build(kind, dtype, folder):
+    """Saves a random model and a tokenizer of bytes."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(kind(**SIZES))
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1 or name.endswith("bias"):
+            torch.nn.init.normal_(weight, std=0.08)
+    model.to(dtype).save_pretrained(folder)
+    vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    end = next(iter(vocab))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end).save_pretrained(folder)
+
+
+def by_gptqmodel(base, out, options):
+    """Quantizes with gptqmodel, and returns the dequantized weights, and these in f32."""
+    # gptqmodel shares out more threads than a small machine has.
+    os.cpu_count = lambda: 8
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
+    from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
+
+    build(Qwen2Config, torch.float16, base)
+    model = GPTQModel.load(base, QuantizeConfig(**options), device="cpu")
+    model.quantize(TEXTS, batch_size=1)
+    model.save(out)
+    is_awq = options.get("quant_method") == "awq"
+    backend = BACKEND.TORCH_AWQ if is_awq else BACKEND.TORCH
+    model = GPTQModel.load(out, backend=backend, device="cpu", dtype=torch.float16).model
+    stored = load_file(Path(out) / "model.safetensors")
+    weights = {name: stored.get(name, value) for name, value in model.named_parameters()}
+
+    def dequantized(name, module, dtype):
+        # On a CPU the library computes in bf16, which the scales of the file are not.
+        module.scales = stored[f"{name}.scales"].to(dtype)
+        if is_awq:
+            return dequantize_gemm(module.qweight, module.qzeros, module.scales, module.bits, module.group_size).T
+        return module.dequantize_weight().T
+
+    exact = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "qweight"):
+            weights[f"{name}.weight"] = dequantized(name, module, stored[f"{name}.scales"].dtype)
+            exact[f"{name}.weight"] = dequantized(name, module, torch.float32)
+            assert exact[f"{name}.weight"].dtype == torch.float32
+            if module.bias is not None:
+                weights[f"{name}.bias"] = stored[f"{name}.bias"]
+    return weights, {**weights, **exact}
+
+
+def by_llmcompressor(base, out, kind, dtype, scheme):
+    """Quantizes with llmcompressor, and returns the weights that compressed-tensors dequantizes, and
+    these in f32."""
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from transformers import CompressedTensorsConfig
+
+    build(kind, dtype, base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    oneshot(model=model, recipe=[QuantizationModifier(targets="Linear", ignore=["lm_head"], scheme=scheme)])
+    model.save_pretrained(out, save_compressed=True)
+    config = CompressedTensorsConfig(run_compressed=False)
+    load = lambda dtype: AutoModelForCausalLM.from_pretrained(out, quantization_config=config, dtype=dtype)
+    weights = dict(load("auto").named_parameters())
+    return weights, weights if "FP8" in scheme else dict(load(torch.float32).named_parameters())
+
+
+def logits(folder, weights):
+    """Returns the logits of a model with these weights in f32."""
+    config = AutoConfig.from_pretrained(folder)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    missing, unexpected = model.load_state_dict({name: w.float() for name, w in weights.items()}, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits[0, -1].tolist()
+
+
+def main():
+    if len(sys.argv) == 1:
+        print(*GPTQ, *COMPRESSED, sep="\n")
+        return
+    name = sys.argv[1]
+    with tempfile.TemporaryDirectory() as base, tempfile.TemporaryDirectory() as out:
+        if name in GPTQ:
+            weights, exact = by_gptqmodel(base, out, GPTQ[name])
+        else:
+            weights, exact = by_llmcompressor(base, out, *COMPRESSED[name])
+        weights = {name: weight.detach().contiguous() for name, weight in weights.items()}
+        described = {
+            name: {
+                "dtype": str(weight.dtype).removeprefix("torch."),
+                "hash": f"{fnv1a(weight.view(torch.uint8).numpy().tobytes()):016x}",
+            }
+            for name, weight in weights.items()
+            if name.endswith("_proj.weight")
+        }
+        values = [float(np.float32(value)) for value in logits(out, exact)]
+        folder = OUT / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in ["config.json", "model.safetensors"]:
+            shutil.copyfile(Path(out) / file, folder / file)
+        text = json.dumps({"weights": described, "logits": values}, indent=1)
+        (folder / "golden.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
