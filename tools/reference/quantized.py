@@ -54,6 +54,8 @@ COMPRESSED = {
     "compressed-w8a16": (LlamaConfig, torch.bfloat16, "W8A16"),
     "compressed-w8a8": (Qwen2Config, torch.bfloat16, "INT8"),
     "compressed-fp8": (LlamaConfig, torch.bfloat16, "FP8_DYNAMIC"),
+    "compressed-mxfp4": (Qwen2Config, torch.bfloat16, "MXFP4A16"),
+    "compressed-nvfp4": (LlamaConfig, torch.bfloat16, "NVFP4A16"),
     "compressed-fp8-blocks": (Qwen2Config, torch.bfloat16, "FP8_BLOCK"),
 }
 
@@ -104,12 +106,14 @@ def by_gptqmodel(base, out, options):
             return dequantize_gemm(module.qweight, module.qzeros, module.scales, module.bits, module.group_size).T
         return module.dequantize_weight().T
 
+    # Groups out of order are values of the model's type here, too.
+    is_rounded = options.get("desc_act", False)
     exact = {}
     for name, module in model.named_modules():
         if hasattr(module, "qweight"):
             weights[f"{name}.weight"] = dequantized(name, module, stored[f"{name}.scales"].dtype)
-            exact[f"{name}.weight"] = dequantized(name, module, torch.float32)
-            assert exact[f"{name}.weight"].dtype == torch.float32
+            if not is_rounded:
+                exact[f"{name}.weight"] = dequantized(name, module, torch.float32)
             if module.bias is not None:
                 weights[f"{name}.bias"] = stored[f"{name}.bias"]
     return weights, {**weights, **exact}
@@ -127,9 +131,28 @@ def by_llmcompressor(base, out, kind, dtype, scheme):
     oneshot(model=model, recipe=[QuantizationModifier(targets="Linear", ignore=["lm_head"], scheme=scheme)])
     model.save_pretrained(out, save_compressed=True)
     config = CompressedTensorsConfig(run_compressed=False)
-    load = lambda dtype: AutoModelForCausalLM.from_pretrained(out, quantization_config=config, dtype=dtype)
-    weights = dict(load("auto").named_parameters())
-    return weights, weights if "FP8" in scheme else dict(load(torch.float32).named_parameters())
+    model = AutoModelForCausalLM.from_pretrained(out, quantization_config=config, dtype="auto")
+    weights = dict(model.named_parameters())
+    return weights, weights if "FP" in scheme else {**weights, **dequantized(out)}
+
+
+def dequantized(folder):
+    """Returns the quantized weights of a folder, as compressed-tensors dequantizes them with scales
+    in f32."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    described = json.loads((Path(folder) / "config.json").read_text())["quantization_config"]
+    scheme = QuantizationScheme(**described["config_groups"]["group_0"])
+    compressor = BaseCompressor.get_value_from_registry(described["format"])
+    stored = load_file(Path(folder) / "model.safetensors")
+    weights = {}
+    for name in [name.removesuffix(".weight_scale") for name in stored if name.endswith(".weight_scale")]:
+        parts = {end.removeprefix(f"{name}."): value for end, value in stored.items() if end.startswith(f"{name}.")}
+        parts["weight_scale"] = parts["weight_scale"].float()
+        weights[f"{name}.weight"] = compressor.decompress(parts, scheme)["weight"]
+        assert weights[f"{name}.weight"].dtype == torch.float32
+    return weights
 
 
 def logits(folder, weights):
@@ -154,7 +177,8 @@ def main():
             weights, exact = by_gptqmodel(base, out, GPTQ[name])
         else:
             weights, exact = by_llmcompressor(base, out, *COMPRESSED[name])
-        weights = {name: weight.detach().contiguous() for name, weight in weights.items()}
+        # Zeros lose their sign, which tables of 4-bit floats do not have.
+        weights = {name: weight.detach().contiguous() + 0 for name, weight in weights.items()}
         described = {
             name: {
                 "dtype": str(weight.dtype).removeprefix("torch."),

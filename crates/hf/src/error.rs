@@ -93,7 +93,7 @@ pub enum HfError {
     /// The weights are quantized.
     #[error(
         "its weights are quantized as {}, which is not supported: use the model in bf16, f16 or f32, or in \
-         GPTQ, AWQ, FP8 or compressed-tensors",
+         GPTQ, AWQ, FP8, compressed-tensors or modelopt",
         printable(method, 96)
     )]
     Quantized {

@@ -107,7 +107,7 @@ fn viewed_bytes<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a
 
 /// Converts MXFP4 blocks of 32 4-bit codes, in 16 bytes with adjacent codes in each, and their
 /// scales. GGUF puts the scale first and packs codes that are 16 apart into a byte.
-fn blocks(codes: &[u8], scales: &[u8]) -> Vec<u8> {
+pub(crate) fn blocks(codes: &[u8], scales: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(codes.len() + scales.len());
     for (codes, scale) in codes.chunks_exact(16).zip(scales) {
         let code = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 15;

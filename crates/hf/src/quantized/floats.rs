@@ -53,7 +53,7 @@ fn e4m3(code: u8) -> f32 {
 }
 
 /// Returns scales in f32.
-fn scales(stored: &Stored, shards: &Shards) -> Vec<f32> {
+pub(super) fn scales(stored: &Stored, shards: &Shards) -> Vec<f32> {
     let bytes = shards.data(stored);
     match stored.holds {
         ElementKind::Values(dtype) => {

@@ -7,7 +7,9 @@
 //! | `compressed-tensors` | `weight_packed` `[out, in / n]`, `weight_scale` `[out, groups]`, `weight_zero_point` `[out / n, groups]`, `weight_g_idx` `[in]` | integers |
 //! | | `weight` in I8 `[out, in]`, `weight_scale` `[out, groups]` | integers |
 //! | | `weight` in E4M3 `[out, in]`, `weight_scale` | floats |
-//! | `fp8`, `fbgemm_fp8` | `weight` in E4M3 `[out, in]`, `weight_scale_inv` or `weight_scale` | floats |
+//! | | `weight_packed` in U8 `[out, in / 2]`, `weight_scale`, `weight_global_scale` | 4-bit floats |
+//! | `fp8`, `fbgemm_fp8`, `modelopt` | `weight` in E4M3 `[out, in]`, `weight_scale_inv` or `weight_scale` | floats |
+//! | `modelopt` | `weight` in U8 `[out, in / 2]`, `weight_scale`, `weight_scale_2` | 4-bit floats |
 //!
 //! `n` values of 4 or 8 bits share a word. [`Integers`] become blocks of a kernel type that holds
 //! the same numbers ([`Integers::with_dtype`]), [`Floats`] values. Scales of floats are one,
@@ -16,6 +18,7 @@
 //! Other methods are refused by name.
 
 mod floats;
+mod fp4;
 mod integers;
 mod module;
 mod order;
@@ -30,6 +33,7 @@ use crate::folder::{Object, shown};
 use crate::safetensors::{ElementKind, Shards, Stored};
 
 use floats::Floats;
+use fp4::Fp4;
 use integers::Integers;
 use module::Module;
 
@@ -38,6 +42,7 @@ use module::Module;
 pub(crate) enum Quantized {
     Integers(Integers),
     Floats(Floats),
+    Fp4(Fp4),
 }
 
 impl Quantized {
@@ -46,6 +51,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => integers.dtype,
             Self::Floats(floats) => floats.dtype,
+            Self::Fp4(fp4) => fp4.dtype(),
         }
     }
 
@@ -54,6 +60,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => [integers.n_out, integers.n_in],
             Self::Floats(floats) => [floats.n_out, floats.n_in],
+            Self::Fp4(fp4) => [fp4.n_out, fp4.n_in],
         }
     }
 
@@ -62,6 +69,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => integers.rows(shards),
             Self::Floats(floats) => floats.rows(shards),
+            Self::Fp4(fp4) => fp4.rows(shards),
         }
     }
 
@@ -69,7 +77,7 @@ impl Quantized {
     pub fn dense(self) -> Self {
         match self {
             Self::Integers(integers) => Self::Integers(integers.dense()),
-            Self::Floats(_) => self,
+            Self::Floats(_) | Self::Fp4(_) => self,
         }
     }
 
@@ -78,6 +86,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => integers.dense_dtype(),
             Self::Floats(floats) => floats.dtype,
+            Self::Fp4(fp4) => fp4.dtype(),
         }
     }
 
@@ -86,6 +95,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => &integers.codes,
             Self::Floats(floats) => &floats.codes,
+            Self::Fp4(fp4) => &fp4.codes,
         }
     }
 }
@@ -113,10 +123,10 @@ enum Kind {
     Awq {
         bits: usize,
     },
-    /// Integers, or 8-bit floats.
+    /// Integers, or floats.
     CompressedTensors,
-    /// 8-bit floats.
-    Fp8,
+    /// 8-bit or 4-bit floats.
+    Floats,
 }
 
 impl Method {
@@ -144,7 +154,7 @@ impl Method {
                 other => return refused(format!("awq in the format {other}")),
             },
             "compressed-tensors" => Kind::CompressedTensors,
-            "fp8" | "fbgemm_fp8" => Kind::Fp8,
+            "fp8" | "fbgemm_fp8" | "modelopt" => Kind::Floats,
             other => return refused(other.to_owned()),
         };
         Ok(Some(Self { kind, block: block(how)?, dtype: dtype(config)? }))
@@ -187,7 +197,7 @@ fn dtype(config: Object<'_>) -> Result<DType, HfError> {
 type Parts = BTreeMap<&'static str, Stored>;
 
 /// Ends of the names of tensors that belong to a quantized weight.
-const ENDS: [&str; 11] = [
+const ENDS: [&str; 13] = [
     "qweight",
     "qzeros",
     "scales",
@@ -195,6 +205,8 @@ const ENDS: [&str; 11] = [
     "weight_packed",
     "weight_scale",
     "weight_scale_inv",
+    "weight_scale_2",
+    "weight_global_scale",
     "weight_zero_point",
     "weight_g_idx",
     "weight_shape",
@@ -219,10 +231,11 @@ pub(crate) fn join(shards: &mut Shards, method: Method) -> Result<(), HfError> {
         let quantized = match method.kind {
             Kind::Gptq { bits, zero_offset } => whole(of.gptq(bits, zero_offset)?),
             Kind::Awq { bits } => whole(of.awq(bits)?),
-            _ => match parts.get("weight").map(|weight| weight.holds) {
-                None => whole(of.packed()?),
-                Some(ElementKind::I8) => whole(of.bytes()?),
-                Some(_) => Quantized::Floats(of.floats()?),
+            _ => match of.codes()?.holds {
+                ElementKind::Bytes => Quantized::Fp4(of.fp4()?),
+                ElementKind::I8 => whole(of.bytes()?),
+                ElementKind::I32 => whole(of.packed()?),
+                _ => Quantized::Floats(of.floats()?),
             },
         };
         let names = parts.keys().map(|end| format!("{module}.{end}"));

@@ -1,6 +1,7 @@
 //! Reads the tensors of a quantized module and checks them against each other.
 
 use super::floats::Floats;
+use super::fp4::{Fp4, Fp4Kind, NV_BLOCK};
 use super::integers::{Integers, Packing, Zeros};
 use super::{Method, Parts, order};
 use crate::error::{HfError, TensorFault};
@@ -94,6 +95,35 @@ impl Module<'_> {
             group_of: self.group_of("weight_g_idx", n_in, groups)?,
             ..Integers::new(n_out, n_in, groups)
         })
+    }
+
+    /// Returns the codes of floats, bytes, or packed integers.
+    pub fn codes(&self) -> Result<&Stored, HfError> {
+        self.part(if self.parts.contains_key("weight_packed") { "weight_packed" } else { "weight" })
+    }
+
+    /// Reads 4-bit floats.
+    pub fn fp4(&self) -> Result<Fp4, HfError> {
+        let codes = self.codes()?;
+        let [n_out, bytes] = self.matrix("weight", codes)?;
+        let n_in = 2 * bytes;
+        let scales = self.part("weight_scale")?;
+        let (kind, block) = match scales.holds {
+            ElementKind::E4M3 => {
+                let divides = self.parts.contains_key("weight_global_scale");
+                let end = if divides { "weight_global_scale" } else { "weight_scale_2" };
+                let global = self.scales(end)?;
+                self.expect(end, global, &[1])?;
+                (Fp4Kind::Nv { global: global.clone(), divides }, NV_BLOCK)
+            }
+            ElementKind::Bytes | ElementKind::E8M0 => (Fp4Kind::Mx, 32),
+            _ => return Err(self.wrong_type("weight_scale", scales, "F8_E4M3, F8_E8M0 or U8")),
+        };
+        if !n_in.is_multiple_of(32) {
+            return Err(self.wrong("weight", codes, "rows of blocks of 32".to_owned()));
+        }
+        self.expect("weight_scale", scales, &[n_out, n_in / block])?;
+        Ok(Fp4 { n_out, n_in, codes: codes.clone(), scales: scales.clone(), kind })
     }
 
     /// Reads signed bytes.
