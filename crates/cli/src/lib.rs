@@ -1,5 +1,5 @@
-//! The `kvant` command line: parses arguments, calls the library, prints results. A library, so that
-//! the wheel's library contains the command and a fuzzer can call the argument parser.
+//! The `kvant` command line: parses arguments, calls the library, prints results. A library, so
+//! that the wheel's library contains the command and a fuzzer can call the argument parser.
 //!
 //! Results go to stdout, progress and logs to stderr. Exit codes: 0 success, 1 failure, 2 wrong
 //! usage.

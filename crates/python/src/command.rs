@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the command of `sys.argv` in this process, as the binary runs it, and returns its exit code.
+/// Runs the command of `sys.argv` in this process, as the binary does, and returns its exit code.
 #[pyfunction(name = "_command")]
 pub(crate) fn run(py: Python<'_>) -> PyResult<u8> {
     let argv: Vec<OsString> = py.import("sys")?.getattr("argv")?.extract()?;

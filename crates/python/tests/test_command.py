@@ -12,7 +12,6 @@ import kvant
 
 # What pip writes into the script.
 SCRIPT = "import sys; from kvant import _command; sys.exit(_command())"
-CRATES = Path(__file__).parent.parent.parent
 # Prints a line before it measures for hours.
 BENCH = ["bench", "-p", "1", "-n", "1", "-r", "1000000"]
 IS_POSIX = os.name == "posix"
@@ -46,7 +45,8 @@ class Command(unittest.TestCase):
     def test_the_module_imports_nothing(self):
         check = "import sys; before = set(sys.modules); import kvant; print(*set(sys.modules) - before)"
         output = subprocess.run([sys.executable, "-c", check], stdout=subprocess.PIPE, text=True, check=True)
-        self.assertEqual(output.stdout, "kvant\n")
+        # A wheel has the extension in a package.
+        self.assertEqual({name.split(".")[0] for name in output.stdout.split()}, {"kvant"})
 
     @unittest.skipUnless(IS_POSIX, "pipes of POSIX")
     def test_a_closed_pipe_is_quiet(self):
@@ -57,13 +57,16 @@ class Command(unittest.TestCase):
 
     @unittest.skipUnless(IS_POSIX, "file descriptors of POSIX")
     def test_no_file_takes_the_place_of_a_closed_stream(self):
-        source = CRATES / "model/tests/fixtures/llama-h64-g8.gguf"
-        with tempfile.TemporaryDirectory() as folder:
-            made = [Path(folder, name) for name in ("open.gguf", "closed.gguf")]
-            closing = {"stdout": None, "stderr": None, "preexec_fn": lambda: os.closerange(0, 3)}
-            for file, options in zip(made, ({}, closing)):
-                self.assertEqual(run("quantize", source, file, "q8_0", **options)[0], 0)
-            self.assertEqual(*(file.read_bytes() for file in made))
+        check = """
+import os, sys
+os.closerange(0, 3)
+sys.argv[1:] = ["--version"]
+from kvant import _command
+code = _command()
+free = os.open(os.devnull, os.O_RDONLY)
+os._exit(code or free < 3)
+"""
+        self.assertEqual(subprocess.run([sys.executable, "-c", check], check=False).returncode, 0)
 
 
 @unittest.skipUnless(IS_POSIX, "signals of POSIX")
@@ -75,12 +78,15 @@ class Signals(unittest.TestCase):
         process.communicate()
         self.assertEqual(process.returncode, -signal.SIGINT)
 
-    def test_ctrl_c_ends_an_answer(self):
-        process = start("run", "Tell a story.", "--ignore-eos", "-n", "100000", bufsize=0)
-        self.assertTrue(process.stdout.read(1))
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-        self.assertEqual(process.returncode, 130)
+    def test_ctrl_c_ends_an_answer_and_saves_its_cache(self):
+        with tempfile.TemporaryDirectory() as folder:
+            cache = Path(folder, "cache")
+            process = start("run", "Tell a story.", "--ignore-eos", "-n", "100000", "--prompt-cache", cache)
+            self.assertTrue(process.stdout.read(1))
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            self.assertEqual(process.returncode, 130)
+            self.assertTrue(cache.exists())
 
     def test_an_ignored_ctrl_c_stays_ignored(self):
         process = start(*BENCH, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
