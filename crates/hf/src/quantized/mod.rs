@@ -108,6 +108,8 @@ pub(crate) struct Method {
     block: [usize; 2],
     /// The type in which the model computes.
     dtype: DType,
+    /// Whether it may concern the KV cache alone.
+    may_keep_weights: bool,
 }
 
 /// A method of quantization.
@@ -157,7 +159,8 @@ impl Method {
             "fp8" | "fbgemm_fp8" | "modelopt" => Kind::Floats,
             other => return refused(other.to_owned()),
         };
-        Ok(Some(Self { kind, block: block(how)?, dtype: dtype(config)? }))
+        let may_keep_weights = ["compressed-tensors", "modelopt"].contains(&method);
+        Ok(Some(Self { kind, block: block(how)?, dtype: dtype(config)?, may_keep_weights }))
     }
 }
 
@@ -225,7 +228,13 @@ pub(crate) fn join(shards: &mut Shards, method: Method) -> Result<(), HfError> {
         return Ok(());
     }
     shards.retain(|name| !UNUSED.iter().any(|end| module_of(name, end).is_some()));
-    for (module, parts) in modules(shards, method.kind) {
+    let modules = modules(shards, method.kind);
+    if modules.is_empty() && !method.may_keep_weights {
+        let name = if method.kind == Kind::Floats { "weight_scale" } else { "qweight" };
+        let of = Some("config.json says that weights are quantized".to_owned());
+        return Err(HfError::Missing { name: name.to_owned(), of });
+    }
+    for (module, parts) in modules {
         let of = Module { name: &module, parts: &parts, shards, method };
         let whole = |integers: Integers| Quantized::Integers(integers.with_dtype(shards));
         let quantized = match method.kind {

@@ -98,8 +98,8 @@ macro_rules! formats {
     )*};
 }
 formats!(
-    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, IQ1, IQ2, IQ3, IQ3X,
-    TQ3_1S, TQ4_1S
+    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, IQ1, IQ2, IQ3,
+    IQ3X, TQ3_1S, TQ4_1S
 );
 
 /// A float weight format, as a type.

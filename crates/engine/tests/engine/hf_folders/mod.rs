@@ -438,7 +438,7 @@ fn faulty_configurations_are_reported_by_key() {
             "llama-h64-g8",
             "quantization_config",
             json!({"quant_method": "gptq", "bits": 4}),
-            "its weights are quantized as gptq",
+            "tensor 'qweight' is missing: config.json says that weights are quantized",
         ),
         (
             "llama-h64-g8",
@@ -505,7 +505,7 @@ fn faulty_configurations_are_reported_by_key() {
             "gptoss-h64-g4-window24-sinks",
             "quantization_config",
             json!({"quant_method": "fp8"}),
-            "its weights are quantized as fp8",
+            "tensor 'weight_scale' is missing",
         ),
         (
             "gptoss-h64-g4-window24-sinks",
@@ -557,7 +557,7 @@ fn faulty_tensors_are_reported_by_name() {
     };
     let renamed = |tensors: &mut Vec<Saved>| tensors[1].name += "_scale";
     let cut = |tensors: &mut Vec<Saved>| _ = tensors[0].bytes.pop();
-    let fp8 = |tensors: &mut Vec<Saved>| tensors[0].dtype = "F8_E4M3";
+    let e5m2 = |tensors: &mut Vec<Saved>| tensors[0].dtype = "F8_E5M2";
     for (got, want) in [
         (
             error_of("llama-h64-g8", &without("layers.1.self_attn.v_proj.weight")),
@@ -574,7 +574,7 @@ fn faulty_tensors_are_reported_by_name() {
         ),
         (error_of("llama-h64-g8", &renamed), "is unknown in the family LlamaForCausalLM"),
         (error_of("llama-h64-g8", &cut), "takes 4096 bytes, but has 4095"),
-        (error_of("llama-h64-g8", &fp8), "holds F8_E4M3; weights are read in F32, F16 and BF16"),
+        (error_of("llama-h64-g8", &e5m2), "holds F8_E5M2; weights are read in F32, F16 and BF16"),
     ] {
         assert!(got.contains(want), "{got}");
     }
