@@ -4,8 +4,8 @@
 //! returns the [`Gguf`] that llama.cpp's converter would write, with the same keys, names and
 //! orders. No file is written. Tensors stay in their mapped files. Those that differ in GGUF
 //! (reordered rows of queries and keys, stacked experts, norms that store their weight minus 1,
-//! quantized weights) are converted on access. Everything that loads, measures or writes a GGUF file thus works with a
-//! folder.
+//! quantized weights) are converted on access. Everything that loads, measures or writes a GGUF
+//! file thus works with a folder.
 //!
 //! [`open_adapter`] does the same for PEFT adapters.
 //!

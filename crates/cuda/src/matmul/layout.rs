@@ -2,9 +2,9 @@
 //!
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
 //! q8_0, q4_0, q5_0, q3_K, q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of
-//! nvfp4 and q4_g128 four and of iq4_xs eight: these bytes, scales, move behind the last block of the row, so
-//! that the codes are aligned for reads of 4 or 16 bytes. A row of blocks takes a multiple of 16
-//! bytes.
+//! nvfp4 and q4_g128 four and of iq4_xs eight: these bytes, scales, move behind the last block of
+//! the row, so that the codes are aligned for reads of 4 or 16 bytes. A row of blocks takes a
+//! multiple of 16 bytes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,9 @@
 //! 4-bit floats (E2M1) with scales of blocks: MXFP4 and NVFP4.
 //!
 //! MXFP4 becomes blocks of mxfp4, which hold the same numbers. NVFP4 has one more scale, of the
-//! whole matrix, with which no kernel multiplies: as those of GGUF files, such weights are converted
-//! to q8_0, with an additional error of at most the 254th part of the largest of 32 values.
+//! whole matrix, with which no kernel multiplies: as those of GGUF files, such weights are
+//! converted to q8_0, with an additional error of at most the 254th part of the largest of 32
+//! values.
 
 use kvant_codec::DType;
 use kvant_codec::fp4::ByteFloat;

@@ -1,15 +1,21 @@
 //! Weights that a folder stores quantized: several tensors of a module, described as one.
 //!
-//! | `quant_method` | tensors of a module | read as |
-//! |---|---|---|
-//! | `gptq` | `qweight` `[in / n, out]`, `qzeros` `[groups, out / n]`, `scales` `[groups, out]`, `g_idx` `[in]` | integers |
-//! | `awq` | `qweight` `[in, out / n]`, `qzeros` `[groups, out / n]`, `scales` `[groups, out]` | integers |
-//! | `compressed-tensors` | `weight_packed` `[out, in / n]`, `weight_scale` `[out, groups]`, `weight_zero_point` `[out / n, groups]`, `weight_g_idx` `[in]` | integers |
-//! | | `weight` in I8 `[out, in]`, `weight_scale` `[out, groups]` | integers |
-//! | | `weight` in E4M3 `[out, in]`, `weight_scale` | floats |
-//! | | `weight_packed` in U8 `[out, in / 2]`, `weight_scale`, `weight_global_scale` | 4-bit floats |
-//! | `fp8`, `fbgemm_fp8`, `modelopt` | `weight` in E4M3 `[out, in]`, `weight_scale_inv` or `weight_scale` | floats |
-//! | `modelopt` | `weight` in U8 `[out, in / 2]`, `weight_scale`, `weight_scale_2` | 4-bit floats |
+//! ```text
+//! gptq                       qweight [in / n, out], qzeros [groups, out / n],
+//!                            scales [groups, out], g_idx [in]                    integers
+//! awq                        qweight [in, out / n], qzeros [groups, out / n],
+//!                            scales [groups, out]                                integers
+//! compressed-tensors         weight_packed I32 [out, in / n], weight_scale [out, groups],
+//!                            weight_zero_point [out / n, groups], weight_g_idx [in]
+//!                                                                                integers
+//!                            weight I8 [out, in], weight_scale [out, groups]     integers
+//!                            weight_packed U8 [out, in / 2], weight_scale [out, blocks],
+//!                            weight_global_scale                                 4-bit floats
+//! modelopt                   weight U8 [out, in / 2], weight_scale [out, blocks],
+//!                            weight_scale_2                                      4-bit floats
+//! fp8, fbgemm_fp8, both      weight E4M3 [out, in], weight_scale_inv or
+//! above                      weight_scale                                        floats
+//! ```
 //!
 //! `n` values of 4 or 8 bits share a word. [`Integers`] become blocks of a kernel type that holds
 //! the same numbers ([`Integers::with_dtype`]), [`Floats`] values. Scales of floats are one,
