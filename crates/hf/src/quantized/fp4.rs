@@ -22,6 +22,10 @@ pub(crate) struct Fp4 {
     /// `[out, blocks]` bytes.
     pub scales: Stored,
     pub kind: Fp4Kind,
+    /// The type of [`Fp4::rows`].
+    pub dtype: DType,
+    /// The type of its values.
+    pub dense_dtype: DType,
 }
 
 /// What the scales of a matrix are.
@@ -37,31 +41,30 @@ pub(crate) enum Fp4Kind {
 pub(super) const NV_BLOCK: usize = 16;
 
 impl Fp4 {
-    /// Returns the type of [`Fp4::rows`].
-    pub fn dtype(&self) -> DType {
-        match self.kind {
-            Fp4Kind::Mx => DType::MXFP4,
-            Fp4Kind::Nv { .. } => DType::Q8_0,
-        }
-    }
-
-    /// Returns the rows.
+    /// Returns the rows, in blocks or values of the type.
     pub fn rows(&self, shards: &Shards) -> Vec<u8> {
         let (codes, powers) = (shards.data(&self.codes), shards.data(&self.scales));
-        let Fp4Kind::Nv { global, divides } = &self.kind else { return recipe::blocks(&codes, &powers) };
-        let global = scales(global, shards)[0];
-        let global = if *divides { global.recip() } else { global };
-        let dtype = self.dtype();
-        let row_bytes = dtype.row_bytes(self.n_in).expect("whole blocks");
+        if self.dtype == DType::MXFP4 {
+            return recipe::blocks(&codes, &powers);
+        }
+        let per_scale = self.n_in * self.n_out / powers.len();
+        let scale_of: Vec<f32> = match &self.kind {
+            Fp4Kind::Mx => powers.iter().map(|power| ByteFloat::E8M0.to_f32(*power)).collect(),
+            Fp4Kind::Nv { global, divides } => {
+                let global = scales(global, shards)[0];
+                let global = if *divides { global.recip() } else { global };
+                powers.iter().map(|power| ByteFloat::E4M3.to_f32(*power) * global).collect()
+            }
+        };
+        let row_bytes = self.dtype.row_bytes(self.n_in).expect("whole blocks");
         let mut out = vec![0; self.n_out * row_bytes];
         let mut values = vec![0.0; self.n_in];
-        let rows = codes.chunks_exact(self.n_in / 2).zip(powers.chunks_exact(self.n_in / NV_BLOCK));
-        for ((codes, powers), out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+        let rows = codes.chunks_exact(self.n_in / 2).zip(scale_of.chunks_exact(self.n_in / per_scale));
+        for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
             for (i, value) in values.iter_mut().enumerate() {
-                let scale = ByteFloat::E4M3.to_f32(powers[i / NV_BLOCK]) * global;
-                *value = e2m1(codes[i / 2] >> (4 * (i % 2))) * scale;
+                *value = e2m1(codes[i / 2] >> (4 * (i % 2))) * scales[i / per_scale];
             }
-            kvant_codec::encode(dtype, &values, out).expect("rows of whole blocks");
+            kvant_codec::encode(self.dtype, &values, out).expect("rows of whole blocks");
         }
         out
     }

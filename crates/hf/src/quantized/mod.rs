@@ -57,7 +57,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => integers.dtype,
             Self::Floats(floats) => floats.dtype,
-            Self::Fp4(fp4) => fp4.dtype(),
+            Self::Fp4(fp4) => fp4.dtype,
         }
     }
 
@@ -83,7 +83,8 @@ impl Quantized {
     pub fn dense(self) -> Self {
         match self {
             Self::Integers(integers) => Self::Integers(integers.dense()),
-            Self::Floats(_) | Self::Fp4(_) => self,
+            Self::Floats(_) => self,
+            Self::Fp4(fp4) => Self::Fp4(Fp4 { dtype: fp4.dense_dtype, ..fp4 }),
         }
     }
 
@@ -92,7 +93,7 @@ impl Quantized {
         match self {
             Self::Integers(integers) => integers.dense_dtype(),
             Self::Floats(floats) => floats.dtype,
-            Self::Fp4(fp4) => fp4.dtype(),
+            Self::Fp4(fp4) => fp4.dense_dtype,
         }
     }
 
@@ -118,7 +119,7 @@ pub(crate) struct Method {
     may_keep_weights: bool,
 }
 
-/// A method of quantization.
+/// What a method stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Block formats that GGUF has too: a family's own tensors.
@@ -278,4 +279,53 @@ fn modules(shards: &Shards, kind: Kind) -> Vec<(String, Parts)> {
     let is_quantized = |parts: &Parts| parts.keys().any(|end| *end != "weight");
     let modules = modules.into_iter().filter(|(_, parts)| is_quantized(parts));
     modules.map(|(module, parts)| (module.to_owned(), parts)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::folder::Folder;
+
+    fn values(stored: &Stored, shards: &Shards) -> Vec<f32> {
+        let ElementKind::Values(dtype) = stored.holds else { panic!("{}", stored.holds) };
+        let mut values = vec![0.0; stored.shape.iter().product()];
+        kvant_codec::decode(dtype, &shards.data(stored), &mut values).unwrap();
+        values
+    }
+
+    /// A view that divides blocks selects from the values.
+    #[test]
+    fn matrices_have_the_same_values_without_blocks() {
+        let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/quantized");
+        for (name, bound) in [
+            ("gptq-g128", 5e-4),
+            ("gptq-asymmetric-g32", 5e-4),
+            ("gptq-8-bit", 5e-4),
+            ("compressed-w8a8", 4e-3),
+            ("compressed-mxfp4", 0.0),
+            // Besides the rounding of values, half a step of 127 of the largest of 32.
+            ("compressed-nvfp4", 4e-3),
+        ] {
+            let mut folder = Folder::new(&all.join(name));
+            let config = folder.json("config.json").unwrap().unwrap();
+            let method = Method::of(config.object().unwrap()).unwrap().unwrap();
+            let mut shards = Shards::open(&mut folder).unwrap();
+            join(&mut shards, method).unwrap();
+            let is_coded = |stored: &&Stored| stored.holds.block_len() > 1;
+            let coded: Vec<&Stored> = shards.tensors().map(|(_, stored)| stored).filter(is_coded).collect();
+            assert_eq!(coded.len(), 7, "{name}");
+            for stored in coded {
+                let dense = stored.dense();
+                assert_eq!((dense.holds, dense.holds.block_len()), (stored.dense_kind(), 1), "{name}");
+                let (got, want) = (values(&dense, &shards), values(stored, &shards));
+                let largest = want.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+                for (got, want) in got.iter().zip(&want) {
+                    let bound = bound * if name == "compressed-nvfp4" { largest } else { want.abs() };
+                    assert!((got - want).abs() <= bound, "{name}: {got}, {want}");
+                }
+            }
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Reads the tensors of a quantized module and checks them against each other.
 
+use kvant_codec::DType;
+
 use super::floats::Floats;
 use super::fp4::{Fp4, Fp4Kind, NV_BLOCK};
 use super::integers::{Integers, Packing, Zeros};
@@ -123,7 +125,12 @@ impl Module<'_> {
             return Err(self.wrong("weight", codes, "rows of blocks of 32".to_owned()));
         }
         self.expect("weight_scale", scales, &[n_out, n_in / block])?;
-        Ok(Fp4 { n_out, n_in, codes: codes.clone(), scales: scales.clone(), kind })
+        let dtype = match kind {
+            Fp4Kind::Mx => DType::MXFP4,
+            Fp4Kind::Nv { .. } => DType::Q8_0,
+        };
+        let (codes, scales) = (codes.clone(), scales.clone());
+        Ok(Fp4 { n_out, n_in, codes, scales, kind, dtype, dense_dtype: self.method.dtype })
     }
 
     /// Reads signed bytes.
