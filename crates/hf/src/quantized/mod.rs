@@ -299,14 +299,15 @@ mod tests {
     #[test]
     fn matrices_have_the_same_values_without_blocks() {
         let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/quantized");
-        for (name, bound) in [
-            ("gptq-g128", 5e-4),
-            ("gptq-asymmetric-g32", 5e-4),
-            ("gptq-8-bit", 5e-4),
-            ("compressed-w8a8", 4e-3),
-            ("compressed-mxfp4", 0.0),
-            // Besides the rounding of values, half a step of 127 of the largest of 32.
-            ("compressed-nvfp4", 4e-3),
+        // Of the value: its rounding to 16 bits, and that of a q8_0 scale. Of the largest: half a
+        // step.
+        for (name, of_value, of_largest) in [
+            ("gptq-g128", 1.0 / 2048.0, 0.0),
+            ("gptq-asymmetric-g32", 1.0 / 2048.0, 0.0),
+            ("gptq-8-bit", 1.0 / 2048.0, 0.0),
+            ("compressed-w8a8", 1.0 / 256.0, 0.0),
+            ("compressed-mxfp4", 0.0, 0.0),
+            ("compressed-nvfp4", 1.0 / 256.0 + 1.0 / 2048.0, 1.0 / 254.0),
         ] {
             let mut folder = Folder::new(&all.join(name));
             let config = folder.json("config.json").unwrap().unwrap();
@@ -322,7 +323,7 @@ mod tests {
                 let (got, want) = (values(&dense, &shards), values(stored, &shards));
                 let largest = want.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
                 for (got, want) in got.iter().zip(&want) {
-                    let bound = bound * if name == "compressed-nvfp4" { largest } else { want.abs() };
+                    let bound = of_value * want.abs() + of_largest * largest;
                     assert!((got - want).abs() <= bound, "{name}: {got}, {want}");
                 }
             }
