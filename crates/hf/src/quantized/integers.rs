@@ -158,16 +158,13 @@ impl Integers {
         if !self.scales(shards).into_iter().all(is_exact) {
             return None;
         }
-        let zeros = self.zeros(shards);
+        // Unpacked only where the type depends on them.
+        let all_are = |middle: u8| self.zeros(shards).into_iter().all(|zero| zero == middle);
         match self.packing.bits() {
             4 if group.is_multiple_of(grouped::LEN) => Some(DType::Q4G128),
-            4 if group.is_multiple_of(BLOCK) && zeros.iter().all(|zero| *zero == Q4_0_ZERO) => {
-                Some(DType::Q4_0)
-            }
+            4 if group.is_multiple_of(BLOCK) && all_are(Q4_0_ZERO) => Some(DType::Q4_0),
             4 if group.is_multiple_of(BLOCK) => Some(DType::Q5_0),
-            8 if group.is_multiple_of(BLOCK) && zeros.iter().all(|zero| *zero == Q8_0_ZERO) => {
-                Some(DType::Q8_0)
-            }
+            8 if group.is_multiple_of(BLOCK) && all_are(Q8_0_ZERO) => Some(DType::Q8_0),
             _ => None,
         }
     }
@@ -181,17 +178,15 @@ impl Integers {
 
     /// Returns the scales `[out, groups]`.
     fn scales(&self, shards: &Shards) -> Vec<f32> {
-        let mut values = vec![0.0; self.n_out * self.groups];
-        kvant_codec::decode(self.dense_dtype(), &shards.data(&self.scales), &mut values)
-            .expect("the shape of scales was checked");
+        let values = floats::scales(&self.scales, shards);
         if self.groups_first { transposed(&values, self.groups) } else { values }
     }
 
     /// Returns the zeros `[out, groups]`.
     fn zeros(&self, shards: &Shards) -> Vec<u8> {
-        let Zeros::Words { stored, packing, offset } = &self.zeros else {
-            let Zeros::All(zero) = self.zeros else { unreachable!("the other kind") };
-            return vec![zero; self.n_out * self.groups];
+        let (stored, packing, offset) = match &self.zeros {
+            Zeros::All(zero) => return vec![*zero; self.n_out * self.groups],
+            Zeros::Words { stored, packing, offset } => (stored, packing, offset),
         };
         let bytes = shards.data(stored);
         let mut zeros = match packing {

@@ -60,7 +60,7 @@ pub fn changed(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::
     command(chance, folder, name).expect(expect).file(name, bytes)
 }
 
-fn mutated(chance: &mut Choices, bytes: &mut Vec<u8>, from: usize, until: usize) -> Expect {
+pub(super) fn mutated(chance: &mut Choices, bytes: &mut Vec<u8>, from: usize, until: usize) -> Expect {
     let mut part = bytes[from..until].to_vec();
     chance.mutate(&mut part, until - from);
     bytes.splice(from..until, part);

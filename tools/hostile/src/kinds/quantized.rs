@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::case::{Case, Expect};
 use crate::chance::Choices;
 use crate::fixtures::Fixtures;
+use crate::kinds::models::mutated;
 
 macro_rules! folder {
     ($name:literal) => {
@@ -84,20 +85,11 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
             weights = [&length, changed.as_bytes(), &weights[head..]].concat();
             Expect::Either
         }
-        4 => {
-            let mut part = weights[8..head].to_vec();
-            let length = part.len();
-            chance.mutate(&mut part, length);
-            weights.splice(8..head, part);
-            Expect::Either
-        }
+        4 => mutated(chance, &mut weights, 8, head),
         // Codes, scales, zeros and groups.
         _ => {
-            let mut part = weights[head..].to_vec();
-            let length = part.len();
-            chance.mutate(&mut part, length);
-            weights.splice(head.., part);
-            Expect::Either
+            let end = weights.len();
+            mutated(chance, &mut weights, head, end)
         }
     };
     let case = match chance.below(3) {
