@@ -1,7 +1,7 @@
 //! Python bindings of Kvant, the module `kvant`; `kvant.pyi` documents its contents.
 //!
 //! This is a thin layer; behaviour is documented in the Rust library [`kvant`]. Long
-//! calls release the GIL. The command `kvant` is part of it ([`command`]).
+//! calls release the GIL. The command `kvant` is part of it (`command.rs`).
 
 #![forbid(unsafe_code)]
 
