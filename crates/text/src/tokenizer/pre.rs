@@ -18,14 +18,19 @@ use super::error::TokenizerError;
 use super::normalizer::Normalizer;
 
 /// Alternatives after a pattern's own.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tail {
     /// None: text that the pattern does not match stays a gap.
     Gap,
     /// `|\s+(?!\S)|\s+`
     Space,
+    /// `|\s{512}(?!\S)|\s{256}(?!\S)|..|\s{4}(?!\S)|\s{1,2}(?!\S)|\s`
+    SpacePowers,
+    /// None, and a match, which is digits, is cut into groups of three from its end:
+    /// `\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))`.
+    Thousands,
 }
-use Tail::{Gap, Space};
+use Tail::{Gap, Space, SpacePowers, Thousands};
 
 /// One splitting step: a pattern and its tail.
 type SplitPattern = (&'static str, Tail);
@@ -90,6 +95,11 @@ const DEEPSEEK_LETTERS: SplitPattern = (
     Gap,
 );
 const DEEPSEEK_PUNCTUATION: SplitPattern = (r"\s?[!-/:-~！-／：-～‘-‟　-。]+", Gap);
+/// Scripts without spaces between words.
+const UNSPACED: SplitPattern = (
+    r"[\u{4E00}-\u{9FFF}\u{3400}-\u{4DBF}\u{F900}-\u{FAFF}\u{3040}-\u{30FF}\u{FF65}-\u{FF9F}\u{2F00}-\u{2FDF}\u{E40}-\u{EFF}\u{1780}-\u{17FF}\u{1000}-\u{109F}\u{AA60}-\u{AA7F}\u{A9E0}-\u{A9FF}\u{AC00}-\u{D7AF}\u{1100}-\u{11FF}]+",
+    Gap,
+);
 const DEEPSEEK_CJK: SplitPattern = (r"[一-龥ࠀ-一가-퟿]+", Gap);
 
 /// All families. The first, `default`, applies to a file without a name, as in llama.cpp.
@@ -204,13 +214,15 @@ const FAMILIES: &[Family] = &[
         )],
     ),
     plain(&["gemma4"], &[LINES]),
+    plain(&["afmoe"], &[(r"\p{N}+", Thousands), UNSPACED, DEEPSEEK3]),
+    plain(&["jais-2"], &[(LLAMA3.0, SpacePowers)]),
 ];
 
 /// A compiled pre-tokenizer.
 #[derive(Debug, Clone)]
 pub(super) struct PreTokenizer {
     name: &'static str,
-    cuts: Vec<Regex>,
+    cuts: Vec<(Regex, Tail)>,
     pub(super) whole_words: bool,
     pub(super) add_bos: bool,
 }
@@ -231,10 +243,11 @@ impl PreTokenizer {
         };
         let compile = |&(pattern, tail): &SplitPattern| {
             let patterns: &[&str] = match tail {
-                Gap => &[pattern],
-                Space => &[pattern, r"\s+"],
+                Gap | Thousands => &[pattern],
+                Space | SpacePowers => &[pattern, r"\s+"],
             };
             Regex::new_many(patterns)
+                .map(|cut| (cut, tail))
                 .map_err(|e| TokenizerError::Prepare { what: "pre-tokenizer", why: e.to_string() })
         };
         let cuts = family.cuts.iter().map(compile).collect::<Result<_, _>>()?;
@@ -257,10 +270,10 @@ impl PreTokenizer {
         if !text.is_empty() {
             pieces.push(0..text.len());
         }
-        for cut in &self.cuts {
+        for (cut, tail) in &self.cuts {
             let mut finer = Vec::with_capacity(pieces.len());
             for piece in pieces {
-                split(cut, text, piece, &mut finer);
+                split(cut, *tail, text, piece, &mut finer);
             }
             pieces = finer;
         }
@@ -269,21 +282,26 @@ impl PreTokenizer {
 }
 
 /// Splits `text[piece]` at the matches of `cut`, appending matches and gaps to `out`.
-fn split(cut: &Regex, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize>>) {
+fn split(cut: &Regex, tail: Tail, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize>>) {
     let base = piece.start;
     // Sliced, not spanned: `$` and the tail's look-ahead must see the end of the piece.
     let hay = &text[piece];
     let mut at = 0;
     while at < hay.len() {
         let Some(m) = cut.find(regex_automata::Input::new(hay).range(at..)) else { break };
-        let mut end = m.end();
-        if m.pattern().as_usize() == TAIL && end < hay.len() {
-            // `\s+(?!\S)`: leave the last character to the next word, unless it is the only one.
-            let last = hay[m.start()..end].chars().next_back().map_or(0, char::len_utf8);
-            if end - last > m.start() {
-                end -= last;
+        let matched = &hay[m.range()];
+        let is_tail = m.pattern().as_usize() == TAIL;
+        let n = match tail {
+            Thousands => Some((matched.chars().count() - 1) % 3 + 1),
+            Space if is_tail => Some(before_word(matched.chars().count(), m.end() == hay.len())),
+            SpacePowers if is_tail => {
+                let most = before_word(matched.chars().count(), m.end() == hay.len());
+                Some(if most < 4 { most.min(2) } else { 1 << most.ilog2().min(9) })
             }
-        }
+            _ => None,
+        };
+        let n_bytes = n.map(|n| matched.chars().take(n).map(char::len_utf8).sum());
+        let end = m.start() + n_bytes.unwrap_or(matched.len());
         if m.start() > at {
             out.push(base + at..base + m.start());
         }
@@ -294,6 +312,12 @@ fn split(cut: &Regex, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize
     if at < hay.len() {
         out.push(base + at..base + hay.len());
     }
+}
+
+/// Returns how many of `n` spaces `\s+(?!\S)|\s+` takes: it leaves the last one to a word behind
+/// them, unless it is the only one.
+fn before_word(n: usize, is_end: bool) -> usize {
+    if is_end { n } else { (n - 1).max(1) }
 }
 
 #[cfg(test)]
