@@ -151,10 +151,11 @@ pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         (17, Activation::Bounded, true, true),
         (1, Activation::Relu, true, false),
         (33, Activation::Relu, false, false),
+        (5, Activation::NormalCdf, true, false),
     ];
     for (types, (rows, activation, has_norm, has_biases)) in skipped.combine(&types, &cases) {
         let of = Case { types, n: 256, n_ff: 256, n_experts: 3, ..USUAL };
-        let is_ungated = activation == Activation::Relu;
+        let is_ungated = matches!(activation, Activation::Relu | Activation::NormalCdf);
         let case = Case { rows, activation, is_ungated, has_norm, has_biases, ..of };
         equals_its_equation(subject, case, &mut skipped);
     }

@@ -33,6 +33,9 @@ pub enum Activation {
     /// ReLU: g where it is positive, else 0. With `gate` = `up` this is squared ReLU (arXiv
     /// 2109.08668).
     Relu,
+    /// The normal distribution function as GELU approximates it, `1 / (1 + exp(-z))` with GELU's z.
+    /// With `gate` = `up` this is GELU of a layer without gates, `u Φ(u)`.
+    NormalCdf,
 }
 
 impl Activation {

@@ -154,6 +154,9 @@ pub enum Gate {
     Gelu,
     /// ReLU, as [`Activation::Relu`](crate::Activation::Relu).
     Relu,
+    /// The distribution function in GELU, as
+    /// [`Activation::NormalCdf`](crate::Activation::NormalCdf).
+    NormalCdf,
     /// g itself.
     Plain,
 }

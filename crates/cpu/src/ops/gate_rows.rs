@@ -54,6 +54,7 @@ impl Multiply<'_> {
             Gate::Silu => Activation::Silu,
             Gate::Gelu => Activation::Gelu,
             Gate::Relu => Activation::Relu,
+            Gate::NormalCdf => Activation::NormalCdf,
         };
         activate(activation, gates, y);
     }

@@ -1,6 +1,7 @@
 // The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for
 // GELU z = g (A + B g^2). For the bounded SiLU z = RATE g, g is at most LIMIT, and 1 + u replaces
-// u, which is clamped to [-LIMIT, LIMIT]. ReLU is g where it is positive.
+// u, which is clamped to [-LIMIT, LIMIT]. ReLU is g where it is positive; the normal distribution
+// function has GELU's z and 1 instead of g.
 
 #pragma once
 
@@ -15,6 +16,7 @@ __device__ inline float gated(unsigned activation, float g, float u) {
     }
     // A comparison, so that NaN is preserved.
     if (activation == RELU) return (g < 0.0f ? 0.0f : g) * u;
-    float z = activation == GELU ? g * (GELU_A + GELU_B * (g * g)) : g;
-    return g / (1.0f + expf(-z)) * u;
+    bool is_normal = activation == NORMAL_CDF;
+    float z = activation == GELU || is_normal ? g * (GELU_A + GELU_B * (g * g)) : g;
+    return (is_normal ? 1.0f : g) / (1.0f + expf(-z)) * u;
 }

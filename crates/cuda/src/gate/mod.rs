@@ -29,6 +29,7 @@ pub(crate) fn constants(constants: Constants) -> Constants {
         constants.whole("GELU", number(Activation::Gelu) as usize).float("GELU_A", a).float("GELU_B", b);
     let constants = constants.whole("BOUNDED", number(Activation::Bounded) as usize);
     let constants = constants.whole("RELU", number(Activation::Relu) as usize);
+    let constants = constants.whole("NORMAL_CDF", number(Activation::NormalCdf) as usize);
     constants.float("BOUND_RATE", rate).float("BOUND_LIMIT", limit)
 }
 
@@ -39,6 +40,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
         Activation::Gelu => 1,
         Activation::Bounded => 2,
         Activation::Relu => 3,
+        Activation::NormalCdf => 4,
     }
 }
 
@@ -135,6 +137,7 @@ pub(crate) fn gate_values(
         Gate::Plain => 2,
         Gate::Gelu => return gate(cx, Activation::Gelu, g, y, n),
         Gate::Relu => return gate(cx, Activation::Relu, g, y, n),
+        Gate::NormalCdf => return gate(cx, Activation::NormalCdf, g, y, n),
     };
     let params = ValuesParams { g, y, n: n as u32, kind };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
@@ -151,7 +154,8 @@ mod tests {
         let Some(cx) = emulator::context(80) else { return };
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
-        for activation in [Activation::Silu, Activation::Gelu, Activation::Bounded, Activation::Relu] {
+        let all = [Activation::Silu, Activation::Gelu, Activation::Bounded, Activation::Relu];
+        for activation in all.into_iter().chain([Activation::NormalCdf]) {
             for n in [0, 1, 255, 256, 257, g.len()] {
                 let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
@@ -165,9 +169,12 @@ mod tests {
                     let z = match activation {
                         Activation::Silu => g,
                         Activation::Bounded => rate * g,
-                        Activation::Gelu => (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3)),
+                        Activation::Gelu | Activation::NormalCdf => {
+                            (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))
+                        }
                         Activation::Relu => g * f64::INFINITY,
                     };
+                    let g = if activation == Activation::NormalCdf { 1.0 } else { g };
                     let want = if g == 0.0 { 0.0 } else { u * g / (1.0 + (-z).exp()) };
                     // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a
                     // product follow. Of GELU's z five roundings (two of them the constants') move
@@ -175,7 +182,7 @@ mod tests {
                     // z does. Subnormal results lose digits, and exponentials beyond f32 give 0.
                     let of_z = match activation {
                         Activation::Silu | Activation::Relu => 0.0,
-                        Activation::Gelu => 2.5 * z.abs(),
+                        Activation::Gelu | Activation::NormalCdf => 2.5 * z.abs(),
                         Activation::Bounded => 0.5 * z.abs(),
                     };
                     let tol = (5.0 + of_z) * f64::from(f32::EPSILON) * want.abs()
@@ -184,6 +191,14 @@ mod tests {
                     let err = (f64::from(got) - want).abs();
                     assert!(err <= tol, "{activation:?} {g}: {got} for {want}");
                 }
+            }
+            if activation == Activation::NormalCdf {
+                let g = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0];
+                let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &[3.0; 5]));
+                gate(&cx, activation, on_g.ptr(), on_u.ptr(), 5).unwrap();
+                let got = emulator::download(&cx, &on_u);
+                assert!(got[0].is_nan() && got[1..] == [3.0, 0.0, 3.0, 0.0], "{got:?}");
+                continue;
             }
             if activation == Activation::Bounded {
                 let (g, u) = ([f32::NAN, 1.0, 200.0, 7.0], [1.0, f32::NAN, 200.0, 7.0]);

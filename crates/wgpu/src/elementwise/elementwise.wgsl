@@ -25,7 +25,7 @@ fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = activated(p.kind, g[i], y[i]);
 }
 
-// y = s(g) y, s the logistic function, SiLU, GELU, ReLU or the identity.
+// y = s(g) y, s the logistic function, SiLU, GELU, ReLU, the normal distribution function or the identity.
 @compute @workgroup_size(THREADS)
 fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
@@ -37,7 +37,8 @@ fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) g
     } else if p.kind == GATE_PLAIN {
         y[i] *= g[i];
     } else {
-        y[i] = activated(select(RELU, GELU, p.kind == GATE_GELU), g[i], y[i]);
+        let other = select(RELU, NORMAL_CDF, p.kind == GATE_NORMAL_CDF);
+        y[i] = activated(select(other, GELU, p.kind == GATE_GELU), g[i], y[i]);
     }
 }
 

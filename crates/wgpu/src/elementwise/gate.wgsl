@@ -5,14 +5,16 @@ fn gated(g: f32, z: f32) -> f32 {
     return g / (1.0f + exponential(-z));
 }
 
-fn gelu(g: f32) -> f32 {
-    return gated(g, g * (GELU_A + GELU_B * (g * g)));
+// The z of GELU.
+fn gelu_exponent(g: f32) -> f32 {
+    return g * (GELU_A + GELU_B * (g * g));
 }
 
 // a(g) u, a the activation `kind`.
 fn activated(kind: u32, g: f32, u: f32) -> f32 {
     if kind == SILU { return gated(g, g) * u; }
-    if kind == GELU { return gelu(g) * u; }
+    if kind == GELU { return gated(g, gelu_exponent(g)) * u; }
+    if kind == NORMAL_CDF { return gated(u, gelu_exponent(g)); }
     if kind == RELU { return select(g, 0.0f, g < 0.0f) * u; }
     // Comparisons, so that NaN is preserved.
     let bounded_g = select(g, BOUND_LIMIT, g > BOUND_LIMIT);

@@ -20,6 +20,7 @@ pub(crate) static SOURCE: Source = Source {
             .whole("GATE_SIGMOID", Gate::Sigmoid as usize)
             .whole("GATE_SILU", Gate::Silu as usize)
             .whole("GATE_GELU", Gate::Gelu as usize)
+            .whole("GATE_NORMAL_CDF", Gate::NormalCdf as usize)
             .whole("GATE_PLAIN", Gate::Plain as usize)
     },
 };
@@ -32,6 +33,7 @@ pub(crate) fn gate_constants(constants: Constants) -> Constants {
         .whole("SILU", Activation::Silu as usize)
         .whole("GELU", Activation::Gelu as usize)
         .whole("RELU", Activation::Relu as usize)
+        .whole("NORMAL_CDF", Activation::NormalCdf as usize)
         .float("GELU_A", a)
         .float("GELU_B", b)
         .float("BOUND_RATE", rate)

@@ -1,5 +1,5 @@
 //! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the
-//! [`Activation`], with bounds where it has some; or ReLU.
+//! [`Activation`], with bounds where it has some; ReLU; or GELU's quotient alone.
 
 use kvant_backend::Activation;
 
@@ -32,6 +32,12 @@ pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
             for (u, g) in u.iter_mut().zip(g) {
                 // `max` would turn a NaN into a number.
                 *u *= if *g < 0.0 { 0.0 } else { *g };
+            }
+        }
+        Activation::NormalCdf => {
+            let [a, b] = Activation::GELU;
+            for (u, g) in u.iter_mut().zip(g) {
+                *u /= 1.0 + exp(-(g * (a + b * (g * g))));
             }
         }
     }
