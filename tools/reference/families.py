@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import gguf
 from transformers import (
+    AfmoeConfig,
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
@@ -13,6 +14,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneMoeConfig,
     FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -21,24 +23,32 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
+    GraniteSWAConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    HYV3Config,
+    Jais2Config,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
+    MellumConfig,
     MiniMaxM2Config,
     Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    MuseGlimmerTextConfig,
+    NemotronConfig,
     NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -49,6 +59,8 @@ from transformers import (
     Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 
@@ -66,6 +78,7 @@ class Family:
     mean: float = 0.0  # mean of embeddings, for norms that subtract it
     unscaled: bool = False  # scores are not divided by the root of the head size, since QK-norm bounds them
     transposed_experts: bool = False  # gate and up are alternating columns
+    arch_name: str = ""  # that of the file, where the package has no `arch` for it
 
 
 FAMILIES = {
@@ -86,6 +99,9 @@ FAMILIES = {
     "granite": Family(GraniteConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
     "granitehybrid": Family(GraniteMoeHybridConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0),
     "graniteh": Family(GraniteMoeHybridConfig, gguf.MODEL_ARCH.GRANITE_HYBRID, interleaved_rope=True, quiet=8.0),
+    "graniteswa": Family(
+        GraniteSWAConfig, gguf.MODEL_ARCH.GRANITE, interleaved_rope=True, quiet=8.0, arch_name="granite_swa"
+    ),
     "smollm3": Family(SmolLM3Config, gguf.MODEL_ARCH.SMOLLM3, interleaved_rope=True),
     "olmo2": Family(Olmo2Config, gguf.MODEL_ARCH.OLMO2),
     "olmo3": Family(Olmo3Config, gguf.MODEL_ARCH.OLMO2, local_theta=5e5),
@@ -121,4 +137,27 @@ FAMILIES = {
     "nemotronh": Family(NemotronHConfig, gguf.MODEL_ARCH.NEMOTRON_H),
     "nemotronhmoe": Family(NemotronHConfig, gguf.MODEL_ARCH.NEMOTRON_H_MOE),
     "commandr": Family(CohereConfig, gguf.MODEL_ARCH.COMMAND_R, mean=0.5),
+    "starcoder2": Family(Starcoder2Config, gguf.MODEL_ARCH.STARCODER2),
+    "phi2": Family(PhiConfig, gguf.MODEL_ARCH.PHI2),
+    "stablelm": Family(StableLmConfig, gguf.MODEL_ARCH.STABLELM),
+    "nemotron": Family(NemotronConfig, gguf.MODEL_ARCH.NEMOTRON, norm_offset=1.0),
+    "jais2": Family(Jais2Config, gguf.MODEL_ARCH.JAIS2),
+    "chatglm": Family(GlmConfig, gguf.MODEL_ARCH.CHATGLM),
+    "exaonemoe": Family(ExaoneMoeConfig, gguf.MODEL_ARCH.EXAONE_MOE),
+    "afmoe": Family(AfmoeConfig, gguf.MODEL_ARCH.AFMOE),
+    "mellum": Family(MellumConfig, gguf.MODEL_ARCH.QWEN3MOE, local_theta=10_000.0, arch_name="mellum"),
+    "hyv3": Family(HYV3Config, gguf.MODEL_ARCH.EXAONE_MOE, arch_name="hy_v3"),
+    "museglimmer": Family(
+        MuseGlimmerTextConfig,
+        gguf.MODEL_ARCH.AFMOE,
+        interleaved_rope=True,
+        norm_offset=1.0,
+        arch_name="muse-glimmer",
+    ),
+    # Families of other tools, which `transformers` has under other names.
+    "orion": Family(StableLmConfig, gguf.MODEL_ARCH.ORION),
+    "internlm2": Family(LlamaConfig, gguf.MODEL_ARCH.INTERNLM2, interleaved_rope=True),
+    "xverse": Family(LlamaConfig, gguf.MODEL_ARCH.XVERSE, interleaved_rope=True),
+    "exaone": Family(LlamaConfig, gguf.MODEL_ARCH.EXAONE),
+    "pangu": Family(Qwen2Config, gguf.MODEL_ARCH.PANGU_EMBED),
 }

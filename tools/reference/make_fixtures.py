@@ -29,8 +29,9 @@ import numpy as np
 import torch
 from hybrids import delta_parts, multiplied, space_parts, write_states
 from models import SPECS
-from spec import EPS, N_VOCAB, Spec
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from muse import MuseGlimmerForCausalLM
+from spec import EPS, LAYER_EPS, N_VOCAB, Spec
+from transformers import AutoModelForCausalLM, MuseGlimmerTextConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 N_PROMPT = 64
@@ -46,14 +47,24 @@ MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE sc
 
 def norm_offset(spec: Spec, name: str) -> float:
     """Returns the offset of a norm's weight."""
-    return 0.0 if "linear_attn" in name else spec.family.norm_offset
+    # All but the norms before and after sublayers.
+    is_plain_muse = spec.name.startswith("museglimmer") and not name.endswith("layernorm.weight")
+    is_plain = "linear_attn" in name or is_plain_muse
+    return 0.0 if is_plain else spec.family.norm_offset
+
+
+def model_of(config: PreTrainedConfig) -> torch.nn.Module:
+    """Returns a new model of this configuration."""
+    if isinstance(config, MuseGlimmerTextConfig):
+        return MuseGlimmerForCausalLM._from_config(config)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def build_model(spec: Spec) -> torch.nn.Module:
     """Returns a model whose logits, norms and attention are far from uniform, with matrices exact
     in f16."""
     torch.manual_seed(zlib.crc32(spec.name.encode()))
-    model = AutoModelForCausalLM.from_config(spec.to_config(spec.rope)).eval()
+    model = model_of(spec.to_config(spec.rope)).eval()
     for name, weight in model.named_parameters():
         if name.endswith(("norm.weight", "norm_f.weight")):
             values = 1 + 0.3 * torch.randn_like(weight)
@@ -67,7 +78,9 @@ def build_model(spec: Spec) -> torch.nn.Module:
         elif name.endswith("A_log"):  # decay time of states: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
         elif name.endswith(("bias", "sinks")):
-            values = 0.5 * torch.randn_like(weight)
+            # Large ones of the final norm and the head would choose the same token everywhere.
+            scale = 0.15 if name.endswith(("norm.bias", "lm_head.bias")) else 0.5
+            values = scale * torch.randn_like(weight)
         else:
             # Output spread for unit inputs: scores of about +-2 after the division by
             # sqrt(head_dim).
@@ -151,12 +164,12 @@ def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: t
     effects = []
     turned_otherwise = [spec.to_config(rope) for rope in spec.rope_without] if spec.rope else []
     for config in turned_otherwise + [spec.to_config(spec.rope, less) for less in spec.without]:
-        plain = AutoModelForCausalLM.from_config(config).eval()
+        plain = model_of(config).eval()
         plain.load_state_dict(model.state_dict())
         effects.append(float((forward(plain, tokens) - logits).abs().max()))
         assert effects[-1] >= MIN_EFFECT, f"{spec.name}: a feature changes logits by {effects[-1]} only"
     for end in spec.less:
-        plain = AutoModelForCausalLM.from_config(spec.to_config(spec.rope)).eval()
+        plain = model_of(spec.to_config(spec.rope)).eval()
         nothing = -1e4 if end == "sinks" else 0.0
         weights = model.state_dict().items()
         plain.load_state_dict({k: torch.full_like(v, nothing) if k.endswith(end) else v for k, v in weights})
@@ -206,8 +219,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
         writer.add_head_count_kv([of_kind[kind] for kind in kinds])
     else:
         writer.add_head_count_kv(1 if spec.extra.get("q_lora_rank") else spec.kv_heads)
-    if hasattr(type(config), "layer_norm_eps"):
-        writer.add_layer_norm_eps(config.layer_norm_eps)
+    if hasattr(type(config), "layer_norm_eps") or type(config) in LAYER_EPS:
+        writer.add_layer_norm_eps(getattr(config, LAYER_EPS.get(type(config), "layer_norm_eps")))
     else:
         writer.add_layer_norm_rms_eps(getattr(config, EPS.get(type(config), "rms_norm_eps")))
     writer.add_rope_freq_base(spec.theta)
@@ -256,7 +269,11 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "moe_shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "moe_latent_size": writer.add_moe_latent_size,
         "logit_scale": writer.add_logit_scale,
+        "output_multiplier": writer.add_logit_scale,
         "num_dense_layers": writer.add_leading_dense_block_count,
+        "num_shared_experts": writer.add_expert_shared_count,
+        "route_scale": writer.add_expert_weights_scale,
+        "router_scaling_factor": writer.add_expert_weights_scale,
         "n_routed_experts": writer.add_expert_count,
         "n_shared_experts": writer.add_expert_shared_count,
         "n_group": writer.add_expert_group_count,
@@ -270,6 +287,9 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
+    if "layer_rope_theta" in spec.extra:
+        writer.add_array(f"{spec.family.arch_name}.attention.rope_pattern", [int(bool(theta)) for theta in spec.extra["layer_rope_theta"]])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
     write_states(writer, spec)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
@@ -282,6 +302,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_expert_shared_feed_forward_length(spec.ffn)
     if spec.extra.get("num_local_experts") and "shared_intermediate_size" in spec.extra:
         writer.add_expert_shared_feed_forward_length(spec.extra["shared_intermediate_size"])
+    if "mlp_layer_types" in spec.extra:
+        writer.add_leading_dense_block_count(spec.extra["mlp_layer_types"].count("dense"))
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
 
@@ -371,6 +393,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.replace("gate.moe_statics", "moe_statics").replace("_bias", ".bias"), weight.squeeze(0)
         elif name.endswith("sinks"):
             yield f"{name}.weight", weight
+        elif name.endswith("mlp.expert_bias"):
+            yield f"{name}.bias", weight
         elif "experts." in name and hasattr(model.config, "swiglu_limit"):  # gpt-oss
             part, suffix = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
             rows = weight if suffix == ".bias" else weight.transpose(1, 2)
@@ -405,11 +429,16 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield name.removesuffix("_bias") + (".bias" if "e_score" in name else "_bias.bias"), selection_bias
     for name, scalar in layer_scalars_of(model):
         yield f"{name}.weight", scalar
+    if hasattr(model.config, "qk_scale_factor"):  # Muse Glimmer's norms have no weights
+        for layer in range(model.config.num_hidden_layers):
+            ones = torch.ones(model.config.head_dim)
+            yield f"model.layers.{layer}.self_attn.q_norm.weight", model.config.qk_scale_factor * ones
+            yield f"model.layers.{layer}.self_attn.k_norm.weight", ones
 
 
 def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     """Returns the model as a GGUF file."""
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[spec.family.arch])
+    writer = gguf.GGUFWriter(path, spec.family.arch_name or gguf.MODEL_ARCH_NAMES[spec.family.arch])
     write_metadata(writer, spec, model, 0)
     for name, stored in stored_tensors(spec, model):
         writer.add_tensor(name, stored)
@@ -429,13 +458,17 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
     arch = spec.family.arch
     names = gguf.get_tensor_name_map(arch, spec.layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of dense layers among MoE layers
-    scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    scales = {
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "sinks.weight": "attn_sinks.weight",
+    }
     for name, weight in parts(model):  # a tied head is listed once, as the embedding
         if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):
             weight = to_interleaved(weight, spec.heads if "q_proj" in name else spec.kv_heads)
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
-        is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
+        is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight", "router.gate.weight"))
         is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
         is_exact = is_matrix and not is_router and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # inexact after their factors

@@ -4,7 +4,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from families import FAMILIES, Family
-from transformers import Lfm2Config, Lfm2MoeConfig, NemotronHConfig, PreTrainedConfig
+from transformers import (
+    Jais2Config,
+    Lfm2Config,
+    Lfm2MoeConfig,
+    NemotronConfig,
+    NemotronHConfig,
+    PhiConfig,
+    PreTrainedConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 N_VOCAB = 64
 N_LAYERS = 2
@@ -12,7 +22,16 @@ CONTEXT = 256
 ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions exceed it
 
 # Names of the norm epsilon, if they differ.
-EPS = {Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon"}
+LAYER_EPS = {
+    Starcoder2Config: "norm_epsilon",
+    NemotronConfig: "norm_eps",
+    PhiConfig: "layer_norm_eps",
+    StableLmConfig: "layer_norm_eps",
+    Jais2Config: "layer_norm_eps",
+}
+EPS = {Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon", **LAYER_EPS}
+# Configurations whose RoPE rotates a part of a head unless they say that it rotates all.
+PARTIAL = (NemotronConfig, PhiConfig, StableLmConfig)
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Spec:
         extra = extra or {}
         explicit = {} if self.head_dim is None else {"head_dim": self.head_dim}
         turns = {"rope_type": "default", "rope_theta": self.theta, **rope}
-        if self.partial != 1.0:
+        if self.partial != 1.0 or self.family.config in PARTIAL:
             turns["partial_rotary_factor"] = self.partial
         if self.family.local_theta is not None:
             local = self.local_theta or self.family.local_theta

@@ -4,8 +4,12 @@
 //! differences.
 
 mod hybrids;
+mod layer_norms;
+mod routed;
 
-use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON};
+use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
+use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
+use routed::{AFMOE, EXAONE_MOE, HY_V3, MELLUM};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -46,6 +50,8 @@ pub(crate) struct Family {
     pub scaled_by_width: u32,
     /// Every n-th layer has no RoPE; 0 if all have it.
     pub no_rope_period: usize,
+    /// Whether configurations list the RoPE base of each layer: one base, or 0 for no RoPE.
+    pub has_layer_bases: bool,
     /// Default mRoPE sections: pairs of a head per image position component. Empty if GGUF readers
     /// do not require them.
     pub sections: &'static [i32],
@@ -170,6 +176,7 @@ const LLAMA: Family = Family {
     rotary_fraction: 1.0,
     scaled_by_width: 0,
     no_rope_period: 0,
+    has_layer_bases: false,
     sections: &[],
     factors: &[],
     experts: None,
@@ -300,53 +307,6 @@ const LFM2: Family = Family {
     ..QWEN2
 };
 
-const QWEN3_NEXT_TENSORS: &[Tensor] = &[
-    ("linear_attn.A_log", "ssm_a", Transform::Whole),
-    ("linear_attn.dt_bias", "ssm_dt.bias", Transform::Whole),
-    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", Transform::Taps),
-    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight", Transform::Whole),
-    ("linear_attn.in_proj_qkvz.weight", "attn_qkv.weight", Transform::DeltaQkv),
-    ("linear_attn.in_proj_qkvz.weight", "attn_gate.weight", Transform::DeltaGate),
-    ("linear_attn.norm.weight", "ssm_norm.weight", Transform::Whole),
-    ("linear_attn.out_proj.weight", "ssm_out.weight", Transform::Whole),
-    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
-    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
-    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
-];
-
-const PER_HEAD: Transform = Transform::Tiled { behind_keys: false, per_value: false };
-const PER_VALUE: Transform = Transform::Tiled { behind_keys: false, per_value: true };
-const BEHIND_KEYS: Transform = Transform::Tiled { behind_keys: true, per_value: true };
-const QWEN35_TENSORS: &[Tensor] = &[
-    ("linear_attn.A_log", "ssm_a", PER_HEAD),
-    ("linear_attn.dt_bias", "ssm_dt.bias", PER_HEAD),
-    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", BEHIND_KEYS),
-    ("linear_attn.in_proj_a.weight", "ssm_alpha.weight", PER_HEAD),
-    ("linear_attn.in_proj_b.weight", "ssm_beta.weight", PER_HEAD),
-    ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", BEHIND_KEYS),
-    ("linear_attn.in_proj_z.weight", "attn_gate.weight", PER_VALUE),
-    ("linear_attn.norm.weight", "ssm_norm.weight", Transform::Whole),
-    ("linear_attn.out_proj.weight", "ssm_out.weight", Transform::TiledColumns),
-    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
-    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
-    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
-];
-
-const QWEN35: Family = Family {
-    class: "Qwen3_5ForCausalLM",
-    arch: "qwen35",
-    norms_minus_one: true,
-    has_post_attention_norm: true,
-    rotary_fraction: 0.25,
-    sections: &[11, 11, 10, 0],
-    layers: Layers::Delta,
-    tensors: QWEN35_TENSORS,
-    fixed: &[("attn_output_gate", 1.0)],
-    ..QWEN2
-};
-
-const QWEN35_MOE: Family = Family { arch: "qwen35moe", experts: Some(EXPERTS), ..QWEN35 };
-
 const DEEPSEEK: Family = Family {
     class: "",
     arch: "deepseek2",
@@ -407,6 +367,15 @@ static FAMILIES: &[Family] = &[
     },
     GRANITE,
     GRANITE4,
+    Family {
+        class: "GraniteSWAForCausalLM",
+        arch: "granite_swa",
+        defaults: &[("attention_multiplier", Default::Number(1.0)), (WINDOW, Default::Size(128))],
+        windows: Windows::Named,
+        has_layer_bases: true,
+        tensors: &[("self_attn.sinks", "attn_sinks.weight", Transform::Whole)],
+        ..GRANITE
+    },
     NEMOTRON,
     OLMO2,
     Family {
@@ -415,6 +384,7 @@ static FAMILIES: &[Family] = &[
         windows: Windows::Every(4),
         ..OLMO2
     },
+    Family { class: "GlmForCausalLM", arch: "chatglm", rotary_fraction: 0.5, ..QWEN2 },
     Family { class: "Glm4ForCausalLM", arch: "glm4", rotary_fraction: 0.5, ..QWEN2 },
     Family {
         class: "Glm4MoeForCausalLM",
@@ -514,6 +484,17 @@ static FAMILIES: &[Family] = &[
         has_mxfp4_experts: true,
         ..QWEN2
     },
+    STARCODER2,
+    PHI2,
+    STABLELM,
+    NEMOTRON4,
+    JAIS2,
+    EXAONE_MOE,
+    // The name that transformers had before 5.1.
+    Family { class: "ExaoneMoEForCausalLM", ..EXAONE_MOE },
+    AFMOE,
+    MELLUM,
+    HY_V3,
     LFM2,
     Family { class: "Lfm2MoeForCausalLM", arch: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
     Family {

@@ -254,6 +254,7 @@ fn write_experts(
         ("moe_latent_size", "moe_latent_size"),
         ("n_shared_experts", "expert_shared_count"),
         ("moe_num_shared_experts", "expert_shared_count"),
+        ("num_shared_experts", "expert_shared_count"),
     ] {
         if let Some(size) = config.find_size(theirs)? {
             keys.set(ours, size)?;

@@ -44,6 +44,9 @@ pub(crate) fn write(
     {
         keys.set("rope.freq_base_swa", base as f32)?;
     }
+    if family.has_layer_bases {
+        write_rope_pattern(&mut keys, config, theta, sizes)?;
+    }
     let Some(rope) = rope.or(config.find_object("rope_scaling")?) else { return Ok(Vec::new()) };
     let kind = rope.find_str("rope_type")?.or(rope.find_str("type")?).unwrap_or("default");
     match kind {
@@ -62,6 +65,26 @@ pub(crate) fn write(
         other => return Err(rope.bad("rope_type", "default, linear, yarn, longrope or llama3", other)),
     }
     Ok(Vec::new())
+}
+
+/// Writes which layers have RoPE, if some have none. GGUF has one base for all of them.
+fn write_rope_pattern(
+    keys: &mut Keys<'_>,
+    config: Object<'_>,
+    base: f64,
+    sizes: &Sizes,
+) -> Result<(), HfError> {
+    const BASES: &str = "layer_rope_theta";
+    let Some(bases) = config.find_array(BASES)? else { return Ok(()) };
+    let bases: Vec<Option<f64>> = bases.iter().map(Value::as_f64).collect();
+    if bases.len() != sizes.n_layers || bases.iter().any(|of| *of != Some(base) && *of != Some(0.0)) {
+        let got: Vec<String> = bases.iter().map(|base| base.unwrap_or(f64::NAN).to_string()).collect();
+        return Err(config.bad(BASES, format!("{base} or 0 for {} layers", sizes.n_layers), got.join(", ")));
+    }
+    match bases.contains(&Some(0.0)) {
+        true => keys.set_array("attention.rope_pattern", bases.iter().map(|of| u32::from(*of == Some(base)))),
+        false => Ok(()),
+    }
 }
 
 /// Returns the RoPE base that slows the slowest pair of a head by `alpha` (Hunyuan).

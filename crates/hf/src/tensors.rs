@@ -128,7 +128,7 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     for (name, stored) in shards.tensors() {
         // Some files store the tied embedding twice.
         let is_twice = name.ends_with("lm_head.weight") && sizes.is_tied == Some(true);
-        if is_twice || family.is_multimodal && is_encoder_tensor(name) || draft_tokens(name, family, sizes) {
+        if is_twice || family.is_multimodal && is_encoder_tensor(name) || draft_tokens(name, sizes) {
             continue;
         }
         let unknown = || HfError::Unknown { name: name.to_owned(), family: family.class };
@@ -158,12 +158,9 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
 }
 
 /// Whether a tensor belongs to the multi-token prediction (MTP) layers, which are not converted.
-fn draft_tokens(name: &str, family: &Family, sizes: &Sizes) -> bool {
-    if matches!(family.layers, Layers::Delta | Layers::Halved) {
-        return name.starts_with("mtp.");
-    }
-    // ERNIE stores them separately.
-    if name.starts_with("model.mtp_") {
+fn draft_tokens(name: &str, sizes: &Sizes) -> bool {
+    // ERNIE and K-EXAONE store them separately.
+    if name.starts_with("model.mtp_") || name.starts_with("mtp.") {
         return true;
     }
     let layer = name.strip_prefix("model.layers.").and_then(|rest| number(rest.split_once('.')?.0));
@@ -213,6 +210,9 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
 fn whole(name: &str, family: &Family) -> Option<Target> {
     let ours = match name {
         "lm_head.weight" => OUTPUT,
+        "lm_head.bias" => "output.bias",
+        "model.norm.bias" | "model.final_layernorm.bias" => "output_norm.bias",
+        "model.final_layernorm.weight" => "output_norm.weight",
         "model.embed_tokens.weight" | "model.embeddings.weight" => EMBEDDING,
         "model.norm.weight" | "model.embedding_norm.weight" | "model.norm_f.weight" => output_norm(family),
         "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight",

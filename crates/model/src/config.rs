@@ -20,7 +20,7 @@ pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
-use crate::family::{Factors, Family, NoRope, NormKind, Norms, QkNorm, Scale};
+use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale};
 use crate::rope::Rope;
 
 /// Hyper-parameters of a model.
@@ -38,8 +38,10 @@ pub struct Config {
     /// The first MTP layer, if supported: predicts token i + 2 from the hidden state of token i and
     /// the embedding of token i + 1.
     pub mtp: Option<LayerSpec>,
-    /// Epsilon of every norm, added to the mean square.
+    /// Epsilon of every other norm, added to the mean square.
     pub norm_eps: f32,
+    /// Epsilon of post-norms.
+    pub after_eps: f32,
     /// Kind of the final norm, before the logits.
     pub output_norm: NormKind,
     /// Training context length.
@@ -204,6 +206,7 @@ impl Config {
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let uses_rope = keys.flag_or("rope.scaling.finetuned", true)?;
+        let rope_pattern = read_rope_pattern(&keys, family, n_layers)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
             let has_no_rope = match family.no_rope {
@@ -212,6 +215,7 @@ impl Config {
                 NoRope::Unwindowed => !is_windowed,
                 NoRope::BesideWindows => !is_windowed && windows.length.is_some(),
                 NoRope::FromFile => !uses_rope,
+                NoRope::FromPattern => !rope_pattern[index],
             };
             let rope = match heads.window {
                 _ if has_no_rope => ropes.no_rope,
@@ -234,22 +238,24 @@ impl Config {
                 latent,
                 values_of_keys: values_of_keys && !is_windowed,
                 sinks: family.sinks,
-                gated: family.gated,
+                gated: family.gates != OutputGates::None,
                 activation: family.activation,
                 gates_itself: family.ungated,
                 norms,
             }
         };
+        let norm_eps = keys.float(match family.norms.kind {
+            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+            NormKind::Layer => "attention.layer_norm_epsilon",
+        })?;
         let mut config = Self {
             family,
             n_embd,
             n_mtp,
             mtp: None,
             layers: (0..n_layers).map(layer).collect(),
-            norm_eps: keys.float(match family.norms.kind {
-                NormKind::Rms => "attention.layer_norm_rms_epsilon",
-                NormKind::Layer => "attention.layer_norm_epsilon",
-            })?,
+            norm_eps,
+            after_eps: family.after_eps.unwrap_or(norm_eps),
             output_norm: family.norms.kind,
             n_ctx_train,
             ropes: ropes.all,
@@ -290,6 +296,7 @@ impl Config {
                 // stream x / r + f(norm(x)): norms cancel the factor, except for their epsilon.
                 self.embedding_scale = embedding / branch;
                 self.norm_eps /= branch * branch;
+                self.after_eps /= branch * branch;
                 self.logit_scale = 1.0 / factor("logit_scale")?;
             }
             // A value of 0 means no factor.
@@ -377,6 +384,20 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
         return Err(keys.bad(PREDICTING, &format!("fewer than the {n} layers"), n_mtp));
     }
     Ok((n - n_mtp, n_mtp))
+}
+
+/// Reads which layers have RoPE, for families whose files may have a pattern: all without one.
+fn read_rope_pattern(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+    const PATTERN: &str = "attention.rope_pattern";
+    let pattern = match family.no_rope {
+        NoRope::FromPattern => keys.gguf.meta().find::<Vec<u32>>(&keys.key(PATTERN))?,
+        _ => None,
+    };
+    let Some(pattern) = pattern else { return Ok(vec![true; n_layers]) };
+    if pattern.len() < n_layers {
+        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), pattern.len()));
+    }
+    Ok(pattern.into_iter().map(|has_rope| has_rope != 0).collect())
 }
 
 /// Returns the norms of the family, without those that the file lacks.

@@ -527,14 +527,14 @@ impl<B: Backend> Decoder<B> {
         if n_logit_rows == 0 {
             return Ok(());
         }
-        let Weights { output, output_low_rank, embedding, output_norm, .. } = &self.weights;
+        let Weights { output, output_low_rank, output_bias, embedding, output_norm, .. } = &self.weights;
         assert!(output_norm.is_some(), "logits belong to the last part of the model");
         let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
         let input = self.normed_input(backend, kind, output_norm, &act.spare, &mut act.x, n_logit_rows)?;
         let product = Product { input, low_rank: output_low_rank.as_deref() };
-        let logits_of = Output { w, bias: None, y: &mut *logits, accumulate: false };
+        let logits_of = Output { w, bias: output_bias.as_ref(), y: &mut *logits, accumulate: false };
         self.project(backend, product, &mut [logits_of], &mut act.low)?;
         if let Some(cap) = self.config.logit_soft_cap {
             backend.soft_cap(logits, n_logit_rows * self.n_vocab(), cap)?;
@@ -580,6 +580,11 @@ impl<B: Backend> Decoder<B> {
             }
             (_, norm) => Ok(Input { x, norm, first_row: 0, rows }),
         }
+    }
+
+    /// Returns a norm after a sublayer.
+    fn after_norm<'a>(&self, weight: &'a Option<B::Buffer>) -> Option<Norm<'a, B::Buffer>> {
+        weight.as_ref().map(|weight| Norm { weight, eps: self.config.after_eps })
     }
 
     fn norm<'a>(&self, weight: &'a Option<B::Buffer>) -> Option<Norm<'a, B::Buffer>> {

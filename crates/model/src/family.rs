@@ -18,12 +18,16 @@ pub struct Family {
     /// Activation of the feed-forward layer.
     pub(crate) activation: Activation,
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`, with ReLU the
-    /// squared ReLU.
+    /// squared ReLU, with the normal distribution function GELU.
     pub(crate) ungated: bool,
     /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
     pub(crate) single_sublayer: bool,
     /// Positions of norms.
     pub(crate) norms: Norms,
+    /// Whether token embeddings are normalized, to a mean square of one.
+    pub(crate) embedding_norm: bool,
+    /// Epsilon of post-norms; that of the file when `None`.
+    pub(crate) after_eps: Option<f32>,
     /// Factors on the residual stream and the logits.
     pub(crate) factors: Factors,
     /// Which layers have a sliding window; `None` for full attention in all.
@@ -34,9 +38,8 @@ pub struct Family {
     pub(crate) soft_caps: [Option<f32>; 2],
     /// Recurrent layers; `None` for attention in all layers.
     pub(crate) recurrence: Option<RecurrentFamily>,
-    /// Whether the attention output is gated. The gate is a projection of the layer's input, stored
-    /// in the query tensor: after each head's query rows as many gate rows.
-    pub(crate) gated: bool,
+    /// Where the gates of the attention output are, a projection of the layer's input.
+    pub(crate) gates: OutputGates,
     /// Whether attention is multi-head latent attention (MLA).
     pub(crate) mla: bool,
     /// Tensor of the norm before the logits.
@@ -82,7 +85,8 @@ pub struct Norms {
 pub enum NormKind {
     /// RMSNorm: divides by the root mean square.
     Rms,
-    /// LayerNorm without a bias: subtracts the mean and divides by the standard deviation.
+    /// LayerNorm: subtracts the mean and divides by the standard deviation. A bias becomes part of
+    /// the products behind it.
     Layer,
 }
 
@@ -155,6 +159,17 @@ pub(crate) enum RecurrentFamily {
     },
 }
 
+/// Where the gates of the attention output are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OutputGates {
+    /// There are none.
+    None,
+    /// In the query tensor: after each head's query rows as many gate rows.
+    InQueries,
+    /// In a tensor of their own.
+    Own,
+}
+
 /// Layers without RoPE (NoPE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRope {
@@ -168,6 +183,8 @@ pub(crate) enum NoRope {
     BesideWindows,
     /// All, if the file has the flag.
     FromFile,
+    /// Those that the file's pattern names, if it has one.
+    FromPattern,
 }
 
 /// Defaults of MoE layers.
@@ -247,12 +264,14 @@ const LLAMA: Family = Family {
         heads: QkNorm::None,
         values: false,
     },
+    embedding_norm: false,
+    after_eps: None,
     factors: Factors::None,
     windows: None,
     no_rope: NoRope::None,
     soft_caps: [None; 2],
     recurrence: None,
-    gated: false,
+    gates: OutputGates::None,
     mla: false,
     output_norm: "output_norm.weight",
     sinks: false,
@@ -289,7 +308,7 @@ const QWEN35: Family = Family {
     name: "qwen35",
     norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
     recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Tiled }),
-    gated: true,
+    gates: OutputGates::InQueries,
     has_mtp: true,
     ..QWEN3
 };
@@ -317,6 +336,20 @@ const NEMOTRON_H: Family = Family {
     experts: None,
     ..LLAMA
 };
+
+/// LayerNorm instead of RMSNorm.
+const ORION: Family =
+    Family { name: "orion", norms: Norms { kind: NormKind::Layer, ..QWEN2.norms }, ..QWEN2 };
+
+const STARCODER2: Family = Family {
+    name: "starcoder2",
+    activation: Activation::NormalCdf,
+    ungated: true,
+    windows: Some(WINDOWS),
+    ..ORION
+};
+
+const NEMOTRON: Family = Family { name: "nemotron", activation: Activation::Relu, ungated: true, ..ORION };
 
 const COMMAND_R: Family = Family {
     name: "command-r",
@@ -452,6 +485,15 @@ static FAMILIES: &[Family] = &[
         experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
         ..LLAMA
     },
+    Family {
+        name: "granite_swa",
+        factors: Factors::Named,
+        windows: Some(WINDOWS),
+        no_rope: NoRope::FromPattern,
+        sinks: true,
+        experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
+        ..LLAMA
+    },
     COMMAND_R,
     Family {
         name: "falcon-h1",
@@ -459,6 +501,59 @@ static FAMILIES: &[Family] = &[
         recurrence: Some(RecurrentFamily::Mamba2 { is_beside: true }),
         ..QWEN2
     },
+    ORION,
+    Family { name: "stablelm", ..ORION },
+    STARCODER2,
+    Family { name: "phi2", norms: Norms { shared: true, ..ORION.norms }, windows: None, ..STARCODER2 },
+    // Minitron.
+    NEMOTRON,
+    Family { name: "jais2", ..NEMOTRON },
+    Family { name: "internlm2", experts: None, ..LLAMA },
+    Family { name: "xverse", experts: None, ..LLAMA },
+    // GLM-4 and GLM-Edge.
+    Family { name: "chatglm", experts: None, ..LLAMA },
+    // EXAONE 3 and 3.5.
+    Family { name: "exaone", ..QWEN2 },
+    Family { name: "pangu-embedded", ..QWEN2 },
+    // K-EXAONE.
+    Family {
+        name: "exaone-moe",
+        windows: Some(Windows { period: 4, length: Some(128), ..WINDOWS }),
+        no_rope: NoRope::BesideWindows,
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..QWEN3
+    },
+    // Trinity.
+    Family {
+        name: "afmoe",
+        norms: Norms { after: true, ..QWEN3.norms },
+        factors: Factors::Root,
+        windows: Some(Windows { period: 4, ..WINDOWS }),
+        no_rope: NoRope::Unwindowed,
+        gates: OutputGates::Own,
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..QWEN3
+    },
+    Family {
+        name: "muse-glimmer",
+        norms: Norms { after: true, heads: QkNorm::Each, ..LLAMA.norms },
+        embedding_norm: true,
+        after_eps: Some(1e-8),
+        factors: Factors::Logits,
+        windows: Some(Windows { period: 4, ..WINDOWS }),
+        no_rope: NoRope::Unwindowed,
+        gates: OutputGates::Own,
+        experts: None,
+        ..LLAMA
+    },
+    Family {
+        name: "mellum",
+        windows: Some(Windows { period: 4, rope: WindowRope::Unscaled, ..WINDOWS }),
+        experts: Some(EXPERTS),
+        ..QWEN3
+    },
+    // Hunyuan 3.
+    Family { name: "hy_v3", experts: Some(SEVERAL_BY_SIGMOID), has_mtp: true, ..QWEN3 },
     NEMOTRON_H,
     Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
 ];
@@ -501,10 +596,11 @@ mod tests {
             let Norms { kind, shared, before, after, .. } = family.norms;
             let is_layer = kind == NormKind::Layer;
             assert!(!after || !is_layer && !shared, "{}", family.name);
-            assert!(!shared || is_layer && before, "{}", family.name);
-            assert!(!family.values_of_keys || !family.gated, "{}", family.name);
+            assert!(!shared || is_layer && before && family.experts.is_none(), "{}", family.name);
+            let is_gated = family.gates != OutputGates::None;
+            assert!(!family.values_of_keys || !is_gated, "{}", family.name);
             assert!(!family.single_sublayer || !after && !shared, "{}", family.name);
-            assert!(!family.is_hybrid_layer() || !family.gated && !shared, "{}", family.name);
+            assert!(!family.is_hybrid_layer() || !is_gated && !shared, "{}", family.name);
             assert!(family.norms.heads != QkNorm::QkNormAfterRope || !family.mla, "{}", family.name);
         }
     }

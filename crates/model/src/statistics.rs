@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kvant_gguf::{Gguf, TensorView};
 use kvant_kv::{ChannelScales, KvLayerShape, LayerScales, WeightStatistics, balance_factors};
 
-use crate::family::QkNorm;
+use crate::family::{OutputGates, QkNorm};
 use crate::weights::decode_vector;
 use crate::{Config, LayerSpec, LayerState, ModelError};
 
@@ -95,13 +95,15 @@ struct Moments {
 impl Moments {
     fn of(gguf: &Gguf, config: &Config, index: usize) -> Result<Self, ModelError> {
         let spec = &config.layers[index];
-        let layer = Layer { gguf, spec, index, gains: gains(gguf, config, index)? };
+        let (gains, gates) = (gains(gguf, config, index)?, config.family.gates);
+        let layer = Layer { gguf, spec, index, gains, gates };
         let KvLayerShape { n_heads, k_head_dim, .. } = spec.heads;
         let [q_rows, k_rows] = layer.entering(config.n_embd)?;
         let [q_bias, k_bias] =
             [("attn_q.bias", 0..spec.n_q()), ("attn_k.bias", spec.n_q()..spec.n_q() + spec.n_k())]
                 .map(|(name, rows)| layer.bias(name, rows));
-        let (q_bias, k_bias) = (q_bias?, k_bias?);
+        let q_bias = layer.with_norm_bias(q_bias?, &q_rows, |dim| layer.q_row(dim), spec.n_q())?;
+        let k_bias = layer.with_norm_bias(k_bias?, &k_rows, |dim| dim, spec.n_k())?;
         let mut q = layer.normed("attn_q_norm.weight", spec.n_q())?;
         if q.is_empty() {
             q = (0..spec.n_q())
@@ -219,6 +221,20 @@ struct RowsIn<'a> {
     n_in: usize,
 }
 
+impl RowsIn<'_> {
+    /// Returns the bytes of a row.
+    fn bytes(&self, row: usize) -> Result<&[u8], ModelError> {
+        let Self { tensor, first, n_in } = self;
+        let row = first + row;
+        let row_bytes = tensor.info.dtype.row_bytes(*n_in).map_err(|error| wrong_type(tensor, &error))?;
+        tensor.bytes.get(row * row_bytes..(row + 1) * row_bytes).ok_or_else(|| ModelError::TensorShape {
+            name: tensor.info.name.clone(),
+            expected: vec![*n_in, row + 1],
+            got: tensor.info.shape.clone(),
+        })
+    }
+}
+
 /// A layer in its file.
 struct Layer<'a> {
     gguf: &'a Gguf,
@@ -226,6 +242,7 @@ struct Layer<'a> {
     index: usize,
     /// Squared gains, `[n_embd]`.
     gains: Vec<f64>,
+    gates: OutputGates,
 }
 
 impl<'a> Layer<'a> {
@@ -247,23 +264,17 @@ impl<'a> Layer<'a> {
     /// by as many gate rows.
     fn q_row(&self, dim: usize) -> usize {
         let n = self.spec.heads.k_head_dim;
-        if self.spec.gated { dim / n * 2 * n + dim % n } else { dim }
+        if self.gates == OutputGates::InQueries { dim / n * 2 * n + dim % n } else { dim }
     }
 
     /// Returns the square of a row times the gains, from some of its spans.
     fn row_square(&self, rows: &RowsIn<'_>, row: usize, max_spans: usize) -> Result<f64, ModelError> {
         let RowsIn { ref tensor, first, n_in } = *rows;
-        let (dtype, row) = (tensor.info.dtype, first + row);
+        let dtype = tensor.info.dtype;
         let span = span_of(n_in, dtype.block_len());
         let spans = n_in / span;
-        let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(tensor, &error))?;
-        let bytes = tensor.bytes.get(row * row_bytes..(row + 1) * row_bytes).ok_or_else(|| {
-            ModelError::TensorShape {
-                name: tensor.info.name.clone(),
-                expected: vec![n_in, row + 1],
-                got: tensor.info.shape.clone(),
-            }
-        })?;
+        let bytes = rows.bytes(row)?;
+        let (row, row_bytes) = (first + row, bytes.len());
         let (mut sum, mut values) = (0.0, vec![0.0; span]);
         let n = max_spans.min(spans);
         for i in 0..n {
@@ -285,6 +296,31 @@ impl<'a> Layer<'a> {
         };
         let gains = squares(&self.gguf.tensor(&name)?, width)?;
         Ok(gains.iter().copied().cycle().take(len).collect())
+    }
+
+    /// Returns `bias` with what the bias of the norm before attention adds to `n` projections, if it
+    /// has one.
+    fn with_norm_bias(
+        &self,
+        mut bias: Vec<f64>,
+        rows: &RowsIn<'_>,
+        row_of: impl Fn(usize) -> usize,
+        n: usize,
+    ) -> Result<Vec<f64>, ModelError> {
+        let name = self.name("attn_norm.bias");
+        if self.gguf.find_info(&name).is_none() {
+            return Ok(bias);
+        }
+        let norm_bias = decode_vector(&self.gguf.tensor(&name)?, rows.n_in)?;
+        let mut values = vec![0.0; rows.n_in];
+        bias.resize(n, 0.0);
+        for (dim, bias) in bias.iter_mut().enumerate() {
+            kvant_codec::decode(rows.tensor.info.dtype, rows.bytes(row_of(dim))?, &mut values)
+                .map_err(|error| wrong_type(&rows.tensor, &error))?;
+            let terms = values.iter().zip(&norm_bias).map(|(&x, &c)| f64::from(x) * f64::from(c));
+            *bias += terms.sum::<f64>();
+        }
+        Ok(bias)
     }
 
     /// Returns a bias, if present.

@@ -15,6 +15,7 @@ mod layer_range;
 mod low_rank;
 mod mla;
 mod mtp;
+mod norm_bias;
 mod per_layer;
 mod recurrent;
 
@@ -32,6 +33,7 @@ use crate::retype::convert;
 use crate::{Config, LayerSpec, ModelError, Norms, SharedExpert};
 use layer_range::{check_part, layer_of};
 use low_rank::RowsOf;
+use norm_bias::OutputBiases;
 
 /// Classification head of a reranking model, applied to the last hidden state of a text; it is
 /// independent of the layers.
@@ -84,6 +86,8 @@ pub struct Weights<B: Backend> {
     pub(crate) part: LayerRange,
     /// `None` if the first layer is elsewhere.
     pub(crate) embedding: Option<Arc<B::Matrix>>,
+    /// Weight of the norm of token embeddings: all ones, `[n_embd]`.
+    pub(crate) embedding_norm: Option<B::Buffer>,
     /// Input projection of an MTP layer, whose [input is pairs](crate::Entry::Pairs).
     pub(crate) entry: Option<PairEntry<B>>,
     /// Inputs of the per-layer embeddings, if the model has them.
@@ -91,6 +95,11 @@ pub struct Weights<B: Backend> {
     pub(crate) layers: Vec<Layer<B>>,
     /// `None` if the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
+    /// Its bias, `[n_embd]`, for hidden states; empty if it has none. In logits it is part of
+    /// [`output_bias`](Self::output_bias).
+    pub(crate) output_norm_bias: Vec<f32>,
+    /// Bias of the output matrix, `[n_vocab]`.
+    pub(crate) output_bias: Option<B::Buffer>,
     /// The output matrix; `None` if it is the embedding, or elsewhere.
     pub(crate) output: Option<Arc<B::Matrix>>,
     /// LoRA weights of the output matrix.
@@ -132,6 +141,8 @@ impl<B: Backend> Weights<B> {
             (false, _) => None,
         };
         let embedding = embedding.map(Arc::new);
+        let is_normed = config.family.embedding_norm && part.is_first();
+        let embedding_norm = is_normed.then(|| loader.upload(&vec![1.0; n_embd])).transpose()?;
         let embedding_bytes = loader.n_bytes;
         let per_layer = config
             .per_layer_embedding_size
@@ -155,7 +166,7 @@ impl<B: Backend> Weights<B> {
             true => Some(loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?),
             false => None,
         };
-        let (output, output_low_rank) = match (part.is_last(), is_tied) {
+        let (output, mut output_low_rank) = match (part.is_last(), is_tied) {
             (true, false) => {
                 let ([output], low_rank) = loader.group(n_embd, [RowsOf::all("output.weight", n_vocab)])?;
                 (Some(output), low_rank.map(|of| loader.for_logit_rows(of)))
@@ -165,6 +176,9 @@ impl<B: Backend> Weights<B> {
             }
             _ => (None, None),
         };
+        let w = output.as_ref().or(embedding.as_deref()).filter(|_| part.is_last());
+        let OutputBiases { of_norm, of_output } =
+            loader.output_biases(config, w, output_low_rank.as_mut())?;
         let predicts_further = |name: &str| {
             let from = config.layers.len();
             layer_of(name).is_some_and(|layer| (from..from + config.n_mtp).contains(&layer))
@@ -182,10 +196,13 @@ impl<B: Backend> Weights<B> {
         Ok(Self {
             part,
             embedding,
+            embedding_norm,
             entry: None,
             per_layer,
             layers,
             output_norm,
+            output_norm_bias: of_norm,
+            output_bias: of_output,
             output: output.map(Arc::new),
             output_low_rank: output_low_rank.map(Arc::new),
             ranks: loader.ranks,
@@ -245,7 +262,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads the dense feed-forward layer of layer `index`, or its shared expert.
     fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
-        let LayerSpec { n_ff, experts, gates_itself, activation, .. } = c.layers[index];
+        let LayerSpec { n_ff, experts, gates_itself, activation, norms, .. } = c.layers[index];
         if n_ff == 0 {
             return Ok(None);
         }
@@ -254,7 +271,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         };
         let [gate, up, down] = names;
-        let (gate, up, of_both) = match gates_itself {
+        let (gate, up, mut of_both) = match gates_itself {
             true => {
                 let ([up], low_rank) =
                     self.group(c.n_embd, [RowsOf::all(format!("blk.{index}.{up}"), n_ff)])?;
@@ -272,13 +289,19 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
         let down = RowsOf::all(format!("blk.{index}.{down}"), c.n_embd);
         let ([down], of_down) = self.group(n_ff, [down])?;
-        Ok(Some(FeedForward {
-            gate,
-            up,
-            down,
-            low_rank: [of_both, of_down],
-            biases: self.feed_forward_biases(c, index, names)?,
-        }))
+        let [mut of_gate, mut of_up, bias] = self.feed_forward_biases(c, index, names)?;
+        // Experts have no biases that a norm's could become part of: it is refused as unused.
+        if experts.is_none() && can_be_apart(activation) {
+            let before = if norms.shared { "attn_norm.weight" } else { norms.before_ffn };
+            let norm = format!("blk.{index}.{before}");
+            let norm_bias = self.norm_bias(norms.kind, &norm, c.n_embd, of_both.as_mut())?;
+            if let Some(gate) = &gate {
+                of_gate = self.behind_norm(norm_bias.as_ref(), gate, of_gate)?;
+            }
+            of_up = self.behind_norm(norm_bias.as_ref(), &up, of_up)?;
+        }
+        let low_rank = [of_both, of_down];
+        Ok(Some(FeedForward { gate, up, down, low_rank, biases: [of_gate, of_up, bias] }))
     }
 
     /// Loads the biases of gate, up and down, whose tensors have these names.

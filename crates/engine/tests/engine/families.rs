@@ -12,6 +12,7 @@ use kvant_model::{Config, LayerRange, LayerState, Weights};
 
 const COHERE: &str = "cohere2-h64-g2-window20";
 const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
+const GRANITE_SWA: &str = "graniteswa-h64-g2-window20-sinks";
 const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
 const LFM2MOE: &str = "lfm2moe-h64-g2-conv3-dense1";
 /// MLA models with the head sizes of the model, and with those of absorbed projections.
@@ -91,7 +92,7 @@ fn faulty_family_metadata_is_refused_with_one_line() {
     let f32 = |value: f32| Some(Value::F32(value));
     let u32 = |value: u32| Some(Value::U32(value));
     let scale = "mistral3.attention.temperature_scale";
-    let keys: [(&str, &str, Option<Value<'_>>, &str); 21] = [
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 22] = [
         (COHERE, "cohere2.logit_scale", None, "\"cohere2.logit_scale\""),
         (COHERE, "cohere2.logit_scale", f32(f32::NAN), "cohere2.logit_scale: expected a finite number"),
         (COHERE, "cohere2.logit_scale", f32(-1.0), "cohere2.logit_scale: expected a finite number"),
@@ -111,6 +112,7 @@ fn faulty_family_metadata_is_refused_with_one_line() {
         (GPT_OSS, "gpt-oss.expert_count", u32(6), "blk.0.ffn_gate_inp.weight"),
         (GPT_OSS, "gpt-oss.expert_used_count", u32(6), "expected 1 to 5, as there are 5 experts, got 6"),
         (GPT_OSS, "gpt-oss.expert_feed_forward_length", u32(41), "ffn_gate_exps.bias"),
+        (GRANITE_SWA, "granite_swa.attention.rope_pattern", u32(4), "granite_swa.attention.rope_pattern"),
         (GPT_OSS, "gpt-oss.attention.key_length", u32(63), "key_length: expected an even head size"),
         (
             GPT_OSS,
@@ -133,6 +135,14 @@ fn faulty_family_metadata_is_refused_with_one_line() {
     for tensor in [sinks, up, "blk.0.post_attention_norm.weight", "blk.1.ffn_down_exps.weight"] {
         let error = open(changed(GPT_OSS, &[], Some([tensor, "blk.0.other.weight"]))).unwrap_err();
         assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
+    }
+    // RMSNorms have no bias.
+    for (name, tensor, bias) in [
+        ("llama-h96-g2-bias", "blk.0.attn_output.bias", "blk.0.attn_norm.bias"),
+        ("exaonemoe-h64-g2-window20-dense1", "blk.1.exp_probs_b.bias", "blk.1.ffn_norm.bias"),
+    ] {
+        let error = open(changed(name, &[], Some([tensor, bias]))).unwrap_err();
+        assert_eq!(error, format!("not supported yet: tensor '{bias}'"));
     }
     // Attention and feed-forward share one norm: a second one belongs to another model.
     let error = open(changed(COHERE, &[], Some(["blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"])));

@@ -125,9 +125,14 @@ fn logits_of(model: &Model, state: &[f32]) -> Vec<f32> {
     let mut weights = vec![0.0; output.info.elements()];
     kvant_codec::decode(output.info.dtype, &output.bytes, &mut weights).unwrap();
     let dot = |row: &[f32]| row.iter().zip(state).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
+    let mut biases = vec![0.0; weights.len() / state.len()];
+    if let Some(bias) = model.gguf().find_tensor("output.bias") {
+        kvant_codec::decode(bias.info.dtype, &bias.bytes, &mut biases).unwrap();
+    }
     let cap = model.config().logit_soft_cap;
     let capped = |logit: f64| cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh());
-    weights.chunks_exact(state.len()).map(|row| capped(dot(row)) as f32).collect()
+    let rows = weights.chunks_exact(state.len()).zip(biases);
+    rows.map(|(row, bias)| capped(dot(row) + f64::from(bias)) as f32).collect()
 }
 
 #[test]

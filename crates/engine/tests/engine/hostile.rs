@@ -60,7 +60,7 @@ fn is_a_line(error: &str) -> bool {
 /// Returns whether a model may lack the tensor: without it, it is a different model, or another
 /// tensor takes its role.
 fn is_optional(model: &Path, name: &str) -> bool {
-    let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
+    let attention = ["attn_q", "attn_k", "attn_v", "attn_output", "norm", "output"];
     let ends = [&attention[..], &["exp_probs_b", "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down"]].concat();
     let is_bias = |end: &&str| name.ends_with(&format!("{end}.bias"));
     // The only layer whose value projection is optional.

@@ -1,6 +1,8 @@
-//! Families with state-space layers. One class may name several of them.
+//! Families with recurrent layers. One class may name several of them.
 
-use super::{ClassMembers, Default, Experts, Family, GRANITE, LLAMA, Layers, RMS_EPS, Tensor};
+use super::{
+    ClassMembers, Default, EXPERTS, Experts, Family, GRANITE, LLAMA, Layers, QWEN2, RMS_EPS, Tensor,
+};
 use crate::error::HfError;
 use crate::folder::Object;
 use crate::tensor_transform::Transform;
@@ -164,3 +166,50 @@ impl ClassMembers {
         })
     }
 }
+
+pub(super) const QWEN3_NEXT_TENSORS: &[Tensor] = &[
+    ("linear_attn.A_log", "ssm_a", Transform::Whole),
+    ("linear_attn.dt_bias", "ssm_dt.bias", Transform::Whole),
+    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", Transform::Taps),
+    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight", Transform::Whole),
+    ("linear_attn.in_proj_qkvz.weight", "attn_qkv.weight", Transform::DeltaQkv),
+    ("linear_attn.in_proj_qkvz.weight", "attn_gate.weight", Transform::DeltaGate),
+    ("linear_attn.norm.weight", "ssm_norm.weight", Transform::Whole),
+    ("linear_attn.out_proj.weight", "ssm_out.weight", Transform::Whole),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
+];
+
+const PER_HEAD: Transform = Transform::Tiled { behind_keys: false, per_value: false };
+const PER_VALUE: Transform = Transform::Tiled { behind_keys: false, per_value: true };
+const BEHIND_KEYS: Transform = Transform::Tiled { behind_keys: true, per_value: true };
+const QWEN35_TENSORS: &[Tensor] = &[
+    ("linear_attn.A_log", "ssm_a", PER_HEAD),
+    ("linear_attn.dt_bias", "ssm_dt.bias", PER_HEAD),
+    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", BEHIND_KEYS),
+    ("linear_attn.in_proj_a.weight", "ssm_alpha.weight", PER_HEAD),
+    ("linear_attn.in_proj_b.weight", "ssm_beta.weight", PER_HEAD),
+    ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", BEHIND_KEYS),
+    ("linear_attn.in_proj_z.weight", "attn_gate.weight", PER_VALUE),
+    ("linear_attn.norm.weight", "ssm_norm.weight", Transform::Whole),
+    ("linear_attn.out_proj.weight", "ssm_out.weight", Transform::TiledColumns),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
+];
+
+pub(super) const QWEN35: Family = Family {
+    class: "Qwen3_5ForCausalLM",
+    arch: "qwen35",
+    norms_minus_one: true,
+    has_post_attention_norm: true,
+    rotary_fraction: 0.25,
+    sections: &[11, 11, 10, 0],
+    layers: Layers::Delta,
+    tensors: QWEN35_TENSORS,
+    fixed: &[("attn_output_gate", 1.0)],
+    ..QWEN2
+};
+
+pub(super) const QWEN35_MOE: Family = Family { arch: "qwen35moe", experts: Some(EXPERTS), ..QWEN35 };

@@ -10,8 +10,8 @@ const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 const LATENT: &str = "moe_latent_size";
-/// Name of the tensors with the router's selection bias.
-pub(crate) const SELECTION_BIAS: &str = "exp_probs_b.bias";
+/// Names of the tensors with the router's selection bias.
+pub(crate) const SELECTION_BIAS: [&str; 2] = ["exp_probs_b.bias", "exp_probs_b"];
 
 /// The feed-forward layers of a model.
 pub(super) struct FeedForward {
@@ -122,7 +122,7 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(RouterScores, bool), Mo
     match keys.count(GATING)? {
         // Unspecified: a selection bias implies sigmoid scores, unless the family adds it to a
         // softmax.
-        0 if keys.has_tensor(SELECTION_BIAS) && !rule.adds_to_softmax => {
+        0 if SELECTION_BIAS.iter().any(|name| keys.has_tensor(name)) && !rule.adds_to_softmax => {
             Ok((RouterScores::Sigmoid, normalizes))
         }
         0 => Ok((rule.scores, normalizes)),

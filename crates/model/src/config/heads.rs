@@ -5,7 +5,7 @@ use kvant_kv::KvLayerShape;
 
 use super::{Keys, LayerState};
 use crate::ModelError;
-use crate::family::{Family, QkNorm, RecurrentFamily};
+use crate::family::{Family, OutputGates, QkNorm, RecurrentFamily};
 
 const HEADS: &str = "attention.head_count";
 const KV_HEADS: &str = "attention.head_count_kv";
@@ -102,7 +102,7 @@ pub(super) fn read(
         true => read_dims(keys, "_swa", dims[0])?,
         false => dims,
     };
-    if family.gated && dims[1] != dims[0] {
+    if family.gates == OutputGates::InQueries && dims[1] != dims[0] {
         let what = format!("the {} of a query, followed by the rows of its gate", dims[0]);
         return Err(keys.bad(V_DIM, &what, dims[1]));
     }

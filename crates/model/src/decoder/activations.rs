@@ -35,8 +35,8 @@ pub struct Activations<B: Backend> {
     pub(super) hidden: B::Buffer,
     /// Router logits, `[rows, n_experts]`.
     pub(super) router: B::Buffer,
-    /// Output of experts beside a feed-forward layer, `[rows, n_embd]`, or in their latent space,
-    /// `[rows, latent]`.
+    /// Output of experts beside a feed-forward layer or before a norm, `[rows, n_embd]`, or in
+    /// their latent space, `[rows, latent]`.
     pub(super) expert_output: B::Buffer,
     /// Latent input of the experts, `[rows, latent]`.
     pub(super) latent: B::Buffer,
@@ -106,6 +106,8 @@ impl<B: Backend> Decoder<B> {
         let n_given = c.per_layer_embedding_size.unwrap_or(0);
         let shares =
             |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
+        let has_own_output = shares(SharedExpert::Beside)
+            || c.layers.iter().any(|layer| layer.experts.is_some() && layer.norms.after);
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
         Ok(Activations {
@@ -123,7 +125,7 @@ impl<B: Backend> Decoder<B> {
             k_rope: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
-            expert_output: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { latent })?,
+            expert_output: buffer(if has_own_output { c.n_embd } else { latent })?,
             latent: buffer(latent)?,
             shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
             entering: widest(|layer| layer.recurrence.map_or(0, |of| of.conv().n_in()))?,

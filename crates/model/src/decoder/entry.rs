@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use kvant_backend::{Backend, BackendError};
+use kvant_backend::{Backend, BackendError, Heads};
 
-use super::{Activations, Decoder};
+use super::{Activations, Decoder, normalize};
 use crate::embedding_inputs::runs;
 use crate::{EmbeddingRows, ModelError};
 
@@ -77,15 +77,25 @@ impl<B: Backend> Decoder<B> {
         let (scale, n_embd) = (self.config.embedding_scale, self.config.n_embd);
         if extra.is_empty() {
             backend.embed(embedding, tokens, scale, x)?;
+            self.normalize_embeddings(backend, tokens.len(), x)?;
             return Ok(Cow::Borrowed(tokens));
         }
         let known = tokens.iter().map(|&token| if self.extra.is_soft(token) { 0 } else { token });
         let known: Vec<u32> = known.collect();
         backend.embed(embedding, &known, scale, x)?;
+        self.normalize_embeddings(backend, tokens.len(), x)?;
         for (first, rows) in runs(tokens, extra, 0) {
             put(backend, rows, x, first * n_embd)?;
         }
         Ok(Cow::Owned(known))
+    }
+
+    /// Normalizes token embeddings, in models that do (Muse Glimmer).
+    fn normalize_embeddings(&self, backend: &B, rows: usize, x: &mut B::Buffer) -> Result<(), BackendError> {
+        let Some(weight) = &self.weights.embedding_norm else { return Ok(()) };
+        let row = Heads { n: 1, dim: self.config.n_embd };
+        let (rope, no_angles) = (self.config.ropes[0].params, backend.buffer(0)?);
+        normalize(backend, x, rows, row, Some(self.normed(weight)), rope, &no_angles)
     }
 
     /// Adds the DeepStack rows of `extra` after layer `layer` of the model (Qwen3-VL). The step

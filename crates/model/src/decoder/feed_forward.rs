@@ -4,10 +4,11 @@
 //! x += W_down (a(W_gate n) * (W_up n)),  n = norm(x), a the activation
 //! x += experts(n) + g W_down (..)                              g: gate of the shared expert
 //! x += W_out experts(W_in n) + W_down (..)                     latent experts (Nemotron 3)
+//! x += norm(experts(n) + W_down (..))                          with a post-norm (Trinity)
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Output, Router, Routing};
+use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router, Routing};
 
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
@@ -55,6 +56,7 @@ impl<B: Backend> Decoder<B> {
                     Activation::Silu => Gate::Silu,
                     Activation::Gelu => Gate::Gelu,
                     Activation::Relu => Gate::Relu,
+                    Activation::NormalCdf => Gate::NormalCdf,
                     Activation::Bounded => unreachable!("refused with its weights"),
                 };
                 backend.gate(&mut act.hidden, n, &act.gates, gate)?;
@@ -65,6 +67,11 @@ impl<B: Backend> Decoder<B> {
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
             self.moe_ffn(step, layer, spec, experts, of.routing)?;
+        }
+        if let (Some(norm), Some(experts)) = (self.after_norm(&layer.ffn_after), &layer.experts)
+            && experts.beside.is_none()
+        {
+            return self.add_normed_experts(step, layer.ffn.as_ref(), norm);
         }
         let Some(ffn) = &layer.ffn else { return Ok(()) };
         match layer.experts.as_ref().and_then(|experts| experts.beside.as_ref()) {
@@ -79,8 +86,8 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Adds the experts to the residual stream; beside a dense layer, their output goes to a
-    /// separate buffer.
+    /// Adds the experts to the residual stream; beside a dense layer or before a norm, their output
+    /// goes to a separate buffer.
     fn moe_ffn(
         &self,
         step: &mut StepContext<'_, '_, B>,
@@ -121,7 +128,8 @@ impl<B: Backend> Decoder<B> {
                 backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
             }
             None => {
-                let apart = experts.beside.is_some().then_some(from_experts);
+                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some();
+                let apart = is_apart.then_some(from_experts);
                 backend.moe_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
             }
         }
@@ -129,6 +137,24 @@ impl<B: Backend> Decoder<B> {
             backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;
         }
         Ok(())
+    }
+
+    /// Adds the norm of the experts' output, to which the shared expert is added first.
+    fn add_normed_experts(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        shared: Option<&FeedForward<B>>,
+        norm: Norm<'_, B::Buffer>,
+    ) -> Result<(), ModelError> {
+        let (backend, rows) = (step.backend, step.rows);
+        let Activations { hidden, x, expert_output, low, .. } = &mut *step.act;
+        if let Some(FeedForward { down, biases: [.., bias], low_rank: [_, low_rank], .. }) = shared {
+            let input = Input { x: &*hidden, norm: None, first_row: 0, rows };
+            let product = Product { input, low_rank: low_rank.as_ref() };
+            let output = Output { w: down, bias: bias.as_ref(), y: &mut *expert_output, accumulate: true };
+            self.project(backend, product, &mut [output], low)?;
+        }
+        Ok(backend.add_normed(x, expert_output, rows, norm)?)
     }
 
     /// Adds the sum of a dense layer and the experts beside it.

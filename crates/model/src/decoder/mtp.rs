@@ -72,6 +72,11 @@ impl<B: Backend> Decoder<B> {
                 normalize(backend, &mut act.spare, rows, whole, Some(norm), rope, angles)?;
             }
         }
-        Ok(backend.read(&act.spare, rows * n_embd - out.len(), out)?)
+        backend.read(&act.spare, rows * n_embd - out.len(), out)?;
+        let bias = &self.weights.output_norm_bias;
+        if !bias.is_empty() {
+            out.chunks_exact_mut(n_embd).for_each(|row| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
+        }
+        Ok(())
     }
 }

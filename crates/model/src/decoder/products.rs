@@ -98,13 +98,15 @@ impl<B: Backend> Decoder<B> {
         outputs: &mut [Output<'_, B>],
         low: &mut LoraScratch<B>,
     ) -> Result<(), BackendError> {
-        let Some(LowRank { down, ups, ranks }) = low_rank else { return backend.project(input, outputs) };
+        let Some(LowRank { down, bias, ups, ranks }) = low_rank else {
+            return backend.project(input, outputs);
+        };
         let rows = input.rows;
         let mut all = Vec::with_capacity(outputs.len() + 1);
         for Output { w, bias, y, accumulate } in &mut *outputs {
             all.push(Output { w: *w, bias: *bias, y: &mut **y, accumulate: *accumulate });
         }
-        all.push(Output { w: down, bias: None, y: &mut low.made, accumulate: false });
+        all.push(Output { w: down, bias: bias.as_ref(), y: &mut low.made, accumulate: false });
         backend.project(input, &mut all)?;
         if low.has_factors {
             let (factors, on_host) = &low.factors[*ranks];
@@ -125,7 +127,7 @@ impl<B: Backend> Decoder<B> {
         Residual { x, spare, low, rows }: Residual<'_, B>,
     ) -> Result<(), ModelError> {
         let product = Product { input: Input { x: of, norm: None, first_row: 0, rows }, low_rank };
-        match self.norm(norm) {
+        match self.after_norm(norm) {
             None => self.project(backend, product, &mut [Output { w, bias, y: x, accumulate: true }], low)?,
             Some(norm) => {
                 let output = Output { w, bias, y: &mut *spare, accumulate: false };

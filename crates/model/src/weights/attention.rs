@@ -5,6 +5,7 @@ use kvant_backend::Backend;
 use super::low_rank::RowsOf;
 use super::{KV_TENSORS, LatentAttention, Loader, LowRank};
 use crate::config::LayerState;
+use crate::family::OutputGates;
 use crate::{Config, ModelError};
 
 /// Attention of either kind.
@@ -64,7 +65,7 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
         let (n_q, heads) = (spec.n_q(), spec.heads);
-        let (wq, gate, mut kv, of_input) = match (spec.state, spec.gated) {
+        let (wq, gate, mut kv, mut of_input) = match (spec.state, spec.gated) {
             (LayerState::Own, false) => self.qkv(c, index)?,
             (LayerState::Own, true) => self.gated_qkv(c, index)?,
             _ => {
@@ -74,7 +75,19 @@ impl<B: Backend> Loader<'_, B> {
                 (wq, None, None, of_input)
             }
         };
-        let bq = self.attention_biases(c, index, kv.as_mut())?;
+        let mut bq = self.attention_biases(c, index, kv.as_mut())?;
+        // Gates have no bias that the norm's could become part of: it is refused as unused.
+        if gate.is_none() {
+            let norm = name("attn_norm.weight");
+            let norm_bias = self.norm_bias(spec.norms.kind, &norm, c.n_embd, of_input.as_mut())?;
+            bq = self.behind_norm(norm_bias.as_ref(), &wq, bq)?;
+            if let Some(KvWeights { wk, wv, bk, bv, .. }) = &mut kv {
+                *bk = self.behind_norm(norm_bias.as_ref(), wk, bk.take())?;
+                if let Some(wv) = wv {
+                    *bv = self.behind_norm(norm_bias.as_ref(), wv, bv.take())?;
+                }
+            }
+        }
         let ([wo], of_output) =
             self.group(spec.n_out(), [RowsOf::all(name("attn_output.weight"), c.n_embd)])?;
         let q_normed = spec.norms.heads.width(heads.k_head_dim, n_q);
@@ -136,14 +149,19 @@ impl<B: Backend> Loader<'_, B> {
         Ok((wq, None, Some(self.beside_keys_and_values(c, index, wk, wv)?), low_rank))
     }
 
-    /// Loads the same with output gates: each head's query rows are followed by as many gate rows.
+    /// Loads the same with output gates: a matrix of their own, or each head's query rows are
+    /// followed by as many gate rows.
     fn gated_qkv(&mut self, c: &Config, index: usize) -> Result<Entering<B>, ModelError> {
         let spec = &c.layers[index];
         let (n, dim) = (spec.heads.n_heads, spec.heads.k_head_dim);
         let rows = |side: usize| (0..n).map(move |head| (2 * head + side) * dim..(2 * head + side + 1) * dim);
         let [k, v, ..] = KV_TENSORS.map(|suffix| format!("blk.{index}.{suffix}"));
-        let [q, gates] =
-            [0, 1].map(|side| RowsOf::some(format!("blk.{index}.attn_q.weight"), 2 * n * dim, rows(side)));
+        let [of_q, of_gates] =
+            ["attn_q.weight", "attn_gate.weight"].map(|suffix| format!("blk.{index}.{suffix}"));
+        let [q, gates] = match c.family.gates {
+            OutputGates::Own => [RowsOf::all(of_q, spec.n_q()), RowsOf::all(of_gates, spec.n_out())],
+            _ => [0, 1].map(|side| RowsOf::some(of_q.clone(), 2 * n * dim, rows(side))),
+        };
         let rows = [q, RowsOf::all(k, spec.n_k()), RowsOf::all(v, spec.n_v()), gates];
         let ([wq, wk, wv, gate], low_rank) = self.group(c.n_embd, rows)?;
         Ok((wq, Some(gate), Some(self.beside_keys_and_values(c, index, wk, Some(wv))?), low_rank))

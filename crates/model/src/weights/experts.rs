@@ -65,7 +65,9 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
         let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
-        let selection_bias = self.optional_vector(&name(SELECTION_BIAS), n)?;
+        let [given, unsuffixed] = SELECTION_BIAS.map(name);
+        let selection_bias = if self.has(&given) { given } else { unsuffixed };
+        let selection_bias = self.optional_vector(&selection_bias, n)?;
         let scales = self.expert_scales(index, n, shared)?;
         let width = latent.unwrap_or(c.n_embd);
         let biases = self.expert_biases(index, n, [n_ff, width])?;

@@ -18,6 +18,8 @@ use crate::{Lora, ModelError};
 pub(crate) struct LowRank<B: Backend> {
     /// D, `[rank, n_in]`.
     pub(crate) down: B::Matrix,
+    /// What D makes of the bias of the norm before the GEMMs, `[rank]`, if it has one.
+    pub(crate) bias: Option<B::Buffer>,
     /// `U_i`, `[n_out, rank]`, of each GEMM; `None` if no adapter changes it.
     pub(crate) ups: Vec<Option<B::Matrix>>,
     /// Index into [`Weights::ranks`](super::Weights::ranks).
@@ -122,7 +124,7 @@ impl<B: Backend> Loader<'_, B> {
         }
         let ranks = self.ranks_of(&places, rank);
         self.adapted.extend(places.into_iter().map(|place| place.tensor));
-        Ok(Some(LowRank { down, ups, ranks }))
+        Ok(Some(LowRank { down, bias: None, ups, ranks }))
     }
 
     /// Returns the changes of the tensors of these rows, with consecutive ranks.

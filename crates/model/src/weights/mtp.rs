@@ -76,10 +76,13 @@ impl<B: Backend> Weights<B> {
         Ok(Some(Self {
             part,
             embedding: embedding.or_else(|| self.embedding.clone()),
+            embedding_norm: None,
             entry: Some(entry),
             per_layer: None,
             layers: vec![layer],
             output_norm: Some(output_norm),
+            output_norm_bias: Vec::new(),
+            output_bias: None,
             output: output.or_else(|| self.output.clone().or_else(|| self.embedding.clone())),
             output_low_rank,
             ranks,

@@ -421,7 +421,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Value, &mut Vec<Saved>)) -> Stri
 
 #[test]
 fn faulty_configurations_are_reported_by_key() {
-    let cases: [(&str, &str, Value, &str); 26] = [
+    let cases: [(&str, &str, Value, &str); 30] = [
         (
             "llama-h64-g8",
             "architectures",
@@ -538,6 +538,25 @@ fn faulty_configurations_are_reported_by_key() {
             "'mscale': expected 0.7, as GGUF readers assume, got 1",
         ),
         ("lfm2-h64-g2-conv3", "layer_types", json!(["conv"]), "'layer_types': expected 4 layers, got 1"),
+        (
+            "graniteswa-h64-g2-window20-sinks",
+            "layer_rope_theta",
+            json!([0, 10_000, 500, 10_000]),
+            "'layer_rope_theta': expected 10000 or 0 for 4 layers, got 0, 10000, 500, 10000",
+        ),
+        (
+            "afmoe-h64-g2-window20-dense1",
+            "mup_enabled",
+            json!(false),
+            "'mup_enabled': expected true, as GGUF",
+        ),
+        ("stablelm-h64-g2", "use_parallel_residual", json!(true), "'use_parallel_residual': expected false"),
+        (
+            "phi2-h64-g1",
+            "qk_layernorm",
+            json!(true),
+            "'qk_layernorm': expected false, as GGUF readers assume",
+        ),
     ];
     for (name, key, value, want) in cases {
         let error = changed(name, |config, _| config[key] = value);

@@ -1,0 +1,72 @@
+//! MoE families of 2026, with routers by sigmoid or softmax.
+
+use super::{
+    BY_SIGMOID, CORRECTION, Default, EXPERTS, Family, NORM_TOPK_PROB, QWEN2, Tensor, WINDOW, Windows,
+};
+use crate::tensor_transform::Transform;
+
+/// The selection bias, where it belongs to the layer and not to the router.
+const CORRECTION_OF_LAYER: Tensor = ("mlp.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole);
+
+const BIAS_OF_LAYER: Tensor = ("mlp.expert_bias", "exp_probs_b.bias", Transform::Whole);
+const ROUTER: Tensor = ("mlp.router.gate.weight", "ffn_gate_inp.weight", Transform::Whole);
+
+/// K-EXAONE.
+pub(super) const EXAONE_MOE: Family = Family {
+    class: "ExaoneMoeForCausalLM",
+    arch: "exaone-moe",
+    defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), (WINDOW, Default::Size(4096))],
+    windows: Windows::Every(4),
+    experts: Some(BY_SIGMOID),
+    tensors: &[CORRECTION, CORRECTION_OF_LAYER],
+    ..QWEN2
+};
+
+/// Trinity. Its routers always normalize weights.
+pub(super) const AFMOE: Family = Family {
+    class: "AfmoeForCausalLM",
+    arch: "afmoe",
+    defaults: &[
+        ("mup_enabled", Default::Flag(false)),
+        (NORM_TOPK_PROB, Default::Flag(true)),
+        (WINDOW, Default::Size(1024)),
+    ],
+    has_post_attention_norm: true,
+    windows: Windows::Every(4),
+    factors: &[("route_scale", "expert_weights_scale")],
+    experts: Some(BY_SIGMOID),
+    tensors: &[
+        ("pre_mlp_layernorm.weight", "ffn_norm.weight", Transform::Whole),
+        ("self_attn.gate_proj.weight", "attn_gate.weight", Transform::Whole),
+        ROUTER,
+        BIAS_OF_LAYER,
+    ],
+    fixed: &[("mup_enabled", 1.0)],
+    ..QWEN2
+};
+
+pub(super) const MELLUM: Family = Family {
+    class: "MellumForCausalLM",
+    arch: "mellum",
+    defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), (WINDOW, Default::Size(1024))],
+    windows: Windows::Every(4),
+    experts: Some(EXPERTS),
+    ..QWEN2
+};
+
+/// Hunyuan 3. Its routers always normalize weights.
+pub(super) const HY_V3: Family = Family {
+    class: "HYV3ForCausalLM",
+    arch: "hy_v3",
+    defaults: &[(NORM_TOPK_PROB, Default::Flag(true))],
+    factors: &[("router_scaling_factor", "expert_weights_scale")],
+    experts: Some(BY_SIGMOID),
+    tensors: &[
+        ROUTER,
+        BIAS_OF_LAYER,
+        ("mlp.shared_mlp.gate_proj.weight", "ffn_gate_shexp.weight", Transform::Whole),
+        ("mlp.shared_mlp.up_proj.weight", "ffn_up_shexp.weight", Transform::Whole),
+        ("mlp.shared_mlp.down_proj.weight", "ffn_down_shexp.weight", Transform::Whole),
+    ],
+    ..QWEN2
+};
