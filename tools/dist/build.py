@@ -1,9 +1,11 @@
 """Builds the binary and the library of a target, and stages what packages install."""
 
 import dataclasses
+import hashlib
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import sys
 import tomllib
@@ -16,6 +18,8 @@ FEATURES = "wgpu,grpc,kv-events,otel"
 PROFILE = "dist"
 # Programs of the build: their versions are part of what makes two builds equal.
 PYTHON_TOOLS = ["maturin==1.16.0", "ziglang==0.17.1", "cargo-zigbuild==0.24.1", "zstandard==0.25.0"]
+# The type of an ELF note with a build id.
+NT_GNU_BUILD_ID = 3
 SHELLS = {
     "bash": "share/bash-completion/completions/kvant",
     "fish": "share/fish/vendor_completions.d/kvant.fish",
@@ -108,7 +112,9 @@ def build_binary(target, folder):
 
 
 def split_symbols(target, built, stage, symbols):
-    """Copies the binary without debug information, and that information into a folder of its own."""
+    """Copies the binary without debug information, and that information into a folder of its own.
+    Both get the same build id, by which debuggers match them: a link with a checksum of the
+    information would differ between folders, whose paths are in that of zig's start files."""
     program = stage / "bin" / target.program
     program.parent.mkdir(parents=True)
     symbols.mkdir(parents=True)
@@ -121,7 +127,13 @@ def split_symbols(target, built, stage, symbols):
     debug = symbols / "kvant.debug"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(sysroot() / "lib")}
     run(objcopy, "--only-keep-debug", built, debug, env=environment)
-    run(objcopy, "--strip-all", f"--add-gnu-debuglink={debug}", built, program, env=environment)
+    run(objcopy, "--strip-all", built, program, env=environment)
+    note = symbols / "note"
+    note.write_bytes(struct.pack("<III4s", 4, 20, NT_GNU_BUILD_ID, b"GNU") + hashlib.sha1(program.read_bytes()).digest())
+    for file in [debug, program]:
+        section = ".note.gnu.build-id"
+        run(objcopy, f"--add-section={section}={note}", f"--set-section-flags={section}=readonly", file, env=environment)
+    note.unlink()
     if (dwp := built.with_suffix(".dwp")).exists():
         shutil.copy2(dwp, symbols / "kvant.dwp")
 
