@@ -84,6 +84,17 @@ pub struct DeviceInfo {
     pub checks_finite_rows: bool,
 }
 
+/// Time of a kernel's launches on a device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelTime {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Number of launches.
+    pub launches: u64,
+    /// Seconds of all of them together, on the device.
+    pub seconds: f64,
+}
+
 /// The kernel that a device runs for one op and type, for `kvant doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelChoice {

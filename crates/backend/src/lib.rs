@@ -22,8 +22,8 @@ mod table;
 
 pub use bytes::SharedBytes;
 pub use device::{
-    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page, PageTable, Result,
-    Router, WeightSource,
+    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
+    PageTable, Result, Router, WeightSource,
 };
 pub use error::BackendError;
 pub use kv::{

@@ -9,8 +9,8 @@ use crate::check::{
     check_soft_cap, check_top_k, check_write,
 };
 use crate::device::{
-    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page, Result, Router,
-    WeightSource,
+    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
+    Result, Router, WeightSource,
 };
 use crate::kv::{batch_rows, check_append, check_attend};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
@@ -432,6 +432,13 @@ ops! {
     /// Multiplies the first `len` values of `y` by `gate` of as many of `gates`.
     fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>
         where check_gate(y, len, gates);
+
+    /// Starts timing every kernel launch, which slows them, or stops and forgets the times. Returns
+    /// whether the device times kernels.
+    fn time_kernels(&self, is_on: bool) -> Result<bool> => { let _ = is_on; Ok(false) };
+
+    /// Returns the time of each kernel since [`Backend::time_kernels`] started, the longest first.
+    fn kernel_times(&self) -> Result<Vec<KernelTime>> => { Ok(Vec::new()) };
 
     /// Returns the stages of reading coded tiles, for measuring the cost of each: names, least
     /// reading first, the last one full attention. Empty for a device without stages.

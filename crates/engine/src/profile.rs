@@ -1,4 +1,7 @@
-//! Profile of decode attention: its time with stages of the cache read left out one by one.
+//! Profiles of decode: attention with stages of the cache read left out one by one, and each kernel
+//! on devices that time them.
+
+use kvant_backend::KernelTime;
 
 use crate::error::Error;
 use crate::runtime::StageTime;
@@ -15,5 +18,29 @@ impl Session {
         assert!(!self.tokens().is_empty(), "nothing to attend to");
         self.recommit()?;
         self.sequence().loaded().profile_attention(self.sequence().id(), repetitions)
+    }
+
+    /// Decodes `n` tokens behind the cache, which then holds what it held before, and returns the
+    /// time of each kernel, the longest first: that of the device, without what lies between
+    /// launches. Empty on devices without such times.
+    ///
+    /// # Errors
+    /// A context too small for `n + 1` tokens, or a device error.
+    pub fn profile_kernels(&mut self, n: usize) -> Result<Vec<KernelTime>, Error> {
+        let depth = self.tokens().len();
+        // Compiles the kernels.
+        self.feed(&[0], &mut |_| true)?;
+        let times = self.timed_decode(n);
+        self.sequence().loaded().time_kernels(false)?;
+        self.rewind(depth)?;
+        times
+    }
+
+    fn timed_decode(&mut self, n: usize) -> Result<Vec<KernelTime>, Error> {
+        if !self.sequence().loaded().time_kernels(true)? {
+            return Ok(Vec::new());
+        }
+        (0..n).try_for_each(|_| self.feed(&[0], &mut |_| true).map(drop))?;
+        self.sequence().loaded().kernel_times()
     }
 }

@@ -53,10 +53,12 @@ pub(crate) fn open(index: usize, max_bytes: u64) -> Result<(Gpu, AdapterReport),
     required_limits.max_storage_buffer_binding_size =
         required_limits.max_storage_buffer_binding_size.min(max_bytes);
     // For kernels that also have a variant without subgroups.
-    let required_features = match report.has_subgroups {
+    let subgroups = match report.has_subgroups {
         true => wgpu::Features::SUBGROUP,
         false => wgpu::Features::empty(),
     };
+    // For measurements.
+    let required_features = subgroups | adapter.features() & wgpu::Features::TIMESTAMP_QUERY;
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("kvant"),
         required_features,

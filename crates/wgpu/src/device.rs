@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
-    Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams,
-    Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource,
+    Heads, Input, KernelChoice, KernelTime, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
+    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -401,6 +401,14 @@ impl Kernels for WgpuDevice {
         let args = AttendArgs { params, parts, q, sinks, step_tiles, out };
         let all_stages = attend::STAGES.len() - 1;
         attend::attend(&self.gpu, &self.arena.buffer(), self.variants, all_stages, args)
+    }
+
+    fn time_kernels(&self, is_on: bool) -> Result<bool> {
+        Ok(self.gpu.time_kernels(is_on)?)
+    }
+
+    fn kernel_times(&self) -> Result<Vec<KernelTime>> {
+        Ok(self.gpu.kernel_times()?)
     }
 
     fn attend_stages(&self) -> &'static [&'static str] {

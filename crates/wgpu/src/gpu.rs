@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytemuck::Pod;
+use kvant_backend::KernelTime;
 
 use crate::WgpuError;
 use crate::constants::Constants;
@@ -223,6 +224,19 @@ impl Gpu {
         let result = self.recording().finish(&self.device);
         self.check()?;
         result
+    }
+
+    /// Starts timing kernels, or stops; returns whether the device can.
+    pub fn time_kernels(&self, is_on: bool) -> Result<bool, WgpuError> {
+        let can = self.recording().time_kernels(&self.device, is_on);
+        self.check().map(|()| can)
+    }
+
+    /// Returns the time of each kernel since timing started.
+    pub fn kernel_times(&self) -> Result<Vec<KernelTime>, WgpuError> {
+        let times = self.recording().kernel_times();
+        self.check()?;
+        times
     }
 
     /// Returns the work submitted and the bytes moved so far.

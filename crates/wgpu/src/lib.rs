@@ -48,6 +48,7 @@ mod scratch;
 mod shader;
 #[cfg(test)]
 mod tests;
+mod timer;
 mod top_k;
 mod unroll;
 #[cfg(test)]

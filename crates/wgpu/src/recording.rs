@@ -8,9 +8,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use kvant_backend::KernelTime;
+
 use crate::WgpuError;
 use crate::gpu::{Binding, new_buffer};
 use crate::shader::Kernel;
+use crate::timer::Timer;
 
 /// Bytes of the ring: a recording that needs more is submitted in parts.
 const RING: usize = 4 << 20;
@@ -92,6 +95,9 @@ pub(crate) struct Recording {
     /// Bind groups, and the submission count of their last use.
     groups: HashMap<BindingKey, (wgpu::BindGroup, u64)>,
     traffic: Traffic,
+    timer: Option<Timer>,
+    /// Why times of a submission could not be read.
+    timer_failure: Option<WgpuError>,
 }
 
 impl Recording {
@@ -109,11 +115,29 @@ impl Recording {
             read_buffer: new_read_buffer(device, 4096),
             groups: HashMap::new(),
             traffic: Traffic::default(),
+            timer: None,
+            timer_failure: None,
         }
     }
 
     pub fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    /// Starts timing kernels, or stops; returns whether the device can.
+    pub fn time_kernels(&mut self, device: &wgpu::Device, is_on: bool) -> bool {
+        self.submit();
+        self.timer = if is_on { Timer::new(device, &self.queue) } else { None };
+        self.timer.is_some() || !is_on
+    }
+
+    /// Submits the recorded commands and returns the time of each kernel.
+    pub fn kernel_times(&mut self) -> Result<Vec<KernelTime>, WgpuError> {
+        self.submit();
+        match self.timer_failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(self.timer.as_ref().map(Timer::times).unwrap_or_default()),
+        }
     }
 
     /// Counts the multiply-adds of the next launch. The commands before it are submitted if they
@@ -133,11 +157,14 @@ impl Recording {
         params: &[u8],
         bindings: &[Binding<'_>],
     ) {
+        if self.timer.as_ref().is_some_and(Timer::is_full) {
+            self.submit();
+        }
         let offset = self.stage_params(params) as u64;
         let group = self.group(device, kernel, [offset, params.len() as u64], bindings);
-        let address = std::ptr::from_ref(kernel) as usize;
-        let is_same_kernel = self.pass.as_ref().is_some_and(|pass| pass.kernel == address);
-        let commands = &mut self.pass(device, address).commands;
+        let is_same_kernel = self.timer.is_none()
+            && self.pass.as_ref().is_some_and(|pass| pass.kernel == std::ptr::from_ref(kernel) as usize);
+        let commands = &mut self.pass(device, kernel).commands;
         if !is_same_kernel {
             commands.set_pipeline(&kernel.pipeline);
         }
@@ -147,15 +174,20 @@ impl Recording {
         self.traffic.launches += 1;
     }
 
-    /// Returns the current pass, or begins one, for the kernel at `address`.
-    fn pass(&mut self, device: &wgpu::Device, address: usize) -> &mut Pass {
-        let pass = match self.pass.take() {
-            Some(pass) => Pass { kernel: address, ..pass },
+    /// Returns the current pass, or begins one, for this kernel. While kernels are timed, each
+    /// launch has its own.
+    fn pass(&mut self, device: &wgpu::Device, of: &Kernel) -> &mut Pass {
+        let kernel = std::ptr::from_ref(of) as usize;
+        let pass = match self.pass.take().filter(|_| self.timer.is_none()) {
+            Some(pass) => Pass { kernel, ..pass },
             None => {
                 self.traffic.passes += 1;
-                let descriptor = wgpu::ComputePassDescriptor::default();
-                let commands = self.encoder(device).begin_compute_pass(&descriptor).forget_lifetime();
-                Pass { commands, kernel: address }
+                let encoder = self.encoder.get_or_insert_with(|| new_encoder(device));
+                let commands = match &mut self.timer {
+                    Some(timer) => timer.begin_pass(encoder, &of.name),
+                    None => encoder.begin_compute_pass(&Default::default()).forget_lifetime(),
+                };
+                Pass { commands, kernel }
             }
         };
         self.pass.insert(pass)
@@ -259,13 +291,7 @@ impl Recording {
         let to = self.read_buffer.clone();
         self.encoder(device).copy_buffer_to_buffer(from, at as u64, &to, 0, Some(len));
         self.submit();
-        let slice = self.read_buffer.slice(..len);
-        // An error shows when the range is read.
-        slice.map_async(wgpu::MapMode::Read, |_| ());
-        wait(device)?;
-        let refused = |error: wgpu::MapRangeError| WgpuError::Refused(error.to_string());
-        bytes.copy_from_slice(&slice.get_mapped_range().map_err(refused)?);
-        self.read_buffer.unmap();
+        map_and_wait(device, &self.read_buffer, bytes)?;
         self.traffic.from_device += len;
         Ok(())
     }
@@ -278,7 +304,7 @@ impl Recording {
     /// Returns the encoder for other commands than launches.
     fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
         self.pass = None;
-        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+        self.encoder.get_or_insert_with(|| new_encoder(device))
     }
 
     /// Adds bytes to the ring; returns their offset.
@@ -308,9 +334,15 @@ impl Recording {
     /// Submits the recorded commands.
     fn submit(&mut self) {
         self.pass = None;
-        let Some(encoder) = self.encoder.take() else { return };
+        let Some(mut encoder) = self.encoder.take() else { return };
+        if let Some(timer) = &self.timer {
+            timer.resolve(&mut encoder);
+        }
         self.queue.write_buffer(&self.ring, 0, &self.pending);
         self.queue.submit([encoder.finish()]);
+        if let Some(timer) = &mut self.timer {
+            self.timer_failure = self.timer_failure.take().or(timer.collect().err());
+        }
         self.traffic.submissions += 1;
         self.traffic.to_device += self.pending.len() as u64;
         self.pending.clear();
@@ -321,7 +353,27 @@ impl Recording {
     }
 }
 
-fn new_read_buffer(device: &wgpu::Device, size: u64) -> wgpu::Buffer {
+fn new_encoder(device: &wgpu::Device) -> wgpu::CommandEncoder {
+    device.create_command_encoder(&Default::default())
+}
+
+/// Waits for what is submitted, and reads the start of a buffer to the host.
+pub(crate) fn map_and_wait(
+    device: &wgpu::Device,
+    from: &wgpu::Buffer,
+    bytes: &mut [u8],
+) -> Result<(), WgpuError> {
+    let slice = from.slice(..bytes.len() as u64);
+    // An error shows when the range is read.
+    slice.map_async(wgpu::MapMode::Read, |_| ());
+    wait(device)?;
+    let refused = |error: wgpu::MapRangeError| WgpuError::Refused(error.to_string());
+    bytes.copy_from_slice(&slice.get_mapped_range().map_err(refused)?);
+    from.unmap();
+    Ok(())
+}
+
+pub(crate) fn new_read_buffer(device: &wgpu::Device, size: u64) -> wgpu::Buffer {
     new_buffer(device, size, wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST)
 }
 

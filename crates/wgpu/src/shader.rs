@@ -27,6 +27,8 @@ pub(crate) struct Source {
 /// A compiled entry point of a source.
 #[derive(Debug)]
 pub(crate) struct Kernel {
+    /// The name of its entry point.
+    pub name: String,
     pub pipeline: wgpu::ComputePipeline,
     pub layout: wgpu::BindGroupLayout,
 }
@@ -104,5 +106,5 @@ pub(crate) fn compile(
         return Err(WgpuError::Compile { place, problem: one_line(&error.to_string()), line });
     }
     let layout = pipeline.get_bind_group_layout(0);
-    Ok(Kernel { pipeline, layout })
+    Ok(Kernel { name: name.to_owned(), pipeline, layout })
 }

@@ -77,6 +77,34 @@ fn a_step_is_one_submission_and_reads_only_candidates() {
     assert!((4 * n as u64..=4 * n as u64 + 6 * 256).contains(&to_device), "{to_device}");
 }
 
+/// More launches than a submission has timestamps for.
+#[test]
+fn kernels_are_timed_by_name() {
+    const N: usize = 2500;
+    let Some(device) = device() else { return };
+    let mut x = device.buffer(64).unwrap();
+    device.write(&mut x, &[1.0; 64]).unwrap();
+    if !device.time_kernels(true).unwrap() {
+        return skipped("the adapter has no timestamps");
+    }
+    device.soft_cap(&mut x, 64, 4.0).unwrap();
+    (0..N).for_each(|i| device.scale(&mut x, 64, [2.0, 0.5][i % 2]).unwrap());
+    let times = device.kernel_times().unwrap();
+    let mut launches: Vec<(&str, u64)> =
+        times.iter().map(|time| (time.kernel.as_str(), time.launches)).collect();
+    launches.sort_unstable();
+    assert_eq!(launches, [("scale", N as u64), ("soft_cap", 1)]);
+    assert!(times[0].seconds > 0.0 && times[0].seconds >= times[1].seconds, "{times:?}");
+    // Timing changes no result, and stops.
+    let mut got = [0.0; 64];
+    device.read(&x, 0, &mut got).unwrap();
+    let want = 4.0 * 0.25_f32.tanh();
+    assert!(got.iter().all(|got| (got - want).abs() < 1e-5), "{got:?}");
+    device.time_kernels(false).unwrap();
+    device.scale(&mut x, 64, 2.0).unwrap();
+    assert_eq!(device.kernel_times().unwrap(), []);
+}
+
 #[test]
 fn a_submission_has_bounded_work() {
     let Some(device) = device() else { return };

@@ -64,7 +64,8 @@ pub struct BenchArgs {
     /// Also measure memory bandwidth and report the share that decode uses
     #[arg(long, conflicts_with = "n_gpu_layers")]
     roofline: bool,
-    /// Profile decode attention at each depth by omitting stages of the KV cache read one by one
+    /// Profile decode attention at each depth by omitting stages of the KV cache read one by one,
+    /// and the kernels of a token on devices that time them (wgpu)
     #[arg(long, conflicts_with_all = ["roofline", "real_fill"])]
     profile: bool,
     /// Output format of the table

@@ -1,12 +1,15 @@
 //! `kvant bench --profile`: decode attention with the stages of the KV cache read omitted one by
-//! one.
+//! one, and the kernels of a decoded token on devices that time them.
 
-use kvant::{DType, Measure, Model, SessionOptions};
+use kvant::{DType, Measure, Model, Session, SessionOptions};
 use serde_json::Value;
 
 use super::BenchArgs;
 use crate::failure::Failure;
 use crate::output::{self, Format, Row};
+
+/// Decoded tokens whose kernels are timed.
+const TOKENS: usize = 8;
 
 /// Measures and prints every pair of types at every depth.
 pub fn profile(
@@ -21,32 +24,52 @@ pub fn profile(
     };
     let mut rows = Vec::new();
     for kv in args.caches(pairs, model)? {
-        let mut session = model.session(SessionOptions { n_ctx: Some(max_depth), kv })?;
+        let n_ctx = Some(max_depth + TOKENS + 1);
+        let mut session = model.session(SessionOptions { n_ctx, kv })?;
         for &depth in &depths {
             if depth < session.tokens().len() {
                 session.rewind(depth)?;
             }
             session.fill_random(depth - session.tokens().len(), depth as u64)?;
-            let (device, kv) = (model.device(), session.kv());
             for time in session.profile_attention(args.repetitions.max(1))? {
-                let cells: [(&str, Value); 10] = [
-                    ("model", name.into()),
-                    ("backend", device.name.clone().into()),
-                    ("kernels", device.kernels.clone().into()),
-                    ("n_threads", device.n_threads.into()),
-                    ("type_k", kv.type_k.into()),
-                    ("type_v", kv.type_v.into()),
-                    ("n_depth", depth.into()),
+                let per_pair = number(1e9 * time.seconds / time.pairs as f64, args.output);
+                let part = [
                     ("stage", time.stage.into()),
+                    ("launches", Value::Null),
                     ("ms_per_token", number(1e3 * time.seconds, args.output)),
-                    ("ns_per_pair", number(1e9 * time.seconds / time.pairs as f64, args.output)),
+                    ("ns_per_pair", per_pair),
                 ];
-                rows.push(cells.into_iter().map(|(name, cell)| (name.to_owned(), cell)).collect::<Row>());
+                rows.push(row(name, model, &session, part));
+            }
+            for time in session.profile_kernels(TOKENS)? {
+                let per_token = time.seconds / TOKENS as f64;
+                let part = [
+                    ("stage", format!("kernel {}", time.kernel).into()),
+                    ("launches", (time.launches / TOKENS as u64).into()),
+                    ("ms_per_token", number(1e3 * per_token, args.output)),
+                    ("ns_per_pair", Value::Null),
+                ];
+                rows.push(row(name, model, &session, part));
             }
         }
     }
     output::print_rows(&rows, args.output)?;
     Ok(())
+}
+
+/// Returns a row of what was measured on a session.
+fn row(name: &str, model: &Model, session: &Session, part: [(&str, Value); 4]) -> Row {
+    let (device, kv) = (model.device(), session.kv());
+    let cells: [(&str, Value); 7] = [
+        ("model", name.into()),
+        ("backend", device.name.clone().into()),
+        ("kernels", device.kernels.clone().into()),
+        ("n_threads", device.n_threads.into()),
+        ("type_k", kv.type_k.into()),
+        ("type_v", kv.type_v.into()),
+        ("n_depth", session.tokens().len().into()),
+    ];
+    cells.into_iter().chain(part).map(|(name, cell)| (name.to_owned(), cell)).collect()
 }
 
 /// Rounds to three decimals for Markdown; other formats get all digits.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use kvant_backend::autotune::median;
-use kvant_backend::{Backend, BackendError, DeviceInfo};
+use kvant_backend::{Backend, BackendError, DeviceInfo, KernelTime};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_model::{BatchSequence, LayerSpec, LogitsFor};
@@ -30,6 +30,10 @@ pub(crate) trait Measure {
     fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error>;
     /// Times attention over a sequence with stages of the cache read left out.
     fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error>;
+    /// Starts timing kernels, or stops; returns whether a device can.
+    fn time_kernels(&self, is_on: bool) -> Result<bool, Error>;
+    /// Returns the time of each kernel since timing started, by device.
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, Error>;
     /// Returns the decoded keys or values of one head, `[tokens, head_dim]`.
     fn kv_rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
 }
@@ -88,6 +92,14 @@ impl<B: Backend> Measure for DeviceModel<B> {
         Ok(times.map(|(stage, seconds)| StageTime { stage, seconds: median(seconds), pairs }).collect())
     }
 
+    fn time_kernels(&self, is_on: bool) -> Result<bool, Error> {
+        Ok(self.device.backend.time_kernels(is_on)?)
+    }
+
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, Error> {
+        Ok(self.device.backend.kernel_times()?)
+    }
+
     fn kv_rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
         let mut state = self.state();
         let (cache, _) = state.cache_and_activations(id);
@@ -104,6 +116,17 @@ impl Measure for LayerPipeline {
         let name = &self.properties().info.name;
         let (requested, has) = ("attention in stages".to_owned(), format!("none on {name}"));
         Err(BackendError::Unsupported { op: "attend", requested, has }.into())
+    }
+
+    fn time_kernels(&self, is_on: bool) -> Result<bool, Error> {
+        let parts: Result<Vec<bool>, Error> =
+            self.parts().map(|(_, part)| part.time_kernels(is_on)).collect();
+        Ok(parts?.contains(&true))
+    }
+
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, Error> {
+        let parts: Result<Vec<_>, Error> = self.parts().map(|(_, part)| part.kernel_times()).collect();
+        Ok(parts?.concat())
     }
 
     fn kv_rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {

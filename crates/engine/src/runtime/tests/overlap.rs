@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use kvant_backend::BackendError;
+use kvant_backend::{BackendError, KernelTime};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
 use kvant_cpu::CpuDevice;
@@ -146,6 +146,14 @@ impl Measure for LoggedPart {
 
     fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error> {
         self.inner.profile_attention(id, repetitions)
+    }
+
+    fn time_kernels(&self, is_on: bool) -> Result<bool, Error> {
+        self.inner.time_kernels(is_on)
+    }
+
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, Error> {
+        self.inner.kernel_times()
     }
 
     fn kv_rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
