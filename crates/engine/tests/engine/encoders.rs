@@ -1,0 +1,261 @@
+//! Text encoders (`tools/reference/encoders.py`): tiny random ones, whose vectors and scores are
+//! those of sentence-transformers and `transformers`, and real ones where they are present.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kvant::{
+    DType, EmbedOptions, Error, Gguf, KvOptions, Model, ModelError, OpenOptions, Requirements,
+    SessionOptions, open_file,
+};
+use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
+use kvant_quantize::quantize;
+use serde_json::{Value, json};
+
+const EMBEDDERS: [&str; 4] = ["bert", "bert-cls", "mpnet", "nomic-bert"];
+const RANKER: &str = "bert-ranker";
+
+/// Vectors have length 1, and the reference computes in f32 as well: its sums of some hundred
+/// products in each of a dozen layers differ by several units of 6e-8 each.
+const MAX_ERROR: f32 = 1e-5;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/encoders").join(name)
+}
+
+fn golden(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn options() -> OpenOptions<'static> {
+    OpenOptions { n_threads: Some(2), ..Default::default() }
+}
+
+fn strings(values: &Value) -> Vec<&str> {
+    values.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+}
+
+fn floats(values: &Value) -> Vec<f32> {
+    values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()
+}
+
+/// Returns the largest difference of the vectors of a model from the golden ones; NaN if any is.
+fn max_error(model: &Model, golden: &Value) -> f32 {
+    let vectors = model.embed(&strings(&golden["texts"]), &EmbedOptions::default()).unwrap();
+    let want = golden["vectors"].as_array().unwrap();
+    assert_eq!(vectors.len(), want.len());
+    let pairs = vectors.iter().zip(want).flat_map(|(got, want)| {
+        let want = floats(want);
+        assert_eq!(got.len(), want.len());
+        got.clone().into_iter().zip(want)
+    });
+    let worse = |max: f32, (got, want): (f32, f32)| {
+        let off = (got - want).abs();
+        if off <= max { max } else { off }
+    };
+    pairs.fold(0.0, worse)
+}
+
+fn check_tokens(model: &Model, golden: &Value) {
+    for (text, want) in strings(&golden["texts"]).into_iter().zip(golden["tokens"].as_array().unwrap()) {
+        assert_eq!(json!(model.embedding_tokens(text).unwrap()), *want, "{text:?}");
+    }
+}
+
+#[test]
+fn vectors_equal_those_of_sentence_transformers() {
+    for name in EMBEDDERS {
+        let (model, golden) =
+            (Model::open_with(folder(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
+        check_tokens(&model, &golden);
+        let error = max_error(&model, &golden);
+        assert!(error <= MAX_ERROR, "{name}: {error}");
+    }
+}
+
+#[test]
+fn vectors_of_real_models_equal_the_reference() {
+    for name in ["minilm", "mpnet"] {
+        let folder =
+            PathBuf::from(std::env::var_os("KVANT_MODELS").unwrap_or("/tmp/models".into())).join(name);
+        let path = folder.join("kvant-golden.json");
+        if !path.is_file() {
+            eprintln!("skipped: no {} (tools/reference/encoders.py FOLDER)", path.display());
+            continue;
+        }
+        let (model, golden) = (Model::open_with(&folder, options()).unwrap(), golden(&path));
+        check_tokens(&model, &golden);
+        let error = max_error(&model, &golden);
+        assert!(error <= MAX_ERROR, "{name}: {error}");
+    }
+}
+
+#[test]
+fn vectors_are_invariant_to_batch_and_threads() {
+    for name in EMBEDDERS {
+        let texts = golden(&folder(name).join("golden.json"));
+        let texts = strings(&texts["texts"]);
+        let together = Model::open_with(folder(name), options())
+            .unwrap()
+            .embed(&texts, &EmbedOptions::default())
+            .unwrap();
+        let alone = Model::open_with(folder(name), OpenOptions { n_threads: Some(1), ..options() }).unwrap();
+        for (text, want) in texts.into_iter().zip(together) {
+            assert_eq!(alone.embed(&[text], &EmbedOptions::default()).unwrap(), [want], "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn scores_of_pairs_equal_those_of_transformers() {
+    let (model, golden) =
+        (Model::open_with(folder(RANKER), options()).unwrap(), golden(&folder(RANKER).join("golden.json")));
+    let scores = floats(&golden["scores"]);
+    let [min, max] = [f32::min, f32::max].map(|of| scores.iter().copied().reduce(of).unwrap());
+    assert!(max - min > 0.3, "{scores:?}");
+    for (pair, want) in golden["pairs"].as_array().unwrap().iter().zip(scores) {
+        let pair = strings(pair);
+        let got = model.rerank(pair[0], &pair[1..], &KvOptions::default()).unwrap();
+        let want = 1.0 / (1.0 + (-want).exp());
+        assert!((got[0] - want).abs() <= MAX_ERROR, "{pair:?}: {got:?}, {want}");
+    }
+    let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("rank: this model scores texts"), "{error}");
+}
+
+/// q8_0 has steps of 1/127 of the largest of 32 weights, an error of 1/254 of it at most and of
+/// 1/440 in the mean square; inputs are rounded alike. Of the sums, about as large as one product,
+/// that is below 1%, in each of six products of two layers: 3% of a vector of length 1.
+#[test]
+fn converted_files_have_the_vectors_of_their_folders() {
+    for name in EMBEDDERS {
+        let golden = golden(&folder(name).join("golden.json"));
+        let path = std::env::temp_dir().join(format!("kvant-{name}-{}.gguf", std::process::id()));
+        let own = open_file(folder(name)).unwrap();
+        for (dtype, bound) in [(DType::F32, MAX_ERROR), (DType::Q8_0, 0.03)] {
+            quantize(&own, &path, dtype, &mut |_| ()).unwrap();
+            let model = Model::open_with(&path, options()).unwrap();
+            let error = max_error(&model, &golden);
+            assert!(error <= bound, "{name} {dtype}: {error}");
+            let converted = OpenOptions { weights: Some(dtype), ..options() };
+            let error = max_error(&Model::open_with(folder(name), converted).unwrap(), &golden);
+            assert!(error <= bound, "{name} as {dtype}: {error}");
+        }
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+fn refusal<T>(result: Result<T, Error>) -> String {
+    match result {
+        Err(error @ Error::Model(ModelError::TextEncoder { .. })) => error.to_string(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("not refused"),
+    }
+}
+
+#[test]
+fn encoders_have_no_sessions_and_say_so_in_one_line() {
+    const LINE: &str = "a text encoder ('bert'), which embeds or ranks texts and generates none";
+    let model = Model::open_with(folder("bert"), options()).unwrap();
+    assert!(model.is_encoder());
+    assert_eq!(refusal(model.session(SessionOptions::default())), LINE);
+    assert_eq!(refusal(model.check_generates()), LINE);
+    let needs = OpenOptions { needs: Requirements::ChatTemplate, ..options() };
+    assert_eq!(refusal(Model::open_with(folder("bert"), needs)), LINE);
+    let config = kvant::Config::from_gguf(&open_file(folder("bert")).unwrap());
+    assert_eq!(config.unwrap_err().to_string(), LINE);
+}
+
+#[test]
+fn options_of_models_that_generate_are_refused() {
+    let error = |options| Model::open_with(folder("bert"), options).unwrap_err().to_string();
+    let device = "cuda".parse::<kvant::DeviceChoice>().unwrap().into();
+    assert_eq!(
+        error(OpenOptions { device, ..options() }),
+        "device: expected cpu for a text encoder: other devices lack bidirectional attention, got cuda:0"
+    );
+    let error_of_layers = error(OpenOptions { n_gpu_layers: Some(2), ..options() });
+    assert!(error_of_layers.starts_with("n_gpu_layers: expected 0"), "{error_of_layers}");
+    let draft = Some(std::sync::Arc::new(Model::bundled_file().unwrap()));
+    assert_eq!(error(OpenOptions { draft, ..options() }), "draft: expected none for a text encoder, got one");
+    assert_eq!(
+        error(OpenOptions { maps_experts: true, ..options() }),
+        "maps_experts: expected none for a text encoder, got one"
+    );
+}
+
+/// The file of an encoder with other values for some keys, without the tensors that `drops` names.
+fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
+    let own = open_file(folder(name)).unwrap();
+    let mut writer = GgufWriter::with_meta(own.meta()).unwrap();
+    for (key, value) in changes {
+        writer.set(key, value.clone()).unwrap();
+    }
+    let kept = || own.tensors().iter().filter(|info| info.name != drops);
+    for info in kept() {
+        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let copied = writer.write_to::<GgufError>(&mut bytes, |data| {
+        kept().try_for_each(|info| data.bytes(&info.name, &own.data(info)))
+    });
+    copied.unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+#[test]
+fn unsound_files_are_refused_by_name() {
+    let error = |name, key, value: GgufValue<'_>| {
+        let file = changed(name, &[(key, value)], "");
+        Model::from_gguf(file, options()).unwrap_err().to_string()
+    };
+    for (name, key, value, complaint) in [
+        (
+            "bert",
+            "bert.attention.head_count",
+            5_u32.into(),
+            "bert.attention.head_count: expected a divisor of 32",
+        ),
+        ("bert", "bert.attention.head_count", 0_u32.into(), "expected a positive number, got 0"),
+        ("bert", "bert.block_count", 1_000_000_u32.into(), "expected at most one layer for each of"),
+        ("bert", "bert.block_count", 1_u32.into(), "not supported yet: tensor 'blk.1."),
+        ("bert", "bert.block_count", 3_u32.into(), "blk.2."),
+        (
+            "bert",
+            "bert.context_length",
+            2_000_000_000_u32.into(),
+            "tensor 'position_embd.weight': expected shape",
+        ),
+        (
+            "bert",
+            "bert.context_length",
+            20_u32.into(),
+            "kvant.encoder.max_tokens: expected 2 to the 20 positions",
+        ),
+        ("bert", "kvant.encoder.max_tokens", 1_u32.into(), "kvant.encoder.max_tokens: expected 2 to"),
+        ("bert", "bert.attention.causal", true.into(), "bert.attention.causal: expected false in an encoder"),
+        ("bert", "bert.attention.layer_norm_epsilon", f32::NAN.into(), "expected a finite number"),
+        ("mpnet", "mpnet.attention.relative_buckets_count", 30_u32.into(), "expected a multiple of 4"),
+        ("nomic-bert", "nomic-bert.rope.freq_base", 0.5_f32.into(), "expected a number from 1 on"),
+        ("nomic-bert", "nomic-bert.rope.scaling.type", "yarn".into(), "RoPE scaling of an encoder"),
+    ] {
+        let error = error(name, key, value);
+        assert!(error.contains(complaint), "{key}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    for name in ["token_embd.weight", "position_embd.weight", "token_embd_norm.bias", "blk.0.ffn_up.weight"] {
+        let error = Model::from_gguf(changed("bert", &[], name), options()).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn unsupported_pooling_is_an_error_of_embedding() {
+    for (pooling, complaint) in [(4_u32, "rank: this model scores texts"), (9, "got 9")] {
+        let file = changed("bert", &[("bert.pooling_type", pooling.into())], "");
+        let model = Model::from_gguf(file, options()).unwrap();
+        let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(complaint), "{error}");
+        assert!(model.scorer().is_err());
+    }
+}
