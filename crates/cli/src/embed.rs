@@ -1,8 +1,9 @@
 //! `kvant embed`: prints embeddings of texts, or their scores for a query.
 
+use std::io::Write;
+
 use clap::Args;
 use kvant::{EmbedOptions, KvOptions, Pooling, Requirements};
-use serde_json::{Value, json};
 
 use crate::args::model::ModelArgs;
 use crate::console;
@@ -40,19 +41,20 @@ pub fn embed(mut args: EmbedArgs) -> Result<(), Failure> {
     let requirements = ModelRequirements { needs, takes_encoders: true, ..Default::default() };
     let model = args.model.open_with(false, requirements)?;
     let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
-    let results: Vec<Value> = match &args.query {
+    // Lists of `f32` have its digits, values of JSON those of `f64`.
+    let line = |result: serde_json::Result<String>| {
+        writeln!(console::results(), "{}", result.expect("numbers are plain JSON"))
+    };
+    match &args.query {
         Some(query) => {
             let scores = model.rerank(query, &texts, &KvOptions::default())?;
-            scores.into_iter().map(|score| json!(score)).collect()
+            scores.iter().try_for_each(|score| line(serde_json::to_string(score)))?;
         }
         None => {
             let (pooling, dimensions) = (args.pooling, args.dimensions);
             let vectors = model.embed(&texts, &EmbedOptions { pooling, dimensions, ..Default::default() })?;
-            vectors.into_iter().map(|vector| json!(vector)).collect()
+            vectors.iter().try_for_each(|vector| line(serde_json::to_string(vector)))?;
         }
-    };
-    for result in results {
-        console::print(format_args!("{result}\n"))?;
     }
     Ok(())
 }

@@ -316,7 +316,11 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         origins: args.cors_origin,
         allowed_hosts: args.allowed_host,
     };
-    let (device, is_encoder) = (model.device().name, model.is_encoder());
+    let device = model.device().name;
+    let encoder_example = model.is_encoder().then(|| match model.scorer() {
+        Ok(_) => ("/v1/rerank", r#"{"query":"What sleeps?","documents":["A cat sleeps.","x"]}"#),
+        Err(_) => ("/v1/embeddings", r#"{"input":"A cat sleeps."}"#),
+    });
     let scheme = if served.tls.is_some() { "https" } else { "http" };
     let requires_key = !served.api_keys.is_empty();
     let ready = |listening: Listening| {
@@ -330,10 +334,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));
         let budget = output::bytes(budget);
         let grpc = grpc.map_or_else(String::new, |address| format!("gRPC {address} | "));
-        if is_encoder {
+        if let Some((path, body)) = encoder_example {
             console::eprint_line(format_args!(
                 "{name} on {device} | text encoder | {grpc}{scheme}://{address}\n\
-                 curl {scheme}://{address}/v1/embeddings -H 'Content-Type: application/json' -d '{{\"input\":\"A cat sleeps.\"}}'"
+                 curl {scheme}://{address}{path} -H 'Content-Type: application/json' -d '{body}'"
             ));
             return;
         }

@@ -25,7 +25,7 @@ use crate::runtime::{
 };
 
 /// Rows per batch, unless one text has more: enough to occupy the products of all cores.
-const MAX_ROWS: usize = 4096;
+const MAX_ROWS: usize = 1024;
 
 /// The encoder of a model. It runs on the CPU.
 pub(crate) struct TextEncoder {

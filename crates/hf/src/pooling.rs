@@ -17,8 +17,8 @@ const POOLING_MODES: [(&str, &str, u32); 3] = [
     ("pooling_mode_lasttoken", "lasttoken", 3),
 ];
 
-/// Writes the pooling type of a model of `arch`; no key if the folder has no pooling module. Returns
-/// whether it has one.
+/// Writes the pooling type of a model of `arch`; no key if the folder has no pooling module.
+/// Returns whether it has one.
 ///
 /// # Errors
 /// An unknown pooling mode, or a path outside of the folder.

@@ -1,9 +1,10 @@
 //! The vocabulary, its special tokens and chat templates.
 //!
-//! Two kinds are supported in models that generate, and WordPiece in text encoders. *Byte-level BPE* encodes bytes in GPT-2's alphabet and merges by rank;
-//! GGUF stores its merges. *BPE with byte fallback* marks spaces like SentencePiece; GGUF stores a
-//! score for each token and joins the pair of the highest, so the score is the rank of the token's
-//! merge. For Gemma 4, GGUF stores the merges as well.
+//! Two kinds are supported in models that generate, and WordPiece in text encoders (`words`).
+//! *Byte-level BPE* encodes bytes in GPT-2's alphabet and merges by rank; GGUF stores its merges.
+//! *BPE with byte fallback* marks spaces like SentencePiece; GGUF stores a score for each token and
+//! joins the pair of the highest, so the score is the rank of the token's merge. For Gemma 4, GGUF
+//! stores the merges as well.
 
 use std::collections::HashMap;
 

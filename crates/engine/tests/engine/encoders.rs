@@ -191,6 +191,11 @@ fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
     for (key, value) in changes {
         writer.set(key, value.clone()).unwrap();
     }
+    written(writer, &own, drops)
+}
+
+/// The file of these keys with the tensors of another, except one.
+fn written(mut writer: GgufWriter, own: &Gguf, drops: &str) -> Gguf {
     let kept = || own.tensors().iter().filter(|info| info.name != drops);
     for info in kept() {
         writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
@@ -201,6 +206,32 @@ fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
     });
     copied.unwrap();
     Gguf::from_bytes(bytes).unwrap()
+}
+
+/// llama.cpp's converter writes the marks as CLS and SEP alone, and none of Kvant's keys.
+#[test]
+fn files_of_llama_cpp_have_the_same_vectors() {
+    for name in ["bert", "bert-cls", "nomic-bert"] {
+        let own = open_file(folder(name)).unwrap();
+        let mut writer = GgufWriter::new();
+        let is_ours = |key: &str| {
+            let marks = ["bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token"];
+            key.starts_with("kvant.") || marks.iter().any(|mark| key == format!("tokenizer.ggml.{mark}"))
+        };
+        for (key, value) in own.meta().iter() {
+            if !is_ours(key) {
+                writer.set(key, value).unwrap();
+            }
+        }
+        let texts = ["A cat sleeps on the mat.", "", "Zürich, naïve café"];
+        let vectors = |file| {
+            let model = Model::from_gguf(file, options()).unwrap();
+            model.embed(&texts, &EmbedOptions::default()).unwrap()
+        };
+        let file = written(writer, &own, "");
+        assert!(file.meta().value("kvant.encoder.max_tokens").is_none());
+        assert_eq!(vectors(file), vectors(own), "{name}");
+    }
 }
 
 #[test]

@@ -18,8 +18,8 @@ use super::vocab::Vocab;
 /// Chinese characters, in BERT's sense: each is a word of its own.
 const CHINESE: &str = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}";
 
-/// Characters of the longest word that is covered by tokens, as in BERT's own tokenizer: longer ones
-/// are unknown.
+/// Characters of the longest word that is covered by tokens, as in BERT's own tokenizer: longer
+/// ones are unknown.
 const MAX_WORD: usize = 100;
 
 /// Normalization of a text.
