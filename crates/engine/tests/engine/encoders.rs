@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant::{
     DType, EmbedOptions, Error, Gguf, KvOptions, Model, ModelError, OpenOptions, Requirements,
@@ -87,6 +88,10 @@ fn vectors_of_real_models_equal_the_reference() {
         check_tokens(&model, &golden);
         let error = max_error(&model, &golden);
         assert!(error <= MAX_ERROR, "{name}: {error}");
+        // The error of one of 384 values or more is smaller than in the tiny models.
+        let converted = OpenOptions { weights: Some(DType::Q8_0), ..options() };
+        let error = max_error(&Model::open_with(&folder, converted).unwrap(), &golden);
+        assert!(error <= 0.02, "{name} as q8_0: {error}");
     }
 }
 
@@ -288,5 +293,126 @@ fn unsupported_pooling_is_an_error_of_embedding() {
         let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
         assert!(error.contains(complaint), "{error}");
         assert!(model.scorer().is_err());
+    }
+}
+
+/// A copy of a folder with a changed JSON file.
+struct ChangedFolder(PathBuf);
+
+impl ChangedFolder {
+    fn new(name: &str, file: &str, change: impl FnOnce(&mut Value)) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kvant-encoder-{}-{number}", std::process::id()));
+        fs::create_dir_all(path.join("1_Pooling")).unwrap();
+        let files =
+            ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json"];
+        for file in files.into_iter().chain(["sentence_bert_config.json", "1_Pooling/config.json"]) {
+            fs::copy(folder(name).join(file), path.join(file)).unwrap();
+        }
+        let mut value = golden(&path.join(file));
+        change(&mut value);
+        fs::write(path.join(file), value.to_string()).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for ChangedFolder {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn unsupported_folders_are_refused_by_their_key() {
+    for (name, file, pointer, value, complaint) in [
+        (
+            "bert",
+            "config.json",
+            "/hidden_act",
+            json!("gelu_new"),
+            "'hidden_act': expected gelu, got gelu_new",
+        ),
+        (
+            "bert",
+            "config.json",
+            "/position_embedding_type",
+            json!("relative_key"),
+            "'position_embedding_type'",
+        ),
+        ("bert", "config.json", "/is_decoder", json!(true), "'is_decoder': expected false, got true"),
+        ("bert", "config.json", "/quantization_config", json!({}), "quantized weights of a text encoder"),
+        ("bert", "config.json", "/hidden_size", json!(0), "'hidden_size': expected a number from 1 on"),
+        ("bert", "config.json", "/num_hidden_layers", json!(1), "tensor 'encoder.layer.1"),
+        ("bert", "config.json", "/hidden_size", json!(16), "expected rows of 16 values"),
+        ("mpnet", "config.json", "/max_position_embeddings", json!(3), "'max_position_embeddings'"),
+        (
+            "nomic-bert",
+            "config.json",
+            "/rope_parameters/rope_type",
+            json!("dynamic"),
+            "'rope_type': expected default",
+        ),
+        ("nomic-bert", "config.json", "/prenorm", json!(true), "'prenorm': expected false, got true"),
+        ("nomic-bert", "config.json", "/head_dim", json!(8), "'head_dim': expected 32 / 2, got 8"),
+        ("bert", "tokenizer.json", "/model/type", json!("BPE"), "'type': expected WordPiece, got BPE"),
+        (
+            "bert",
+            "tokenizer.json",
+            "/model/max_input_chars_per_word",
+            json!(50),
+            "'max_input_chars_per_word'",
+        ),
+        ("bert", "tokenizer.json", "/model/continuing_subword_prefix", json!("@@"), "expected ##, got @@"),
+        ("bert", "tokenizer.json", "/normalizer/type", json!("NFC"), "WordPiece without a BertNormalizer"),
+        ("bert", "tokenizer.json", "/normalizer/clean_text", json!(false), "'clean_text': expected true"),
+        ("bert", "tokenizer.json", "/pre_tokenizer/type", json!("Whitespace"), "Whitespace"),
+        (
+            "bert",
+            "tokenizer.json",
+            "/post_processor",
+            json!(null),
+            "a post-processor that puts no known marks",
+        ),
+        (
+            "bert",
+            "modules.json",
+            "/2/type",
+            json!("models.Dense"),
+            "'type': expected Transformer, Pooling, Normalize",
+        ),
+        (
+            "bert",
+            "sentence_bert_config.json",
+            "/max_seq_length",
+            json!(1),
+            "'max_seq_length': expected a number from 2",
+        ),
+        (
+            "bert",
+            "1_Pooling/config.json",
+            "/pooling_mode_cls_token",
+            json!(true),
+            "expected one mode, got several",
+        ),
+    ] {
+        let changed = ChangedFolder::new(name, file, |all| {
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            all.pointer_mut(parent).unwrap_or_else(|| panic!("{file}: no {parent}"))[key] = value;
+        });
+        let error = open_file(&changed.0).err().unwrap_or_else(|| panic!("{pointer} is taken")).to_string();
+        assert!(error.contains(complaint) && !error.contains('\n'), "{pointer}: {error}");
+    }
+}
+
+#[test]
+fn texts_end_at_the_longest_of_the_folder() {
+    let limits = "sentence_bert_config.json";
+    for (limit, expected) in [(json!(10), 10), (json!(100_000), 160), (json!(null), 160)] {
+        let changed = ChangedFolder::new("bert", limits, |all| all["max_seq_length"] = limit);
+        let model = Model::open_with(&changed.0, options()).unwrap();
+        let tokens = model.embedding_tokens(&"cat ".repeat(500)).unwrap();
+        assert_eq!((tokens.len(), model.config().n_ctx_train), (expected, expected));
+        assert_eq!(tokens.last(), model.embedding_tokens("").unwrap().last());
     }
 }
