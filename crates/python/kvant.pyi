@@ -53,8 +53,8 @@ class Model:
         dimensions: Optional[int] = None,
         kv: Union[str, Tuple[str, str]] = "f16",
     ) -> "list[list[float]]":
-        """Returns an embedding with L2 norm 1 for each text. `pooling` is mean or last (None: that of
-        the file, or last); `dimensions` keeps the first values; `kv` is the KV-cache type."""
+        """Returns an embedding with L2 norm 1 for each text. `pooling` is mean, last or, in a text
+        encoder, cls (None: that of the file, or last, in a text encoder mean); `dimensions` keeps the first values; `kv` is the KV-cache type."""
     def tokens(self, prompt: Prompt) -> "list[int]":
         """Returns the token ids of a prompt."""
     def text(self, tokens: Sequence[int]) -> str:

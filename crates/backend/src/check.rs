@@ -202,12 +202,18 @@ pub(crate) fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
 pub(crate) fn check_attend_all<B: Buffer>(
     windows: &[usize],
     heads: Heads,
+    bias: Option<&B>,
     [q, k, v]: [&B; 3],
     out: &B,
 ) -> Result<()> {
     const OP: &str = "attend_all";
     BackendError::check_at_least(OP, "values of a head", 1, heads.dim)?;
     let rows: usize = windows.iter().sum();
+    if let Some(bias) = bias {
+        let n_distances = windows.iter().max().map_or(0, |&n| n.saturating_mul(2).saturating_sub(1));
+        let len = n_distances.saturating_mul(heads.n);
+        BackendError::check_at_least(OP, "length of the bias", len, bias.n_values())?;
+    }
     let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
     [q, k, v, out]
         .iter()

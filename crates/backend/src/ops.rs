@@ -376,20 +376,23 @@ ops! {
     ) -> Result<()>
         where check_attend(params, parts, [q, out], sinks, step_tiles);
 
-    /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the
-    /// first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`: bidirectional attention
-    /// within windows, without a cache. `windows` gives the rows of each, which are consecutive. A
-    /// device without a kernel for it returns an error.
+    /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h] + b[h, s - r]) v[s, h]` for each
+    /// head h of the first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`:
+    /// bidirectional attention within windows, without a cache. `windows` gives the rows of each,
+    /// which are consecutive. b is 0, or relative position biases (arXiv 1910.10683): with n the
+    /// rows of the longest window, `bias` `[heads.n, 2 n - 1]` has b of the distances from 1 - n to
+    /// n - 1. A device without a kernel for it returns an error.
     fn attend_bidirectional(
         &self,
         windows: &[usize],
         heads: Heads,
         scale: f32,
+        bias: Option<&Self::Buffer>,
         qkv: [&Self::Buffer; 3],
         out: &mut Self::Buffer,
     ) -> Result<()>
-        where check_attend_all(windows, heads, qkv, out) => {
-        _ = (windows, heads, scale, qkv, out);
+        where check_attend_all(windows, heads, bias, qkv, out) => {
+        _ = (windows, heads, scale, bias, qkv, out);
         let (wanted, has) = ("bidirectional attention".to_owned(), "causal attention".to_owned());
         Err(BackendError::Unsupported { op: "attend_all", requested: wanted, has })
     };

@@ -235,8 +235,8 @@ size_t kvant_model_n_embd(const kvant_model *model);
 
 // Computes the embedding of a text, with L2 norm 1, for search and comparison. Names of special
 // tokens in the text are parsed as those tokens. Writes the first `capacity` of
-// `kvant_model_n_embd` values. `pooling` is `mean` or `last`; NULL is the pooling of the model's
-// file, or else `last`.
+// `kvant_model_n_embd` values. `pooling` is `mean`, `last` or, in a text encoder, `cls`; NULL is
+// the pooling of the model's file, or else `last`, in a text encoder `mean`.
 kvant_status kvant_model_embed(const kvant_model *model,
                                const char *prompt,
                                const char *pooling,

@@ -90,7 +90,7 @@ static void texts_have_embeddings(const kvant_model *model) {
         HOLDS(fabsf(length - 1) < 1e-5f);
     }
     HOLDS(memcmp(vectors, vectors + n_embd, n_embd * sizeof *vectors) != 0);
-    HOLDS(refused(kvant_model_embed(model, "x", "cls", vectors, n_embd, &error), KVANT_STATUS_REFUSED, "mean or last"));
+    HOLDS(refused(kvant_model_embed(model, "x", "cls", vectors, n_embd, &error), KVANT_STATUS_REFUSED, "cls, the first"));
     HOLDS(refused(kvant_model_embed(model, "", NULL, vectors, n_embd, &error), KVANT_STATUS_REFUSED, "prompt is empty"));
     HOLDS(refused(kvant_model_embed(model, "x", NULL, NULL, n_embd, &error), KVANT_STATUS_ARGUMENT, "values"));
     free(vectors);

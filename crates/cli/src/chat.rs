@@ -79,7 +79,13 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     let vision = Some(VisionOptions { args: &args.vision, is_needed: !args.image.is_empty() });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let requirements = ModelRequirements { needs: Requirements::ChatTemplate, chat_template, draft, vision };
+    let requirements = ModelRequirements {
+        needs: Requirements::ChatTemplate,
+        chat_template,
+        draft,
+        vision,
+        ..Default::default()
+    };
     let model = args.model.open_with(false, requirements)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;

@@ -3,7 +3,9 @@
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
-use crate::{bench, chat, completions, convert, doctor, eval, inspect, log, plan, quantize, run, serve};
+use crate::{
+    bench, chat, completions, convert, doctor, embed, eval, inspect, log, plan, quantize, run, serve,
+};
 
 /// Run large language models on a compressed KV cache.
 #[derive(Parser)]
@@ -26,6 +28,8 @@ pub enum Command {
     Chat(chat::ChatArgs),
     /// Serve OpenAI-compatible requests, with continuous batching
     Serve(Box<serve::ServeArgs>),
+    /// Print embeddings of texts, or their scores for a query
+    Embed(embed::EmbedArgs),
     /// Show the contents of a GGUF file and the size of its KV cache
     Inspect(inspect::InspectArgs),
     /// Show the machine's capabilities and the kernel of each type
@@ -52,6 +56,7 @@ pub fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::chat(args),
         Command::Serve(args) => serve::run(*args),
+        Command::Embed(args) => embed::embed(args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Bench(args) => bench::bench(args),

@@ -14,6 +14,7 @@ mod completions;
 mod console;
 mod convert;
 mod doctor;
+mod embed;
 mod env_var;
 mod eval;
 mod failure;

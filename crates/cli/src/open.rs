@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvant::chat::builtin;
-use kvant::{DeviceChoice, Error, Gguf, LoraFile, Model, OpenOptions, Requirements, devices, open_lora};
+use kvant::{
+    Config, DeviceChoice, Error, Gguf, LoraFile, Model, OpenOptions, Requirements, devices, open_lora,
+};
 
 use crate::args::decode::DraftArgs;
 use crate::args::lora::{LoraArgs, Scaled, short};
@@ -25,6 +27,8 @@ pub struct ModelRequirements<'a> {
     pub draft: Option<&'a DraftArgs>,
     /// Options of the vision encoder.
     pub vision: Option<VisionOptions<'a>>,
+    /// Whether the command takes text encoders, which embed or rank texts and generate none.
+    pub takes_encoders: bool,
 }
 
 impl ModelArgs {
@@ -37,15 +41,18 @@ impl ModelArgs {
     pub fn load_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
         let (place, lora) = (self.place.named(model), LoraArgs::default());
         let other = Self { place, weights: None, lora, ..self.clone() };
-        other.open(quiet)
+        other.open_with(quiet, ModelRequirements { takes_encoders: true, ..Default::default() })
     }
 
     /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
     /// before the weights are loaded.
     pub fn open_with(&self, quiet: bool, requirements: ModelRequirements<'_>) -> Result<Model, Failure> {
-        let ModelRequirements { needs, chat_template, draft, vision } = requirements;
+        let ModelRequirements { needs, chat_template, draft, vision, takes_encoders } = requirements;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
+        if !takes_encoders {
+            Config::from_gguf(&gguf).map_err(Error::from)?;
+        }
         let draft_tokens = draft.filter(|draft| draft.draft_max != Some(0));
         let mtp = draft_tokens.is_some();
         let draft = draft_tokens.and_then(|draft| draft.model_draft.as_ref());

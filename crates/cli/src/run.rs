@@ -105,7 +105,9 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     // Without images, no vision encoder is needed.
     let vision = (!args.image.is_empty()).then_some(VisionOptions { args: &args.vision, is_needed: true });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let model = args.model.open_with(quiet, ModelRequirements { needs, chat_template, draft, vision })?;
+    let model = args
+        .model
+        .open_with(quiet, ModelRequirements { needs, chat_template, draft, vision, ..Default::default() })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let ResolvedCache { options: session_options, auto } = args.cache.resolve(session_options, &model)?;

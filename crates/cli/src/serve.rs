@@ -79,9 +79,9 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(i64).range(-1..)
     )]
     reasoning_budget: i64,
-    /// Pooling of the hidden states into an embedding: their mean, or the last token's [default: as
-    /// in the model's file, or last]
-    #[arg(long, value_name = "mean|last", env = "KVANT_POOLING")]
+    /// Pooling of the hidden states into an embedding: their mean, the last token's or, in a text
+    /// encoder, the first one's [default: as in the model's file, or last, in a text encoder mean]
+    #[arg(long, value_name = "mean|last|cls", env = "KVANT_POOLING")]
     pooling: Option<Pooling>,
     #[command(flatten)]
     draft: DraftArgs,
@@ -263,7 +263,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     args.sampling.params()?;
     let vision = Some(VisionOptions { args: &args.vision, is_needed: false });
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
-    let requirements = ModelRequirements { needs: Requirements::Tokenizer, chat_template, draft, vision };
+    let takes_encoders = true;
+    let needs = Requirements::Tokenizer;
+    let requirements = ModelRequirements { needs, chat_template, draft, vision, takes_encoders };
     let model = args.model.open_with(false, requirements)?;
     let (drawing, recommended) = sampling_defaults(&args.sampling, &model)?;
     let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
@@ -315,6 +317,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         allowed_hosts: args.allowed_host,
     };
     let device = model.device().name;
+    let encoder_example = model.is_encoder().then(|| match model.scorer() {
+        Ok(_) => ("/v1/rerank", r#"{"query":"What sleeps?","documents":["A cat sleeps.","x"]}"#),
+        Err(_) => ("/v1/embeddings", r#"{"input":"A cat sleeps."}"#),
+    });
     let scheme = if served.tls.is_some() { "https" } else { "http" };
     let requires_key = !served.api_keys.is_empty();
     let ready = |listening: Listening| {
@@ -328,6 +334,13 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));
         let budget = output::bytes(budget);
         let grpc = grpc.map_or_else(String::new, |address| format!("gRPC {address} | "));
+        if let Some((path, body)) = encoder_example {
+            console::eprint_line(format_args!(
+                "{name} on {device} | text encoder | {grpc}{scheme}://{address}\n\
+                 curl {scheme}://{address}{path} -H 'Content-Type: application/json' -d '{body}'"
+            ));
+            return;
+        }
         console::eprint_line(format_args!(
             "{name} on {device} | KV {kv}{auto}, up to {budget} | {recommended}{grpc}{scheme}://{address}\n\
              curl {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"

@@ -17,8 +17,10 @@ const TEXTS_AT_ONCE: usize = 32;
 pub enum Pooling {
     /// The mean of all tokens.
     Mean,
-    /// The last token, which alone attends to all others.
+    /// The last token, which alone attends to all others in a model that generates.
     Last,
+    /// The first token: a mark that attends to all others, in text encoders alone.
+    Cls,
 }
 
 impl fmt::Display for Pooling {
@@ -26,6 +28,7 @@ impl fmt::Display for Pooling {
         f.write_str(match self {
             Self::Mean => "mean",
             Self::Last => "last",
+            Self::Cls => "cls",
         })
     }
 }
@@ -37,13 +40,18 @@ impl FromStr for Pooling {
         match text {
             "mean" => Ok(Self::Mean),
             "last" => Ok(Self::Last),
+            "cls" => Ok(Self::Cls),
             other => Err(unknown(other)),
         }
     }
 }
 
 fn unknown(got: &str) -> Error {
-    Error::Setting { name: "pooling", expected: "mean or last".to_owned(), got: got.to_owned() }
+    Error::Setting {
+        name: "pooling",
+        expected: "mean, last, or cls in a text encoder".to_owned(),
+        got: got.to_owned(),
+    }
 }
 
 /// A running pool of hidden states `[n_embd]`: the output of the last layer, normalized as before
@@ -53,14 +61,23 @@ pub struct HiddenStatePool {
     pooling: Pooling,
     /// Tokens pooled so far.
     n: usize,
-    /// The sum of their hidden states, or the last of them, `[n_embd]`.
+    /// The sum of their hidden states, or one of them, `[n_embd]`.
     sum: Vec<f64>,
+    /// The mark between two texts, where each input is a pair of texts: see [`Reranker`].
+    ///
+    /// [`Reranker`]: crate::Reranker
+    pub(crate) of_pairs: Option<u32>,
 }
 
 impl HiddenStatePool {
     /// Creates an empty pool for hidden states of `model`.
     pub fn new(model: &Model, pooling: Pooling) -> Self {
-        Self { pooling, n: 0, sum: vec![0.0; model.config().n_embd] }
+        Self { pooling, n: 0, sum: vec![0.0; model.config().n_embd], of_pairs: None }
+    }
+
+    /// Reads each input as a pair of texts, with this mark behind each.
+    pub(crate) fn with_pairs(self, mark: u32) -> Self {
+        Self { of_pairs: Some(mark), ..self }
     }
 
     /// Adds the hidden states `[n_embd]` of the tokens from position `at` on. Tokens that were
@@ -68,7 +85,11 @@ impl HiddenStatePool {
     pub(crate) fn add_states<'s>(&mut self, at: usize, states: impl Iterator<Item = &'s [f32]>) {
         for state in states.skip(self.n.saturating_sub(at)) {
             for (sum, &value) in self.sum.iter_mut().zip(state) {
-                *sum = f64::from(value) + if self.pooling == Pooling::Mean { *sum } else { 0.0 };
+                match self.pooling {
+                    Pooling::Mean => *sum += f64::from(value),
+                    Pooling::Cls if self.n > 0 => {}
+                    Pooling::Cls | Pooling::Last => *sum = f64::from(value),
+                }
             }
             self.n += 1;
         }
@@ -120,15 +141,18 @@ pub struct EmbedOptions {
 }
 
 impl Model {
-    /// Returns the pooling that the file declares, or else [`Pooling::Last`].
+    /// Returns the pooling that the file declares, or else [`Pooling::Last`], in a text encoder
+    /// [`Pooling::Mean`].
     ///
     /// # Errors
     /// A file that declares an unsupported pooling.
     pub fn pooling(&self) -> Result<Pooling, Error> {
         match self.pooling_type()? {
+            None | Some(0) if self.is_encoder() => Ok(Pooling::Mean),
             None | Some(0 | 3) => Ok(Pooling::Last),
             Some(1) => Ok(Pooling::Mean),
-            Some(2) => Err(unknown("cls, the first token: it attends to no other in this model")),
+            Some(2) if self.is_encoder() => Ok(Pooling::Cls),
+            Some(2) => Err(unknown(CLS)),
             Some(4) => Err(unknown("rank: this model scores texts")),
             Some(other) => Err(unknown(&other.to_string())),
         }
@@ -142,11 +166,15 @@ impl Model {
     }
 
     /// Returns the tokens of a complete text, with the tokens that the vocabulary adds before and
-    /// after it. Models with last-token pooling have their end-of-text token there.
+    /// after it. Models with last-token pooling have their end-of-text token there. A text encoder
+    /// does not read a text beyond its [longest](kvant_model::Config::n_ctx_train).
     ///
     /// # Errors
     /// When there is no tokenizer or the text cannot be encoded.
     pub fn embedding_tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
+        if let Some(encoder) = self.encoder() {
+            return encoder.tokens(self.tokenizer()?, &[text], Special::Parse);
+        }
         Ok(self.tokenizer()?.encode(text, Special::Parse, true)?)
     }
 
@@ -154,23 +182,54 @@ impl Model {
     /// parsed as those tokens.
     ///
     /// # Errors
-    /// No tokenizer; an empty text, or one beyond the model's context; invalid options; a device
-    /// error.
+    /// No tokenizer; an empty text, or one beyond the model's context, in models that generate;
+    /// invalid options; a device error.
     pub fn embed(&self, texts: &[&str], options: &EmbedOptions) -> Result<Vec<Vec<f32>>, Error> {
         let pooling = options.pooling.map_or_else(|| self.pooling(), Ok)?;
         let tokens = texts.iter().map(|text| self.embedding_tokens(text));
-        let pooled = self.pooled(&tokens.collect::<Result<Vec<_>, _>>()?, pooling, &options.kv)?;
+        let empty = HiddenStatePool::new(self, pooling);
+        let pooled = self.pooled(&tokens.collect::<Result<Vec<_>, _>>()?, &empty, &options.kv)?;
         pooled.iter().map(|pooled| pooled.embedding(options.dimensions)).collect()
     }
 
-    /// Pools each text, in batches.
+    /// Rejects a pooling that needs attention in both directions, unless the model has it.
+    ///
+    /// # Errors
+    /// [`Pooling::Cls`] of a model that is no text encoder.
+    pub fn check_pooling(&self, pooling: Pooling) -> Result<(), Error> {
+        if pooling == Pooling::Cls && !self.is_encoder() { Err(unknown(CLS)) } else { Ok(()) }
+    }
+
+    /// Pools each text of a [text encoder](Self::is_encoder), in batches, from a copy of `empty`.
+    ///
+    /// # Errors
+    /// A model that generates, whose texts are steps of a session; a text without tokens or beyond
+    /// the model's positions; a device error.
+    pub fn pool_encoded(
+        &self,
+        texts: &[Vec<u32>],
+        empty: &HiddenStatePool,
+    ) -> Result<Vec<HiddenStatePool>, Error> {
+        let encoder = self.encoder().ok_or_else(|| Error::Setting {
+            name: "model",
+            expected: "a text encoder".to_owned(),
+            got: self.config().family.name.to_owned(),
+        })?;
+        encoder.pooled(texts, empty)
+    }
+
+    /// Pools each text, in batches, from a copy of `empty`.
     pub(crate) fn pooled(
         &self,
         texts: &[Vec<u32>],
-        pooling: Pooling,
+        empty: &HiddenStatePool,
         kv: &KvOptions,
     ) -> Result<Vec<HiddenStatePool>, Error> {
-        let mut all = vec![HiddenStatePool::new(self, pooling); texts.len()];
+        if self.is_encoder() {
+            return self.pool_encoded(texts, empty);
+        }
+        self.check_pooling(empty.pooling)?;
+        let mut all = vec![empty.clone(); texts.len()];
         for (texts, pooled) in texts.chunks(TEXTS_AT_ONCE).zip(all.chunks_mut(TEXTS_AT_ONCE)) {
             let session = |_| self.session(SessionOptions { n_ctx: None, kv: kv.clone() });
             let mut sessions: Vec<Session> = texts.iter().map(session).collect::<Result<_, _>>()?;
@@ -184,6 +243,8 @@ impl Model {
         Ok(all)
     }
 }
+
+const CLS: &str = "cls, the first token: it attends to no other in this model";
 
 #[cfg(test)]
 mod tests {
@@ -302,6 +363,9 @@ mod tests {
         assert_eq!([None, Some(0), Some(3)].map(pooling), [(); 3].map(|()| Ok(Pooling::Last)));
         assert_eq!(pooling(Some(1)), Ok(Pooling::Mean));
         let refused = pooling(Some(4)).unwrap_err();
-        assert_eq!(refused, "pooling: expected mean or last, got rank: this model scores texts");
+        assert_eq!(
+            refused,
+            "pooling: expected mean, last, or cls in a text encoder, got rank: this model scores texts"
+        );
     }
 }

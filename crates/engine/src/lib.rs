@@ -223,6 +223,7 @@ mod context_file;
 pub mod devices;
 mod draft;
 mod embed;
+mod encoder;
 mod error;
 mod fingerprint;
 mod generation;

@@ -13,13 +13,15 @@ use kvant_generate::sampling_defaults::SamplingDefaults;
 use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
-use kvant_model::{Config, LayerRange, Lora};
+use kvant_model::encoder::EncoderConfig;
+use kvant_model::{Config, LayerRange, Lora, ModelError};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::bundled::POCKET;
 use crate::devices::{self, DeviceList, Placement};
+use crate::encoder::TextEncoder;
 use crate::error::Error;
 use crate::runtime::{LoadedModel, Sequence};
 use crate::session::{Session, SessionOptions};
@@ -123,6 +125,8 @@ struct Inner {
     loaded: Arc<dyn LoadedModel>,
     draft: Option<Model>,
     vision: Option<VisionModel>,
+    /// The model itself where it is a text encoder.
+    encoder: Option<Arc<TextEncoder>>,
     gguf: Arc<Gguf>,
     /// The tokenizer and the chat template, or why the file has no usable one: such a model still
     /// runs on token ids.
@@ -197,6 +201,9 @@ impl Model {
     /// As [`Model::open`].
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
+        if EncoderConfig::is_encoder(&gguf) {
+            return Self::open_encoder(gguf, options);
+        }
         let mut config = Config::from_gguf(&gguf)?;
         let (statistics, text) = join(
             || config.weight_statistics(&gguf).map(Arc::new),
@@ -247,12 +254,44 @@ impl Model {
                 loaded,
                 draft,
                 vision,
+                encoder: None,
                 gguf,
                 tokenizer,
                 template,
                 weights,
                 loras: options.loras,
                 maps_experts: options.maps_experts,
+                prefill_precision: options.prefill_precision,
+                fingerprint: OnceLock::new(),
+                compiler: OnceLock::new(),
+            }),
+        })
+    }
+
+    /// Loads a text encoder.
+    fn open_encoder(gguf: Arc<Gguf>, options: OpenOptions<'_>) -> Result<Self, Error> {
+        if options.needs == Requirements::ChatTemplate {
+            let arch = gguf.meta().get::<&str>("general.architecture")?.to_owned();
+            return Err(ModelError::TextEncoder { arch }.into());
+        }
+        let (tokenizer, template) = load_text(&gguf, options.chat_template.as_deref(), options.needs)?;
+        let weights = options.weights.map(weight_type).transpose()?;
+        let encoder = Arc::new(TextEncoder::load(&gguf, &options)?);
+        if let Some(progress) = options.progress {
+            progress(1.0);
+        }
+        Ok(Self {
+            inner: Arc::new(Inner {
+                loaded: Arc::clone(&encoder) as Arc<dyn LoadedModel>,
+                draft: None,
+                vision: None,
+                encoder: Some(encoder),
+                gguf,
+                tokenizer,
+                template,
+                weights,
+                loras: Vec::new(),
+                maps_experts: false,
                 prefill_precision: options.prefill_precision,
                 fingerprint: OnceLock::new(),
                 compiler: OnceLock::new(),
@@ -267,6 +306,7 @@ impl Model {
                 loaded,
                 draft: None,
                 vision: None,
+                encoder: None,
                 gguf,
                 tokenizer: Err("none: a draft model shares that of its target".to_owned()),
                 template: Err(TemplateError::Missing),
@@ -507,6 +547,10 @@ impl Model {
 
     pub(crate) fn vision(&self) -> Option<&VisionModel> {
         self.inner.vision.as_ref()
+    }
+
+    pub(crate) fn encoder(&self) -> Option<&TextEncoder> {
+        self.inner.encoder.as_deref()
     }
 
     pub(crate) fn loaded(&self) -> &Arc<dyn LoadedModel> {

@@ -1,12 +1,14 @@
-//! Reranking: relevance scores of documents for a query, with reranker models (Qwen3-Reranker).
-//! Their head has two rows in place of the output matrix, one of which stands for "yes".
+//! Reranking: relevance scores of documents for a query, with reranker models. The head of a model
+//! that generates (Qwen3-Reranker) has two rows in place of the output matrix, one of which stands
+//! for "yes". A cross-encoder (arXiv 1901.04085) reads query and document as a pair of texts, and
+//! its head scores the first token.
 
 use std::ops::Range;
 
 use kvant_model::SCORE_HEAD as HEAD;
 use kvant_text::tokenizer::Special;
 
-use crate::embed::Pooling;
+use crate::embed::{HiddenStatePool, Pooling};
 use crate::error::Error;
 use crate::model::Model;
 use crate::session::KvOptions;
@@ -17,9 +19,26 @@ const RANK: u32 = 4;
 const TEMPLATE: &str = "tokenizer.chat_template.rerank";
 const PLACES: [&str; 2] = ["{query}", "{document}"];
 
-/// The scoring head and prompt template of a reranker.
+/// The scorer of a reranker.
 #[derive(Debug, Clone)]
 pub struct Reranker {
+    form: Form,
+}
+
+#[derive(Debug, Clone)]
+enum Form {
+    /// A prompt, and the answer to it.
+    Answers(AnswerHead),
+    /// A pair of texts for the head of a text encoder, with this mark behind each.
+    Pairs {
+        /// The mark.
+        mark: u32,
+    },
+}
+
+/// The scoring head and prompt template of a model that generates.
+#[derive(Debug, Clone)]
+struct AnswerHead {
     template: String,
     /// A row for each answer, the first for "yes", `[n_out, n_embd]`.
     head: Vec<f32>,
@@ -35,8 +54,17 @@ impl Model {
         let refused = |expected: String, got: String| Err(Error::Setting { name: "model", expected, got });
         let (gguf, pooling) = (self.gguf(), self.pooling_type()?.unwrap_or(0));
         if pooling != RANK {
-            let expected = format!("one that scores documents (pooling_type {RANK}, as Qwen3-Reranker has)");
+            let expected = format!(
+                "one that scores documents (pooling_type {RANK}, as Qwen3-Reranker and cross-encoders have)"
+            );
             return refused(expected, format!("one of pooling_type {pooling}"));
+        }
+        if let Some(encoder) = self.encoder() {
+            let mark = self.tokenizer()?.eos();
+            return match mark.filter(|_| encoder.has_classifier()) {
+                Some(mark) => Ok(Reranker { form: Form::Pairs { mark } }),
+                None => refused("a head (cls.output) and a mark behind a text".to_owned(), "none".to_owned()),
+            };
         }
         let (view, n_embd) = (gguf.tensor(HEAD)?, self.config().n_embd);
         if !matches!(view.info.shape[..], [width, n] if width == n_embd && n >= 2) {
@@ -52,7 +80,7 @@ impl Model {
         if let Some(place) = PLACES.iter().find(|place| !template.contains(**place)) {
             return refused(format!("{place} in {TEMPLATE}"), "none".to_owned());
         }
-        Ok(Reranker { template: template.to_owned(), head, n_embd })
+        Ok(Reranker { form: Form::Answers(AnswerHead { template: template.to_owned(), head, n_embd }) })
     }
 
     /// Returns the probability that each document answers the query, from 0 to 1. `kv` sets the
@@ -64,18 +92,63 @@ impl Model {
         let scorer = self.scorer()?;
         let prompts = documents.iter().map(|document| scorer.prompt(self, query, document));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
-        let pooled = self.pooled(&prompts, Pooling::Last, kv)?;
-        pooled.iter().map(|pooled| Ok(scorer.score(&pooled.vector()?))).collect()
+        let pooled = self.pooled(&prompts, &scorer.pool(self), kv)?;
+        pooled.iter().map(|pooled| scorer.score(self, &pooled.vector()?)).collect()
     }
 }
 
 impl Reranker {
-    /// Returns the prompt tokens of a document, whose last hidden state gives its score. Special
-    /// tokens come from the template alone; those spelled in a query or a document are plain text.
+    /// Returns the empty pool of a prompt: of the hidden state that gives its score.
+    pub fn pool(&self, model: &Model) -> HiddenStatePool {
+        match self.form {
+            Form::Answers(_) => HiddenStatePool::new(model, Pooling::Last),
+            Form::Pairs { mark } => HiddenStatePool::new(model, Pooling::Cls).with_pairs(mark),
+        }
+    }
+
+    /// Returns the prompt tokens of a document. Special tokens come from the template alone; those
+    /// spelled in a query or a document are plain text. A text encoder reads a pair of texts up to
+    /// its longest, and does not read the rest of the longer one.
     ///
     /// # Errors
     /// No tokenizer, or a text that cannot be encoded.
     pub fn prompt(&self, model: &Model, query: &str, document: &str) -> Result<Vec<u32>, Error> {
+        match (&self.form, model.encoder()) {
+            (Form::Answers(head), _) => head.prompt(model, query, document),
+            (Form::Pairs { .. }, Some(encoder)) => {
+                encoder.tokens(model.tokenizer()?, &[query, document], Special::AsText)
+            }
+            (Form::Pairs { .. }, None) => Err(other_model()),
+        }
+    }
+
+    /// Returns the score of a prompt by its [pooled](Self::pool) hidden state `[n_embd]`: the
+    /// probability of "yes", from 0 to 1, or that of the logit of a text encoder.
+    ///
+    /// # Errors
+    /// A device error; a text encoder whose score is not a number.
+    pub fn score(&self, model: &Model, state: &[f32]) -> Result<f32, Error> {
+        match (&self.form, model.encoder()) {
+            (Form::Answers(head), _) => Ok(head.score(state)),
+            (Form::Pairs { .. }, Some(encoder)) => {
+                let logit = encoder.score(state)?;
+                if logit.is_nan() {
+                    return Err(Error::StateNotFinite { index: 0, got: logit });
+                }
+                Ok((1.0 / (1.0 + (-f64::from(logit)).exp())) as f32)
+            }
+            (Form::Pairs { .. }, None) => Err(other_model()),
+        }
+    }
+}
+
+fn other_model() -> Error {
+    let (expected, got) = ("the text encoder of this reranker".to_owned(), "another model".to_owned());
+    Error::Setting { name: "model", expected, got }
+}
+
+impl AnswerHead {
+    fn prompt(&self, model: &Model, query: &str, document: &str) -> Result<Vec<u32>, Error> {
         let (mut text, mut own): (String, Vec<Range<usize>>) = Default::default();
         let mut rest = self.template.as_str();
         let next = |rest: &str| {
@@ -94,7 +167,7 @@ impl Reranker {
 
     /// Returns the probability of "yes", from 0 to 1, for the hidden state `[n_embd]` of the last
     /// token.
-    pub fn score(&self, state: &[f32]) -> f32 {
+    fn score(&self, state: &[f32]) -> f32 {
         let rows = self.head.chunks_exact(self.n_embd);
         let dot =
             |row: &[f32]| row.iter().zip(state).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
@@ -188,7 +261,7 @@ mod tests {
 
     #[test]
     fn scores_of_extreme_states_are_finite() {
-        let scorer = Reranker { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
+        let scorer = AnswerHead { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
         assert_eq!([[1e4, -1e4], [-1e4, 1e4], [3.0, 3.0]].map(|state| scorer.score(&state)), [1.0, 0.0, 0.5]);
     }
 }

@@ -54,6 +54,7 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(model: Model, options: SessionOptions) -> Result<Self, Error> {
+        model.check_generates()?;
         let room = options.n_ctx.map_or(ContextSize::UpTo(model.config().n_ctx_train), ContextSize::Exactly);
         if let ContextSize::Exactly(n_ctx) = room {
             check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;

@@ -571,12 +571,10 @@ impl Family {
 
 /// Returns the names of all families, without their common suffixes.
 fn known() -> String {
-    let mut names: Vec<_> = FAMILIES
-        .iter()
-        .map(|family| {
-            family.class.trim_end_matches("ForCausalLM").trim_end_matches("ForConditionalGeneration")
-        })
-        .collect();
+    let decoders = FAMILIES.iter().map(|family| {
+        family.class.trim_end_matches("ForCausalLM").trim_end_matches("ForConditionalGeneration")
+    });
+    let mut names: Vec<_> = decoders.chain(crate::encoder::classes()).collect();
     names.sort_unstable();
     names.dedup();
     names.join(", ")

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod encoder;
 mod error;
 mod family;
 mod folder;
@@ -37,6 +38,7 @@ use kvant_gguf::{Gguf, GgufWriter, printable_path};
 pub use adapter::{ADAPTER_FILES, is_adapter, open_adapter};
 pub use error::HfError;
 
+use encoder::EncoderFamily;
 use family::{Family, Layers};
 use folder::Folder;
 use quantized::Method;
@@ -63,6 +65,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     std::fs::metadata(path).map_err(|source| HfError::File { path: path.to_owned(), source })?;
     let mut folder = Folder::new(path);
     let config = folder.json(CONFIG)?.ok_or_else(|| no_model(path))?;
+    if let Some(family) = EncoderFamily::of(config.object()?) {
+        return encoder::open(family, config.object()?, folder, &name(path));
+    }
     let quantization = Method::of(config.object()?)?;
     let family = Family::of(config.object()?)?;
     let config = if family.is_multimodal { config.with_nested("text_config") } else { config };
@@ -74,7 +79,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     }
     let mut writer = GgufWriter::new();
     let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;
-    pooling::write(&mut writer, &mut folder, family)?;
+    pooling::write(&mut writer, &mut folder, family.arch)?;
     let mut tensors = tensors::plan(&shards, family, &sizes)?;
     for (name, divisors) in scaling::write(&mut writer, config, family, &sizes)? {
         tensors.add_constant(name, &divisors);

@@ -6,7 +6,6 @@ use std::path::{Component, Path};
 use kvant_gguf::GgufWriter;
 
 use crate::error::HfError;
-use crate::family::Family;
 use crate::folder::{Folder, Object};
 
 const MODULES: &str = "modules.json";
@@ -18,12 +17,13 @@ const POOLING_MODES: [(&str, &str, u32); 3] = [
     ("pooling_mode_lasttoken", "lasttoken", 3),
 ];
 
-/// Writes the pooling type; no key if the folder has no pooling module.
+/// Writes the pooling type of a model of `arch`; no key if the folder has no pooling module.
+/// Returns whether it has one.
 ///
 /// # Errors
 /// An unknown pooling mode, or a path outside of the folder.
-pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Family) -> Result<(), HfError> {
-    let Some(modules) = folder.json(MODULES)? else { return Ok(()) };
+pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, arch: &str) -> Result<bool, HfError> {
+    let Some(modules) = folder.json(MODULES)? else { return Ok(false) };
     for module in modules.list()? {
         if module.find_str("type")?.is_some_and(|kind| kind.ends_with("Pooling")) {
             let path = module.find_str("path")?.unwrap_or_default();
@@ -32,7 +32,24 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Famil
                 return Err(module.bad("path", "a folder in this one", format!("\"{path}\"")));
             }
             let Some(config) = folder.json(&format!("{path}/config.json"))? else { continue };
-            return Ok(writer.set(&format!("{}.pooling_type", family.arch), pooling_type(config.object()?)?)?);
+            writer.set(&format!("{arch}.pooling_type"), pooling_type(config.object()?)?)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Rejects modules of an encoder that its embeddings would lack. Normalization is always applied.
+///
+/// # Errors
+/// A module that is none of the model, pooling and normalization.
+pub(crate) fn check_modules(folder: &mut Folder) -> Result<(), HfError> {
+    const KNOWN: [&str; 3] = ["Transformer", "Pooling", "Normalize"];
+    let Some(modules) = folder.json(MODULES)? else { return Ok(()) };
+    for module in modules.list()? {
+        let kind = module.find_str("type")?.unwrap_or_default();
+        if !KNOWN.iter().any(|known| kind.ends_with(known)) {
+            return Err(module.bad("type", KNOWN.join(", "), format!("\"{kind}\"")));
         }
     }
     Ok(())
@@ -41,6 +58,11 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Famil
 /// Returns the pooling mode of a module's configuration.
 fn pooling_type(config: Object<'_>) -> Result<u32, HfError> {
     let named = config.find_str("pooling_mode")?;
+    let is_on =
+        |(key, value): (&String, &serde_json::Value)| key.starts_with("pooling_mode_") && value == true;
+    if config.map.iter().filter(|flag| is_on(*flag)).count() > 1 {
+        return Err(config.bad("pooling_mode", "one mode", "several, whose vectors would be joined"));
+    }
     for (flag, name, number) in POOLING_MODES {
         if config.find_bool(flag)?.unwrap_or(named == Some(name)) {
             return Ok(number);

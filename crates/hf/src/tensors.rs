@@ -472,6 +472,11 @@ fn heads(
 }
 
 impl Tensors {
+    /// Collects tensors by their names.
+    pub fn new(all: Vec<(TensorKey, Recipe)>) -> Self {
+        Self { all: all.into_iter().collect() }
+    }
+
     /// Adds a constant tensor that is not stored in the folder.
     pub fn add_constant(&mut self, name: &str, values: &[f32]) {
         self.all.insert((0, name.to_owned()), Recipe::constant(values));

@@ -1,9 +1,10 @@
 //! The vocabulary, its special tokens and chat templates.
 //!
-//! Two kinds are supported. *Byte-level BPE* encodes bytes in GPT-2's alphabet and merges by rank;
-//! GGUF stores its merges. *BPE with byte fallback* marks spaces like SentencePiece; GGUF stores a
-//! score for each token and joins the pair of the highest, so the score is the rank of the token's
-//! merge. For Gemma 4, GGUF stores the merges as well.
+//! Two kinds are supported in models that generate, and WordPiece in text encoders (`words`).
+//! *Byte-level BPE* encodes bytes in GPT-2's alphabet and merges by rank; GGUF stores its merges.
+//! *BPE with byte fallback* marks spaces like SentencePiece; GGUF stores a score for each token and
+//! joins the pair of the highest, so the score is the rank of the token's merge. For Gemma 4, GGUF
+//! stores the merges as well.
 
 use std::collections::HashMap;
 
@@ -17,6 +18,9 @@ use crate::pretokenizer;
 mod added;
 mod normalizer;
 mod templates;
+mod words;
+
+pub(crate) use words::write_words;
 
 use added::AddedTokens;
 use normalizer::Normalizer;
@@ -74,7 +78,7 @@ pub(crate) fn write(
         return Ok(());
     };
     let file = file.object()?;
-    let mut vocab = Vocab::read(file, n_vocab)?;
+    let mut vocab = Vocab::read(file, n_vocab, "BPE")?;
     if model_settings.keeps_merges {
         let seen = TEXT_TOKENS.iter().filter_map(|text| vocab.id(text)).collect::<Vec<_>>();
         seen.into_iter().for_each(|id| vocab.kinds[id as usize] = USER_DEFINED);
@@ -106,11 +110,12 @@ struct Vocab {
 }
 
 impl Vocab {
-    fn read(file: Object<'_>, n_vocab: usize) -> Result<Self, HfError> {
+    /// Reads the vocabulary of a model of this kind.
+    fn read(file: Object<'_>, n_vocab: usize, expected: &str) -> Result<Self, HfError> {
         let model = file.object("model")?;
         let kind = model.find_str("type")?.unwrap_or("BPE");
-        if kind != "BPE" {
-            return Err(model.bad("type", "BPE", kind));
+        if kind != expected {
+            return Err(model.bad("type", expected, kind));
         }
         let has_fallback = model.find_bool("byte_fallback")?.unwrap_or(false);
         let unknown = model.find_str("unk_token")?;

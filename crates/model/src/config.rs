@@ -20,6 +20,7 @@ pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
+use crate::encoder::EncoderConfig;
 use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale};
 use crate::rope::Rope;
 
@@ -175,6 +176,9 @@ impl Config {
         if arch == "clip" {
             return Err(ModelError::Encoder);
         }
+        if EncoderConfig::is_encoder(gguf) {
+            return Err(ModelError::TextEncoder { arch: arch.to_owned() });
+        }
         let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };
         refuse_embedding_models(&keys)?;
@@ -268,6 +272,28 @@ impl Config {
         config.read_factors(&keys)?;
         config.mtp = config.find_mtp(gguf);
         Ok(config)
+    }
+
+    /// Returns the hyper-parameters of an encoder as far as a decoder has them: without layers, as
+    /// it caches nothing.
+    pub fn of_encoder(encoder: &EncoderConfig) -> Self {
+        Self {
+            family: encoder.family,
+            n_embd: encoder.n_embd,
+            layers: Vec::new(),
+            n_mtp: 0,
+            mtp: None,
+            norm_eps: encoder.eps,
+            after_eps: encoder.eps,
+            output_norm: NormKind::Layer,
+            n_ctx_train: encoder.max_tokens,
+            ropes: Vec::new(),
+            embedding_scale: 1.0,
+            logit_scale: 1.0,
+            logit_soft_cap: None,
+            per_layer_embedding_size: None,
+            statistics: None,
+        }
     }
 
     /// Returns the MTP layer after the last decoder layer, if the file has a supported one.
@@ -430,17 +456,17 @@ fn scale_of(scale: Scale, n_layers: usize, n_embd: usize, heads: KvLayerShape) -
 /// Key of the width of the per-layer embeddings.
 pub(crate) const PER_LAYER: &str = "embedding_length_per_layer_input";
 /// Reads `{arch}.key` values.
-struct Keys<'a> {
-    gguf: &'a Gguf,
-    arch: &'a str,
+pub(crate) struct Keys<'a> {
+    pub(crate) gguf: &'a Gguf,
+    pub(crate) arch: &'a str,
 }
 
 impl Keys<'_> {
-    fn key(&self, key: &str) -> String {
+    pub(crate) fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.arch)
     }
 
-    fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.gguf.meta().value(&self.key(key)).is_some()
     }
 
@@ -451,7 +477,7 @@ impl Keys<'_> {
     }
 
     /// Reads a size from 1 to 2³¹.
-    fn size(&self, key: &str) -> Result<usize, ModelError> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize, ModelError> {
         let value: u32 = self.gguf.meta().get(&self.key(key))?;
         match value {
             1..=0x7fff_ffff => Ok(value as usize),
@@ -459,7 +485,7 @@ impl Keys<'_> {
         }
     }
 
-    fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
+    pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
         if self.has(key) { self.size(key) } else { Ok(default) }
     }
 
@@ -491,11 +517,11 @@ impl Keys<'_> {
     }
 
     /// Reads a number, 0 if absent.
-    fn count(&self, key: &str) -> Result<usize, ModelError> {
+    pub(crate) fn count(&self, key: &str) -> Result<usize, ModelError> {
         Ok(self.gguf.meta().find::<u32>(&self.key(key))?.unwrap_or(0) as usize)
     }
 
-    fn float(&self, key: &str) -> Result<f32, ModelError> {
+    pub(crate) fn float(&self, key: &str) -> Result<f32, ModelError> {
         let value: f32 = self.gguf.meta().get(&self.key(key))?;
         if value.is_finite() && value >= 0.0 {
             Ok(value)
@@ -504,7 +530,7 @@ impl Keys<'_> {
         }
     }
 
-    fn float_or(&self, key: &str, default: f32) -> Result<f32, ModelError> {
+    pub(crate) fn float_or(&self, key: &str, default: f32) -> Result<f32, ModelError> {
         if self.has(key) { self.float(key) } else { Ok(default) }
     }
 
@@ -513,7 +539,7 @@ impl Keys<'_> {
         self.positive_or(key, None)
     }
 
-    fn flag_or(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool, ModelError> {
         Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
     }
 
@@ -522,7 +548,7 @@ impl Keys<'_> {
         if self.has(key) { Ok(Some(self.float(key)?).filter(|&x| x > 0.0)) } else { Ok(default) }
     }
 
-    fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ModelError> {
+    pub(crate) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ModelError> {
         Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
     }
 
@@ -541,7 +567,7 @@ impl Keys<'_> {
         }
     }
 
-    fn bad(&self, key: &str, expected: &str, got: impl std::fmt::Display) -> ModelError {
+    pub(crate) fn bad(&self, key: &str, expected: &str, got: impl std::fmt::Display) -> ModelError {
         ModelError::Value { key: self.key(key), expected: expected.to_owned(), got: got.to_string() }
     }
 }

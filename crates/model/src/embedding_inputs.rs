@@ -85,7 +85,7 @@ struct State {
 
 impl SoftTokens {
     /// Creates an empty set, for a model whose embedding has rows `[n_vocab, n_embd]`.
-    pub(crate) fn new(n_vocab: usize, n_embd: usize) -> Self {
+    pub fn new(n_vocab: usize, n_embd: usize) -> Self {
         let state = State { next: u32::try_from(n_vocab).unwrap_or(u32::MAX), alive: BTreeMap::new() };
         Self { n_embd, n_vocab, state: Mutex::new(state) }
     }

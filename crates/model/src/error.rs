@@ -26,6 +26,12 @@ pub enum ModelError {
     /// The file is a vision encoder, not a language model.
     #[error("a vision encoder, which is not a language model")]
     Encoder,
+    /// The file is a text encoder, which generates nothing.
+    #[error("a text encoder ('{}'), which embeds or ranks texts and generates none", printable(.arch, 64))]
+    TextEncoder {
+        /// `general.architecture` of the file.
+        arch: String,
+    },
     /// A feature of the architecture that is not implemented.
     #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {

@@ -558,6 +558,13 @@ static FAMILIES: &[Family] = &[
     Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
 ];
 
+/// Names of the encoders, which have none of the other properties.
+pub(crate) static ENCODERS: &[Family] = &[
+    Family { name: "bert", ..LLAMA },
+    Family { name: "nomic-bert", ..LLAMA },
+    Family { name: "mpnet", ..LLAMA },
+];
+
 impl Family {
     /// Returns the family of this name.
     ///

@@ -7,8 +7,10 @@
 mod config;
 mod decoder;
 mod embedding_inputs;
+pub mod encoder;
 mod error;
 mod family;
+pub mod host_ops;
 mod lora;
 pub mod retype;
 mod rope;

@@ -153,6 +153,14 @@ class Generating(unittest.TestCase):
             with self.assertRaises(kvant.KvantError):
                 self.model.embed(texts, **refused)
 
+    def test_text_encoders_embed_and_have_no_sessions(self):
+        model = kvant.Model.open(CRATES / "engine/tests/encoders/bert", n_threads=2)
+        [vector] = model.embed(["A cat sleeps."])
+        self.assertLess(abs(math.hypot(*vector) - 1), 1e-5)
+        self.assertNotEqual(model.embed(["A cat sleeps."], pooling="cls"), [vector])
+        with self.assertRaisesRegex(kvant.KvantError, "a text encoder"):
+            model.session()
+
     def test_a_prompt_is_text_tokens_or_messages(self):
         text = "Once upon a time"
         tokens = self.model.tokens(text)

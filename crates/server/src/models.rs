@@ -237,7 +237,10 @@ impl ModelRegistry {
     fn start(&self, name: String, opened: OpenedModel) -> Result<LoadedModel, ServeError> {
         let (OpenedModel { model, kv, sampling: drawing }, options) = (opened, &self.options);
         let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
-        let n_ctx = model.session(session)?.n_ctx();
+        let n_ctx = match model.is_encoder() {
+            true => model.config().n_ctx_train,
+            false => model.session(session)?.n_ctx(),
+        };
         model.tokenizer()?;
         // Computed from the file while it is unchanged: saved caches are named by it.
         model.fingerprint();

@@ -2,6 +2,7 @@
 
 use kvant_gguf::{Array, FromValue, Gguf, GgufError};
 use kvant_model::ModelError;
+use kvant_model::host_ops::Activation;
 
 /// The projector: maps encoder outputs to soft tokens of the text model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,17 +44,6 @@ const PROJECTORS: [(&str, Projector); 6] = [
     ("qwen2.5vl_merger", Projector::Qwen25),
     ("qwen3vl_merger", Projector::Qwen3),
 ];
-
-/// Activation of a feed-forward layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Activation {
-    /// GELU in its tanh form.
-    GeluTanh,
-    /// Exact GELU (arXiv 1606.08415).
-    Gelu,
-    /// SiLU.
-    Silu,
-}
 
 /// Hyper-parameters of a vision encoder.
 #[derive(Debug, Clone, PartialEq)]

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, Heads, Pairing, RopeParams, limits};
 use kvant_gguf::Gguf;
+use kvant_model::host_ops::{Activation, activate, for_rows};
 
-use crate::config::{Activation, Config, Projector};
-use crate::cpu_ops::{activate, for_rows};
+use crate::config::{Config, Projector};
 use crate::weights::{Layer, Norm, NormAndBias, ProjectorWeights, Weights, all_rows};
 use crate::{Image, VisionError};
 
@@ -259,7 +259,7 @@ impl<B: Backend> VisionEncoder<B> {
             Some([every, _]) if !(index + 1).is_multiple_of(every) => &work.windows[..],
             _ => &all[..],
         };
-        device.attend_bidirectional(windows, heads, scale, work.qkv.each_ref(), &mut work.attn_out)?;
+        device.attend_bidirectional(windows, heads, scale, None, work.qkv.each_ref(), &mut work.attn_out)?;
         device.project(all_rows(&work.attn_out, n), &mut [layer.out.output(&mut work.x, true)])?;
         Ok(())
     }

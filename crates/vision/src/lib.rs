@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod cpu_ops;
 mod encoder;
 mod error;
 mod image;

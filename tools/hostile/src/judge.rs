@@ -106,7 +106,8 @@ fn wrong_files(case: &Case, code: i32) -> Option<String> {
     }
     let entries = fs::read_dir(&case.folder).ok()?;
     for path in entries.flatten().map(|entry| entry.path()) {
-        let is_known = case.files().iter().any(|(known, _)| *known == path);
+        // A folder is known by a file in it.
+        let is_known = case.files().iter().any(|(known, _)| known.starts_with(&path));
         if !is_known && !(is_output(&path) && (code == 0 || case.is_conversation)) && !is_given(&path) {
             return Some(format!("{} was left behind", path.display()));
         }

@@ -4,6 +4,7 @@ mod balance;
 mod chat;
 mod devices;
 mod drafts;
+mod encoders;
 mod files;
 mod folders;
 mod help;

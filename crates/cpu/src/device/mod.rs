@@ -17,7 +17,7 @@ use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
 use crate::ops::attend::{self, AttendArgs, Stage};
-use crate::ops::attend_bidirectional::{self, Window};
+use crate::ops::attend_bidirectional::{self, Bias, Window};
 use crate::ops::columns::copy_columns;
 use crate::ops::context::KernelContext;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
@@ -340,15 +340,18 @@ impl Kernels for CpuDevice {
         windows: &[usize],
         heads: Heads,
         scale: f32,
+        bias: Option<&CpuBuffer>,
         qkv: [&CpuBuffer; 3],
         out: &mut CpuBuffer,
     ) -> Result<()> {
+        let longest = windows.iter().copied().max().unwrap_or(0);
+        let bias = bias.map(|bias| Bias { values: bias.as_slice(), longest });
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
         let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
         let mut first = 0;
         for &rows in windows {
             let own = first..first + rows * heads.n * heads.dim;
-            let window = Window { rows, heads, scale };
+            let window = Window { rows, heads, scale, bias };
             let own_qkv = qkv.map(|x| &x[own.clone()]);
             let own_out = &mut out[own.clone()];
             attend_bidirectional::attend_bidirectional(self.context(scratch), window, own_qkv, own_out);

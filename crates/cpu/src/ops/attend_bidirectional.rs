@@ -1,5 +1,5 @@
 //! Bidirectional attention, in which each row sees all others: see
-//! [`kvant_backend::Backend::attend_all`].
+//! [`kvant_backend::Backend::attend_bidirectional`].
 //!
 //! The keys of a head are laid out so that a vector holds one dim of sixteen rows, the values so
 //! that one holds sixteen dims of one row. A thread processes a few rows at a time: all their
@@ -31,18 +31,37 @@ pub(crate) struct Scratch {
 
 /// Rows that see each other.
 #[derive(Clone, Copy)]
-pub(crate) struct Window {
+pub(crate) struct Window<'a> {
     pub rows: usize,
     pub heads: Heads,
     /// Factor on the scores.
     pub scale: f32,
+    /// Added to the scores.
+    pub bias: Option<Bias<'a>>,
+}
+
+/// Relative position biases.
+#[derive(Clone, Copy)]
+pub(crate) struct Bias<'a> {
+    /// `[heads, 2 longest - 1]`
+    pub values: &'a [f32],
+    /// Rows of the longest window, at least those of this one.
+    pub longest: usize,
+}
+
+impl<'a> Bias<'a> {
+    /// Returns the biases of a row of `head` with each of the `rows` rows of its window.
+    fn of_row(self, head: usize, row: usize, rows: usize) -> &'a [f32] {
+        let n_distances = 2 * self.longest - 1;
+        &self.values[head * n_distances + self.longest - 1 - row..][..rows]
+    }
 }
 
 /// Attends over the rows of a window of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have
 /// been checked.
 pub(crate) fn attend_bidirectional(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
-    Window { rows, heads, scale }: Window,
+    Window { rows, heads, scale, bias }: Window<'_>,
     [q, k, v]: [&[f32]; 3],
     out: &mut [f32],
 ) {
@@ -59,6 +78,10 @@ pub(crate) fn attend_bidirectional(
         for first in (first..rows.min(first + PER_ITEM)).step_by(ROWS) {
             let n = ROWS.min(rows - first);
             let mut queries = vec![0.0; ROWS * dim];
+            let biases = bias.map(|bias| {
+                let row = |row: usize| bias.of_row(head, (first + row).min(rows - 1), rows);
+                std::array::from_fn(row)
+            });
             for (row, query) in queries.chunks_exact_mut(dim).enumerate().take(n) {
                 let at = (first + row) * width + head * dim;
                 // The vector kernels have exp2, not exp.
@@ -69,6 +92,7 @@ pub(crate) fn attend_bidirectional(
                 rows,
                 dim,
                 queries: &queries,
+                biases,
                 keys: &keys[head * padded * dim..][..padded * dim],
                 values: &values[head * rows * wide..][..rows * wide],
                 scores: &mut scores,
@@ -116,6 +140,8 @@ struct RowGroup<'a> {
     dim: usize,
     /// `[ROWS, dim]`, times the factor of the scores.
     queries: &'a [f32],
+    /// Added to the scores of each row, `[ROWS, rows]`.
+    biases: Option<[&'a [f32]; ROWS]>,
     /// In the layout of [`Scratch`].
     keys: &'a [f32],
     values: &'a [f32],
@@ -170,6 +196,7 @@ impl RowGroup<'_> {
                 }
             }
         }
+        self.add_biases();
         let mut parts = [0.0; ROWS];
         for (scores, part) in self.scores.chunks_exact_mut(padded).zip(&mut parts) {
             scores[self.rows..].fill(f32::NEG_INFINITY);
@@ -195,8 +222,18 @@ impl RowGroup<'_> {
         }
     }
 
+    /// Adds the biases to the scores, which are in units of log2 e.
+    #[inline(always)]
+    fn add_biases(&mut self) {
+        let Some(biases) = &self.biases else { return };
+        let padded = self.scores.len() / ROWS;
+        for (scores, biases) in self.scores.chunks_exact_mut(padded).zip(biases) {
+            scores.iter_mut().zip(*biases).for_each(|(score, x)| *score += x * std::f32::consts::LOG2_E);
+        }
+    }
+
     /// Evaluates the equation.
-    fn run_scalar(self) {
+    fn run_scalar(mut self) {
         let (dim, padded, wide) = (self.dim, self.scores.len() / ROWS, self.out.len() / ROWS);
         for (row, scores) in self.scores.chunks_exact_mut(padded).enumerate() {
             let query = &self.queries[row * dim..][..dim];
@@ -204,6 +241,9 @@ impl RowGroup<'_> {
                 let block = &self.keys[key / LANES * LANES * dim..][..LANES * dim];
                 *score = query.iter().enumerate().map(|(i, q)| q * block[i * LANES + key % LANES]).sum();
             }
+        }
+        self.add_biases();
+        for (row, scores) in self.scores.chunks_exact_mut(padded).enumerate() {
             let scores = &mut scores[..self.rows];
             let max = scores.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
             scores.iter_mut().for_each(|x| *x = (*x - max).exp2());
@@ -243,14 +283,16 @@ mod tests {
     use crate::simd::isa::Isa;
 
     /// Evaluates the equation in f64, value by value.
-    fn reference(Window { rows, heads, scale }: Window, [q, k, v]: [&[f32]; 3]) -> Vec<f64> {
+    fn reference(Window { rows, heads, scale, bias }: Window<'_>, [q, k, v]: [&[f32]; 3]) -> Vec<f64> {
         let width = heads.n * heads.dim;
         let mut out = vec![0.0; rows * width];
         for (row, head) in (0..rows).flat_map(|row| (0..heads.n).map(move |head| (row, head))) {
             let at = |row: usize| row * width + head * heads.dim;
             let dot = |key: usize| -> f64 {
                 let pairs = q[at(row)..][..heads.dim].iter().zip(&k[at(key)..][..heads.dim]);
-                pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * f64::from(scale)
+                let dot = pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * f64::from(scale);
+                let distance = |bias: Bias<'_>| head * (2 * bias.longest - 1) + key + bias.longest - 1 - row;
+                dot + bias.map_or(0.0, |bias| f64::from(bias.values[distance(bias)]))
             };
             let scores: Vec<f64> = (0..rows).map(dot).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -270,28 +312,39 @@ mod tests {
     fn every_set_agrees_with_the_equation() {
         let mut random = Random::new(3);
         for (rows, n, dim) in [(1, 1, 1), (5, 2, 16), (17, 3, 20), (33, 1, 64), (64, 2, 72), (100, 1, 33)] {
-            let window = Window { rows, heads: Heads { n, dim }, scale: 1.0 / (dim as f32).sqrt() };
-            let mut values = || {
-                let mut values = vec![0.0; rows * n * dim];
+            let mut values = |n: usize| {
+                let mut values = vec![0.0; n];
                 random.fill_gaussian(&mut values, 2.0);
                 values
             };
-            let (q, k, v) = (values(), values(), values());
-            let want = reference(window, [&q, &k, &v]);
-            for isa in Isa::available() {
-                let run = |n_threads| {
-                    let mut out = vec![f32::NAN; q.len()];
-                    let pool = Pool::new(n_threads).unwrap();
-                    let context = KernelContext { isa, pool: &pool, scratch: &mut Scratch::default() };
-                    attend_bidirectional(context, window, [&q, &k, &v], &mut out);
-                    out
-                };
-                let got = run(1);
-                assert_eq!(got, run(3), "{isa:?}");
-                for (got, want) in got.iter().zip(&want) {
-                    let off = (f64::from(*got) - want).abs();
-                    assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {want}");
-                }
+            let (q, k, v) = (values(rows * n * dim), values(rows * n * dim), values(rows * n * dim));
+            // Other windows may be longer.
+            let longest = rows + 3;
+            let biases = values(n * (2 * longest - 1));
+            let scale = 1.0 / (dim as f32).sqrt();
+            for bias in [None, Some(Bias { values: &biases, longest })] {
+                let window = Window { rows, heads: Heads { n, dim }, scale, bias };
+                check(window, [&q, &k, &v]);
+            }
+        }
+    }
+
+    fn check(window: Window<'_>, qkv: [&[f32]; 3]) {
+        let Window { rows, heads: Heads { n, dim }, .. } = window;
+        let want = reference(window, qkv);
+        for isa in Isa::available() {
+            let run = |n_threads| {
+                let mut out = vec![f32::NAN; qkv[0].len()];
+                let pool = Pool::new(n_threads).unwrap();
+                let context = KernelContext { isa, pool: &pool, scratch: &mut Scratch::default() };
+                attend_bidirectional(context, window, qkv, &mut out);
+                out
+            };
+            let got = run(1);
+            assert_eq!(got, run(3), "{isa:?}");
+            for (got, want) in got.iter().zip(&want) {
+                let off = (f64::from(*got) - want).abs();
+                assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {want}");
             }
         }
     }

@@ -26,8 +26,8 @@ use kvant_model::{Config, Entry, LogitsFor, OnQueries, Position, SoftTokens};
 
 use crate::error::Error;
 
-use cache::CacheOps;
-use measure::Measure;
+pub(crate) use cache::CacheOps;
+pub(crate) use measure::Measure;
 
 pub(crate) use device_model::load;
 pub use measure::StageTime;

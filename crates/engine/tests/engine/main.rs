@@ -5,6 +5,7 @@
 mod adapter;
 mod answers;
 mod devices;
+mod encoders;
 mod experts;
 mod families;
 mod golden;

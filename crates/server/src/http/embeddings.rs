@@ -68,6 +68,7 @@ impl Server {
         caller: &Caller,
     ) -> Result<Embedded, ApiError> {
         let pooling = self.options.pooling.map_or_else(|| hosted.model.pooling(), Ok)?;
+        hosted.model.check_pooling(pooling)?;
         let empty = HiddenStatePool::new(&hosted.model, pooling);
         let dimensions = fields.get("dimensions", "a whole number")?;
         // Rejects too many dimensions before any text is read.
@@ -88,10 +89,30 @@ impl ServedModel {
         caller: &Caller,
     ) -> Result<Vec<HiddenStatePool>, ApiError> {
         self.check(&texts)?;
+        if self.model.is_encoder() {
+            return self.encoded(texts, empty.clone()).await;
+        }
         let stored = self.stored(&ModelOptions::read(fields)?, &caller.owner)?;
         let kind = CacheKey { spec: stored, owner: caller.owner.clone() };
         let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await
+    }
+
+    /// Pools the texts of a text encoder, which has no steps that requests could share.
+    async fn encoded(
+        &self,
+        texts: Vec<Vec<u32>>,
+        empty: HiddenStatePool,
+    ) -> Result<Vec<HiddenStatePool>, ApiError> {
+        self.blocking(move |model, client| {
+            let mut all = Vec::with_capacity(texts.len());
+            for texts in texts.chunks(AT_ONCE) {
+                client.check()?;
+                all.extend(model.pool_encoded(texts, &empty)?);
+            }
+            Ok(all)
+        })
+        .await
     }
 
     /// Pools the hidden states of a text.

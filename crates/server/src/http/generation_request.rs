@@ -85,6 +85,7 @@ enum Bias {
 
 impl GenerationRequest {
     pub fn read(fields: &Fields, defaults: &ServerSampling, hosted: &ServedModel) -> Result<Self, ApiError> {
+        hosted.model.check_generates()?;
         let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
         if !(1..=Answers::MAX).contains(&n) {
             return Err(ApiError::field("n", "a number from 1 to 128", n));

@@ -294,6 +294,14 @@ impl ServedModel {
         done.ok_or_else(|| ApiError::internal("an internal error while the prompt was read"))?
     }
 
+    /// Runs work of a text encoder on a blocking thread; it stops when the client disconnects.
+    pub async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Model, &ClientAlive) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.tokenize(0, work).await
+    }
+
     /// Tokenizes a text that may contain special tokens.
     pub async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
         self.tokenize(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await

@@ -138,8 +138,10 @@ pub(super) async fn show(
 /// Returns the capabilities of a model by ollama's names.
 fn capabilities(model: &Model) -> Vec<&'static str> {
     let template = model.chat_template().map(|template| template.source().to_owned()).unwrap_or_default();
+    let embeds = model.is_encoder();
     [
-        ("completion", true),
+        ("completion", !embeds),
+        ("embedding", embeds),
         ("tools", !template.is_empty()),
         ("thinking", ReasoningParser::of(&template, "") != ReasoningParser::none()),
         ("vision", model.supports_images()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use kvant::{HiddenStatePool, Pooling};
+use kvant::HiddenStatePool;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -39,10 +39,14 @@ pub(super) async fn rerank(
         })
         .await?;
     let n_tokens: usize = prompts.iter().map(Vec::len).sum();
-    let empty = HiddenStatePool::new(&hosted.model, Pooling::Last);
-    let pooled = hosted.pooled(prompts, &empty, &fields, &caller).await?;
-    let score = |pooled: &HiddenStatePool| Ok(scorer.score(&pooled.vector()?));
-    let scores = pooled.iter().map(score).collect::<Result<Vec<f32>, ApiError>>()?;
+    let pooled = hosted.pooled(prompts, &scorer.pool(&hosted.model), &fields, &caller).await?;
+    // Scores of a text encoder wait for its device.
+    let scores = hosted
+        .blocking(move |model, _| {
+            let score = |pooled: &HiddenStatePool| Ok(scorer.score(model, &pooled.vector()?)?);
+            pooled.iter().map(score).collect::<Result<Vec<f32>, ApiError>>()
+        })
+        .await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     let entry = |&index: &usize| {

@@ -237,3 +237,60 @@ fn invalid_embedding_fields_are_rejected_by_name() {
         assert!(status == 400 && answer.to_string().contains(why), "{path} {body}: {answer}");
     }
 }
+
+/// A tiny text encoder.
+fn encoder(name: &str) -> Model {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/encoders").join(name);
+    Model::open_with(folder, OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap()
+}
+
+#[test]
+fn text_encoders_embed_and_refuse_to_generate() {
+    let (model, texts) = (encoder("bert"), texts());
+    let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let expected = model.embed(&borrowed, &EmbedOptions::default()).unwrap();
+    let client = Client::at(serve_model(model, options()));
+    assert_eq!(embeddings(&client, &json!(texts)), expected);
+    let answer = post(&client, "/api/embed", &json!({ "input": texts[..2], "model": "any" }));
+    assert_eq!(numbers(&answer["embeddings"][1]), expected[1]);
+    // Positions, and a text without words, which models that generate refuse.
+    let models = post_get(&client, "/v1/models");
+    assert_eq!(models["data"][0]["max_model_len"], 150);
+    assert_eq!(embeddings(&client, &json!(""))[0].len(), 32);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "x" }] })),
+        ("/v1/completions", json!({ "prompt": "x" })),
+        ("/v1/responses", json!({ "input": "x" })),
+        ("/v1/messages", json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 2 })),
+        ("/completion", json!({ "prompt": "x" })),
+        ("/infill", json!({ "input_prefix": "x", "input_suffix": "y" })),
+        ("/api/generate", json!({ "prompt": "x", "stream": false })),
+        ("/api/chat", json!({ "messages": [{ "role": "user", "content": "x" }], "stream": false })),
+    ] {
+        let (status, answer) = client.post(path, &body);
+        let why = "a text encoder ('bert'), which embeds or ranks texts and generates none";
+        assert!(status == 400 && answer.to_string().contains(why), "{path}: {status} {answer}");
+    }
+    let (status, answer) = client.post("/v1/rerank", &json!({ "query": "x", "documents": ["y"] }));
+    assert!(status == 400 && answer.to_string().contains("one that scores documents"), "{answer}");
+}
+
+fn post_get(client: &Client, path: &str) -> Value {
+    let (status, answer) = client.get(path);
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+#[test]
+fn cross_encoders_rerank_as_the_library() {
+    let model = encoder("bert-ranker");
+    let documents = &texts()[..40];
+    let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
+    let expected = model.rerank("Which text", &borrowed, &options().kv).unwrap();
+    let client = Client::at(serve_model(model, options()));
+    let answer = post(&client, "/v1/rerank", &json!({ "query": "Which text", "documents": documents }));
+    for result in answer["results"].as_array().unwrap() {
+        let index = result["index"].as_u64().unwrap() as usize;
+        assert_eq!(result["relevance_score"].as_f64().unwrap() as f32, expected[index]);
+    }
+}

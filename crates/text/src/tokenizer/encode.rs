@@ -164,7 +164,8 @@ impl<'t> Encoding<'t> {
         let prefix = *add_space_prefix && self.after_special && !text.is_empty();
         self.after_special &= text.is_empty();
         // SentencePiece's alphabet does not distinguish a space from its mark.
-        let marked = *model != TokenizerModel::Gpt2 && text.contains(bytes::SPACE_MARK);
+        let is_marked = matches!(model, TokenizerModel::Llama | TokenizerModel::Gemma4);
+        let marked = is_marked && text.contains(bytes::SPACE_MARK);
         let mut text = text;
         if prefix || marked {
             self.spaced.clear();

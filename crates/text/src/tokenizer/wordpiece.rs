@@ -18,6 +18,10 @@ use super::vocab::Vocab;
 /// Chinese characters, in BERT's sense: each is a word of its own.
 const CHINESE: &str = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}";
 
+/// Characters of the longest word that is covered by tokens, as in BERT's own tokenizer: longer
+/// ones are unknown.
+const MAX_WORD: usize = 100;
+
 /// Normalization of a text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cleaning {
@@ -83,6 +87,11 @@ impl WordPiece {
     /// Appends the tokens of one word, given with its leading space.
     fn encode_word(&self, vocab: &Vocab, word: &str, out: &mut Vec<u32>) {
         let start = out.len();
+        // One more for the leading space.
+        if word.chars().nth(MAX_WORD + 1).is_some() {
+            out.push(self.unk);
+            return;
+        }
         let mut rest = word.as_bytes();
         while !rest.is_empty() {
             let fit = (1..=rest.len().min(self.longest))

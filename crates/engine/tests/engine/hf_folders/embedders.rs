@@ -50,7 +50,7 @@ fn embedding_folders_equal_their_base_and_declare_pooling() {
     let scratch = folder(&modules("1_Pooling"), &json!({ "pooling_mode_cls_token": true }));
     let model = Model::open_with(&scratch.0, options(None)).unwrap();
     let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
-    assert!(error.starts_with("pooling: expected mean or last, got cls"), "{error}");
+    assert!(error.starts_with("pooling: expected mean, last, or cls in a text encoder, got cls"), "{error}");
 }
 
 #[test]

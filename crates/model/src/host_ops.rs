@@ -1,15 +1,24 @@
-//! CPU operations between the matrix products of the encoder: plain loops that the compiler
-//! vectorizes, split over threads.
+//! Operations of encoders between their matrix products: plain loops over rows on the host, which
+//! the compiler vectorizes, split over threads.
 
 use std::thread;
 
-use crate::config::Activation;
+/// The activation of an encoder's feed-forward layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// GELU in its tanh form (arXiv 1606.08415).
+    GeluTanh,
+    /// GELU, `x Φ(x)`.
+    Gelu,
+    /// SiLU, `x / (1 + exp(-x))`.
+    Silu,
+}
 
 /// Minimum of values per thread.
 const SHARE: usize = 1 << 14;
 
 /// Passes whole rows of `values` `[.., row]` to `f`, on up to `n_threads` threads.
-pub(crate) fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl Fn(&mut [f32]) + Sync) {
+pub fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl Fn(&mut [f32]) + Sync) {
     let n_shares = n_threads.min(values.len() / SHARE).max(1);
     if n_shares == 1 {
         return values.chunks_exact_mut(row).for_each(f);
@@ -24,7 +33,7 @@ pub(crate) fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl
 }
 
 /// Applies an activation to a row.
-pub(crate) fn activate(row: &mut [f32], activation: Activation) {
+pub fn activate(row: &mut [f32], activation: Activation) {
     let [a, b] = kvant_backend::Activation::GELU;
     match activation {
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x *= sigmoid(*x * (a + b * *x * *x))),

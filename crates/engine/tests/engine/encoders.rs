@@ -1,0 +1,418 @@
+//! Text encoders (`tools/reference/encoders.py`): tiny random ones, whose vectors and scores are
+//! those of sentence-transformers and `transformers`, and real ones where they are present.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvant::{
+    DType, EmbedOptions, Error, Gguf, KvOptions, Model, ModelError, OpenOptions, Requirements,
+    SessionOptions, open_file,
+};
+use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
+use kvant_quantize::quantize;
+use serde_json::{Value, json};
+
+const EMBEDDERS: [&str; 4] = ["bert", "bert-cls", "mpnet", "nomic-bert"];
+const RANKER: &str = "bert-ranker";
+
+/// Vectors have length 1, and the reference computes in f32 as well: its sums of some hundred
+/// products in each of a dozen layers differ by several units of 6e-8 each.
+const MAX_ERROR: f32 = 1e-5;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/encoders").join(name)
+}
+
+fn golden(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+fn options() -> OpenOptions<'static> {
+    OpenOptions { n_threads: Some(2), ..Default::default() }
+}
+
+fn strings(values: &Value) -> Vec<&str> {
+    values.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+}
+
+fn floats(values: &Value) -> Vec<f32> {
+    values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32).collect()
+}
+
+/// Returns the largest difference of the vectors of a model from the golden ones; NaN if any is.
+fn max_error(model: &Model, golden: &Value) -> f32 {
+    let vectors = model.embed(&strings(&golden["texts"]), &EmbedOptions::default()).unwrap();
+    let want = golden["vectors"].as_array().unwrap();
+    assert_eq!(vectors.len(), want.len());
+    let pairs = vectors.iter().zip(want).flat_map(|(got, want)| {
+        let want = floats(want);
+        assert_eq!(got.len(), want.len());
+        got.clone().into_iter().zip(want)
+    });
+    let worse = |max: f32, (got, want): (f32, f32)| {
+        let off = (got - want).abs();
+        if off <= max { max } else { off }
+    };
+    pairs.fold(0.0, worse)
+}
+
+fn check_tokens(model: &Model, golden: &Value) {
+    for (text, want) in strings(&golden["texts"]).into_iter().zip(golden["tokens"].as_array().unwrap()) {
+        assert_eq!(json!(model.embedding_tokens(text).unwrap()), *want, "{text:?}");
+    }
+}
+
+#[test]
+fn vectors_equal_those_of_sentence_transformers() {
+    for name in EMBEDDERS {
+        let (model, golden) =
+            (Model::open_with(folder(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
+        check_tokens(&model, &golden);
+        let error = max_error(&model, &golden);
+        assert!(error <= MAX_ERROR, "{name}: {error}");
+    }
+}
+
+#[test]
+fn vectors_of_real_models_equal_the_reference() {
+    for name in ["minilm", "mpnet"] {
+        let folder =
+            PathBuf::from(std::env::var_os("KVANT_MODELS").unwrap_or("/tmp/models".into())).join(name);
+        let path = folder.join("kvant-golden.json");
+        if !path.is_file() {
+            eprintln!("skipped: no {} (tools/reference/encoders.py FOLDER)", path.display());
+            continue;
+        }
+        let (model, golden) = (Model::open_with(&folder, options()).unwrap(), golden(&path));
+        check_tokens(&model, &golden);
+        let error = max_error(&model, &golden);
+        assert!(error <= MAX_ERROR, "{name}: {error}");
+        // The error of one of 384 values or more is smaller than in the tiny models.
+        let converted = OpenOptions { weights: Some(DType::Q8_0), ..options() };
+        let error = max_error(&Model::open_with(&folder, converted).unwrap(), &golden);
+        assert!(error <= 0.02, "{name} as q8_0: {error}");
+    }
+}
+
+#[test]
+fn vectors_are_invariant_to_batch_and_threads() {
+    for name in EMBEDDERS {
+        let texts = golden(&folder(name).join("golden.json"));
+        let texts = strings(&texts["texts"]);
+        let together = Model::open_with(folder(name), options())
+            .unwrap()
+            .embed(&texts, &EmbedOptions::default())
+            .unwrap();
+        let alone = Model::open_with(folder(name), OpenOptions { n_threads: Some(1), ..options() }).unwrap();
+        for (text, want) in texts.into_iter().zip(together) {
+            assert_eq!(alone.embed(&[text], &EmbedOptions::default()).unwrap(), [want], "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn scores_of_pairs_equal_those_of_transformers() {
+    let (model, golden) =
+        (Model::open_with(folder(RANKER), options()).unwrap(), golden(&folder(RANKER).join("golden.json")));
+    let scores = floats(&golden["scores"]);
+    let [min, max] = [f32::min, f32::max].map(|of| scores.iter().copied().reduce(of).unwrap());
+    assert!(max - min > 0.3, "{scores:?}");
+    for (pair, want) in golden["pairs"].as_array().unwrap().iter().zip(scores) {
+        let pair = strings(pair);
+        let got = model.rerank(pair[0], &pair[1..], &KvOptions::default()).unwrap();
+        let want = 1.0 / (1.0 + (-want).exp());
+        assert!((got[0] - want).abs() <= MAX_ERROR, "{pair:?}: {got:?}, {want}");
+    }
+    let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("rank: this model scores texts"), "{error}");
+}
+
+/// q8_0 has steps of 1/127 of the largest of 32 weights, an error of 1/254 of it at most and of
+/// 1/440 in the mean square; inputs are rounded alike. Of the sums, about as large as one product,
+/// that is below 1%, in each of six products of two layers: 3% of a vector of length 1.
+#[test]
+fn converted_files_have_the_vectors_of_their_folders() {
+    for name in EMBEDDERS {
+        let golden = golden(&folder(name).join("golden.json"));
+        let path = std::env::temp_dir().join(format!("kvant-{name}-{}.gguf", std::process::id()));
+        let own = open_file(folder(name)).unwrap();
+        for (dtype, bound) in [(DType::F32, MAX_ERROR), (DType::Q8_0, 0.03)] {
+            quantize(&own, &path, dtype, &mut |_| ()).unwrap();
+            let model = Model::open_with(&path, options()).unwrap();
+            let error = max_error(&model, &golden);
+            assert!(error <= bound, "{name} {dtype}: {error}");
+            let converted = OpenOptions { weights: Some(dtype), ..options() };
+            let error = max_error(&Model::open_with(folder(name), converted).unwrap(), &golden);
+            assert!(error <= bound, "{name} as {dtype}: {error}");
+        }
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+fn refusal<T>(result: Result<T, Error>) -> String {
+    match result {
+        Err(error @ Error::Model(ModelError::TextEncoder { .. })) => error.to_string(),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("not refused"),
+    }
+}
+
+#[test]
+fn encoders_have_no_sessions_and_say_so_in_one_line() {
+    const LINE: &str = "a text encoder ('bert'), which embeds or ranks texts and generates none";
+    let model = Model::open_with(folder("bert"), options()).unwrap();
+    assert!(model.is_encoder());
+    assert_eq!(refusal(model.session(SessionOptions::default())), LINE);
+    assert_eq!(refusal(model.check_generates()), LINE);
+    let needs = OpenOptions { needs: Requirements::ChatTemplate, ..options() };
+    assert_eq!(refusal(Model::open_with(folder("bert"), needs)), LINE);
+    let config = kvant::Config::from_gguf(&open_file(folder("bert")).unwrap());
+    assert_eq!(config.unwrap_err().to_string(), LINE);
+}
+
+#[test]
+fn options_of_models_that_generate_are_refused() {
+    let error = |options| Model::open_with(folder("bert"), options).unwrap_err().to_string();
+    let device = "cuda".parse::<kvant::DeviceChoice>().unwrap().into();
+    assert_eq!(
+        error(OpenOptions { device, ..options() }),
+        "device: expected cpu for a text encoder: other devices lack bidirectional attention, got cuda:0"
+    );
+    let error_of_layers = error(OpenOptions { n_gpu_layers: Some(2), ..options() });
+    assert!(error_of_layers.starts_with("n_gpu_layers: expected 0"), "{error_of_layers}");
+    let draft = Some(std::sync::Arc::new(Model::bundled_file().unwrap()));
+    assert_eq!(error(OpenOptions { draft, ..options() }), "draft: expected none for a text encoder, got one");
+    assert_eq!(
+        error(OpenOptions { maps_experts: true, ..options() }),
+        "maps_experts: expected none for a text encoder, got one"
+    );
+}
+
+/// The file of an encoder with other values for some keys, without the tensors that `drops` names.
+fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
+    let own = open_file(folder(name)).unwrap();
+    let mut writer = GgufWriter::with_meta(own.meta()).unwrap();
+    for (key, value) in changes {
+        writer.set(key, value.clone()).unwrap();
+    }
+    written(writer, &own, drops)
+}
+
+/// The file of these keys with the tensors of another, except one.
+fn written(mut writer: GgufWriter, own: &Gguf, drops: &str) -> Gguf {
+    let kept = || own.tensors().iter().filter(|info| info.name != drops);
+    for info in kept() {
+        writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let copied = writer.write_to::<GgufError>(&mut bytes, |data| {
+        kept().try_for_each(|info| data.bytes(&info.name, &own.data(info)))
+    });
+    copied.unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+/// llama.cpp's converter writes the marks as CLS and SEP alone, and none of Kvant's keys.
+#[test]
+fn files_of_llama_cpp_have_the_same_vectors() {
+    for name in ["bert", "bert-cls", "nomic-bert"] {
+        let own = open_file(folder(name)).unwrap();
+        let mut writer = GgufWriter::new();
+        let is_ours = |key: &str| {
+            let marks = ["bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token"];
+            key.starts_with("kvant.") || marks.iter().any(|mark| key == format!("tokenizer.ggml.{mark}"))
+        };
+        for (key, value) in own.meta().iter() {
+            if !is_ours(key) {
+                writer.set(key, value).unwrap();
+            }
+        }
+        let texts = ["A cat sleeps on the mat.", "", "Zürich, naïve café"];
+        let vectors = |file| {
+            let model = Model::from_gguf(file, options()).unwrap();
+            model.embed(&texts, &EmbedOptions::default()).unwrap()
+        };
+        let file = written(writer, &own, "");
+        assert!(file.meta().value("kvant.encoder.max_tokens").is_none());
+        assert_eq!(vectors(file), vectors(own), "{name}");
+    }
+}
+
+#[test]
+fn unsound_files_are_refused_by_name() {
+    let error = |name, key, value: GgufValue<'_>| {
+        let file = changed(name, &[(key, value)], "");
+        Model::from_gguf(file, options()).unwrap_err().to_string()
+    };
+    for (name, key, value, complaint) in [
+        (
+            "bert",
+            "bert.attention.head_count",
+            5_u32.into(),
+            "bert.attention.head_count: expected a divisor of 32",
+        ),
+        ("bert", "bert.attention.head_count", 0_u32.into(), "expected a positive number, got 0"),
+        ("bert", "bert.block_count", 1_000_000_u32.into(), "expected at most one layer for each of"),
+        ("bert", "bert.block_count", 1_u32.into(), "not supported yet: tensor 'blk.1."),
+        ("bert", "bert.block_count", 3_u32.into(), "blk.2."),
+        (
+            "bert",
+            "bert.context_length",
+            2_000_000_000_u32.into(),
+            "tensor 'position_embd.weight': expected shape",
+        ),
+        (
+            "bert",
+            "bert.context_length",
+            20_u32.into(),
+            "kvant.encoder.max_tokens: expected 2 to the 20 positions",
+        ),
+        ("bert", "kvant.encoder.max_tokens", 1_u32.into(), "kvant.encoder.max_tokens: expected 2 to"),
+        ("bert", "bert.attention.causal", true.into(), "bert.attention.causal: expected false in an encoder"),
+        ("bert", "bert.attention.layer_norm_epsilon", f32::NAN.into(), "expected a finite number"),
+        ("mpnet", "mpnet.attention.relative_buckets_count", 30_u32.into(), "expected a multiple of 4"),
+        ("nomic-bert", "nomic-bert.rope.freq_base", 0.5_f32.into(), "expected a number from 1 on"),
+        ("nomic-bert", "nomic-bert.rope.scaling.type", "yarn".into(), "RoPE scaling of an encoder"),
+    ] {
+        let error = error(name, key, value);
+        assert!(error.contains(complaint), "{key}: {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    for name in ["token_embd.weight", "position_embd.weight", "token_embd_norm.bias", "blk.0.ffn_up.weight"] {
+        let error = Model::from_gguf(changed("bert", &[], name), options()).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+}
+
+#[test]
+fn unsupported_pooling_is_an_error_of_embedding() {
+    for (pooling, complaint) in [(4_u32, "rank: this model scores texts"), (9, "got 9")] {
+        let file = changed("bert", &[("bert.pooling_type", pooling.into())], "");
+        let model = Model::from_gguf(file, options()).unwrap();
+        let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(complaint), "{error}");
+        assert!(model.scorer().is_err());
+    }
+}
+
+/// A copy of a folder with a changed JSON file.
+struct ChangedFolder(PathBuf);
+
+impl ChangedFolder {
+    fn new(name: &str, file: &str, change: impl FnOnce(&mut Value)) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kvant-encoder-{}-{number}", std::process::id()));
+        fs::create_dir_all(path.join("1_Pooling")).unwrap();
+        let files =
+            ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json"];
+        for file in files.into_iter().chain(["sentence_bert_config.json", "1_Pooling/config.json"]) {
+            fs::copy(folder(name).join(file), path.join(file)).unwrap();
+        }
+        let mut value = golden(&path.join(file));
+        change(&mut value);
+        fs::write(path.join(file), value.to_string()).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for ChangedFolder {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn unsupported_folders_are_refused_by_their_key() {
+    for (name, file, pointer, value, complaint) in [
+        (
+            "bert",
+            "config.json",
+            "/hidden_act",
+            json!("gelu_new"),
+            "'hidden_act': expected gelu, got gelu_new",
+        ),
+        (
+            "bert",
+            "config.json",
+            "/position_embedding_type",
+            json!("relative_key"),
+            "'position_embedding_type'",
+        ),
+        ("bert", "config.json", "/is_decoder", json!(true), "'is_decoder': expected false, got true"),
+        ("bert", "config.json", "/quantization_config", json!({}), "quantized weights of a text encoder"),
+        ("bert", "config.json", "/hidden_size", json!(0), "'hidden_size': expected a number from 1 on"),
+        ("bert", "config.json", "/num_hidden_layers", json!(1), "tensor 'encoder.layer.1"),
+        ("bert", "config.json", "/hidden_size", json!(16), "expected rows of 16 values"),
+        ("mpnet", "config.json", "/max_position_embeddings", json!(3), "'max_position_embeddings'"),
+        (
+            "nomic-bert",
+            "config.json",
+            "/rope_parameters/rope_type",
+            json!("dynamic"),
+            "'rope_type': expected default",
+        ),
+        ("nomic-bert", "config.json", "/prenorm", json!(true), "'prenorm': expected false, got true"),
+        ("nomic-bert", "config.json", "/head_dim", json!(8), "'head_dim': expected 32 / 2, got 8"),
+        ("bert", "tokenizer.json", "/model/type", json!("BPE"), "'type': expected WordPiece, got BPE"),
+        (
+            "bert",
+            "tokenizer.json",
+            "/model/max_input_chars_per_word",
+            json!(50),
+            "'max_input_chars_per_word'",
+        ),
+        ("bert", "tokenizer.json", "/model/continuing_subword_prefix", json!("@@"), "expected ##, got @@"),
+        ("bert", "tokenizer.json", "/normalizer/type", json!("NFC"), "WordPiece without a BertNormalizer"),
+        ("bert", "tokenizer.json", "/normalizer/clean_text", json!(false), "'clean_text': expected true"),
+        ("bert", "tokenizer.json", "/pre_tokenizer/type", json!("Whitespace"), "Whitespace"),
+        (
+            "bert",
+            "tokenizer.json",
+            "/post_processor",
+            json!(null),
+            "a post-processor that puts no known marks",
+        ),
+        (
+            "bert",
+            "modules.json",
+            "/2/type",
+            json!("models.Dense"),
+            "'type': expected Transformer, Pooling, Normalize",
+        ),
+        (
+            "bert",
+            "sentence_bert_config.json",
+            "/max_seq_length",
+            json!(1),
+            "'max_seq_length': expected a number from 2",
+        ),
+        (
+            "bert",
+            "1_Pooling/config.json",
+            "/pooling_mode_cls_token",
+            json!(true),
+            "expected one mode, got several",
+        ),
+    ] {
+        let changed = ChangedFolder::new(name, file, |all| {
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            all.pointer_mut(parent).unwrap_or_else(|| panic!("{file}: no {parent}"))[key] = value;
+        });
+        let error = open_file(&changed.0).err().unwrap_or_else(|| panic!("{pointer} is taken")).to_string();
+        assert!(error.contains(complaint) && !error.contains('\n'), "{pointer}: {error}");
+    }
+}
+
+#[test]
+fn texts_end_at_the_longest_of_the_folder() {
+    let limits = "sentence_bert_config.json";
+    for (limit, expected) in [(json!(10), 10), (json!(100_000), 160), (json!(null), 160)] {
+        let changed = ChangedFolder::new("bert", limits, |all| all["max_seq_length"] = limit);
+        let model = Model::open_with(&changed.0, options()).unwrap();
+        let tokens = model.embedding_tokens(&"cat ".repeat(500)).unwrap();
+        assert_eq!((tokens.len(), model.config().n_ctx_train), (expected, expected));
+        assert_eq!(tokens.last(), model.embedding_tokens("").unwrap().last());
+    }
+}

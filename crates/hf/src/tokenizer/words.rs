@@ -1,0 +1,148 @@
+//! WordPiece, the tokenizer of BERT and its successors. GGUF marks the first token of a word with a
+//! space, where `tokenizer.json` marks the others.
+
+use kvant_gguf::GgufWriter;
+use serde_json::Value;
+
+use super::normalizer::Normalizer;
+use super::{CONTROL, MARK, NORMAL, Vocab, parts, write_normalizer};
+use crate::error::HfError;
+use crate::folder::{Folder, Object, shown};
+
+const SUBWORD: &str = "##";
+/// Characters of the longest word; GGUF has no key for it.
+const MAX_WORD: u64 = 100;
+
+/// Writes the tokenizer of an encoder with `n_vocab` tokens.
+///
+/// # Errors
+/// None in the folder, or an unsupported or inconsistent one.
+pub(crate) fn write_words(
+    writer: &mut GgufWriter,
+    folder: &mut Folder,
+    n_vocab: usize,
+) -> Result<(), HfError> {
+    let Some(json) = folder.json("tokenizer.json")? else {
+        let why = "has no tokenizer.json: save its tokenizer with transformers";
+        return Err(HfError::Folder { path: folder.path().to_owned(), why });
+    };
+    let file = json.object()?;
+    let model = file.object("model")?;
+    let vocab = Vocab::read(file, n_vocab, "WordPiece")?;
+    check(model)?;
+    writer.set("tokenizer.ggml.model", "bert")?;
+    writer.set("tokenizer.ggml.pre", "default")?;
+    let lowers = folder.json("sentence_bert_config.json")?;
+    let lowers = lowers.as_ref().map(|json| json.object()?.find_bool("do_lower_case")).transpose()?;
+    write_cleaning(writer, file, lowers.flatten().unwrap_or(false))?;
+    let is_plain = |id: usize| vocab.kinds[id] == NORMAL;
+    let texts = vocab.texts.iter().enumerate().map(|(id, text)| match text.strip_prefix(SUBWORD) {
+        Some(rest) if is_plain(id) => rest.to_owned(),
+        // As llama.cpp's converter.
+        _ if !is_plain(id) || text.starts_with('[') && text.ends_with(']') => text.clone(),
+        _ => format!("{MARK}{text}"),
+    });
+    let texts: Vec<String> = texts.collect();
+    writer.set_array("tokenizer.ggml.tokens", texts.iter().map(String::as_str))?;
+    writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
+    // The key says that those of added tokens are there too.
+    write_normalizer(writer, Normalizer::default())?;
+    vocab.added.write(writer)?;
+    write_special(writer, folder, file, &vocab)
+}
+
+/// Checks the settings of the model.
+fn check(model: Object<'_>) -> Result<(), HfError> {
+    if let Some(got) = model.find_str("continuing_subword_prefix")?.filter(|got| *got != SUBWORD) {
+        return Err(model.bad("continuing_subword_prefix", SUBWORD, got));
+    }
+    let longest = model.value("max_input_chars_per_word");
+    match longest.filter(|longest| longest.as_u64() != Some(MAX_WORD)) {
+        Some(got) => Err(model.bad("max_input_chars_per_word", MAX_WORD.to_string(), shown(got))),
+        None => Ok(()),
+    }
+}
+
+/// Writes how a text is cleaned; `lowers` lowercases it in any case.
+fn write_cleaning(writer: &mut GgufWriter, file: Object<'_>, lowers: bool) -> Result<(), HfError> {
+    let unsupported = |what: String| HfError::Unsupported { path: file.path.to_owned(), what };
+    for pre in parts(file.value("pre_tokenizer"), "pretokenizers") {
+        if pre["type"] != "BertPreTokenizer" {
+            return Err(HfError::Pre { path: file.path.to_owned(), found: shown(&pre["type"]) });
+        }
+    }
+    let missing = || unsupported("WordPiece without a BertNormalizer".to_owned());
+    let normalizer = file.find_object("normalizer")?.ok_or_else(missing)?;
+    if normalizer.find_str("type")? != Some("BertNormalizer") {
+        return Err(missing());
+    }
+    for key in ["clean_text", "handle_chinese_chars"] {
+        if normalizer.find_bool(key)? == Some(false) {
+            return Err(normalizer.bad(key, "true", "false"));
+        }
+    }
+    let lowercase = normalizer.find_bool("lowercase")?.unwrap_or(true);
+    let strips = normalizer.find_bool("strip_accents")?.unwrap_or(lowercase);
+    writer.set("tokenizer.ggml.normalizer.lowercase", lowercase || lowers)?;
+    Ok(writer.set("tokenizer.ggml.normalizer.strip_accents", strips)?)
+}
+
+/// Writes the marks before and after a text, and the other special tokens.
+fn write_special(
+    writer: &mut GgufWriter,
+    folder: &mut Folder,
+    file: Object<'_>,
+    vocab: &Vocab,
+) -> Result<(), HfError> {
+    let bad = || {
+        let what = "a post-processor that puts no known marks around a text".to_owned();
+        HfError::Unsupported { path: file.path.to_owned(), what }
+    };
+    let [first, last] = marks(file.value("post_processor")).ok_or_else(bad)?;
+    let unknown = file.object("model")?.find_str("unk_token")?;
+    let settings = folder.json("tokenizer_config.json")?;
+    let settings = settings.as_ref().map(|settings| settings.object()).transpose()?;
+    let named = |key: &str| {
+        let token = settings?.value(key)?;
+        token.as_str().or_else(|| token.get("content")?.as_str())
+    };
+    let required = |text: &str| vocab.id(text).ok_or_else(bad);
+    let is_mark = |id: u32| vocab.kinds[id as usize] == CONTROL;
+    let (first, last) = (required(first)?, required(last)?);
+    if !is_mark(first) || !is_mark(last) {
+        return Err(bad());
+    }
+    writer.set("tokenizer.ggml.cls_token_id", first)?;
+    writer.set("tokenizer.ggml.seperator_token_id", last)?;
+    writer.set("tokenizer.ggml.bos_token_id", first)?;
+    writer.set("tokenizer.ggml.eos_token_id", last)?;
+    let others = [
+        ("tokenizer.ggml.unknown_token_id", unknown),
+        ("tokenizer.ggml.padding_token_id", named("pad_token")),
+        ("tokenizer.ggml.mask_token_id", named("mask_token")),
+    ];
+    for (key, text) in others {
+        if let Some(id) = text.and_then(|text| vocab.id(text)) {
+            writer.set(key, id)?;
+        }
+    }
+    writer.set("tokenizer.ggml.add_bos_token", true)?;
+    Ok(writer.set("tokenizer.ggml.add_eos_token", true)?)
+}
+
+/// Returns the marks that a post-processor puts before and after a text.
+fn marks(processor: Option<&Value>) -> Option<[&str; 2]> {
+    let processor = processor?;
+    match processor["type"].as_str()? {
+        "TemplateProcessing" => {
+            let [first, _, last] = &processor["single"].as_array()?[..] else { return None };
+            let [first, last] = [first, last].map(|mark| mark.pointer("/SpecialToken/id")?.as_str());
+            Some([first?, last?])
+        }
+        "BertProcessing" | "RobertaProcessing" => {
+            let [first, last] = ["cls", "sep"].map(|key| processor[key].get(0)?.as_str());
+            Some([first?, last?])
+        }
+        _ => None,
+    }
+}

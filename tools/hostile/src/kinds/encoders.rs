@@ -1,0 +1,196 @@
+//! Folders of text encoders: changed configurations, headers, weights and tokenizers.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::case::{Case, Expect};
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
+use crate::kinds::models::mutated;
+
+/// The files of a folder.
+struct EncoderFiles {
+    config: &'static str,
+    weights: &'static [u8],
+    tokenizer: &'static str,
+    /// Whether it scores pairs of texts.
+    ranks: bool,
+}
+
+macro_rules! file {
+    ($include:ident, $name:literal, $file:literal) => {
+        $include!(concat!("../../../../crates/engine/tests/encoders/", $name, "/", $file))
+    };
+}
+
+macro_rules! folder {
+    ($name:literal, $ranks:literal) => {
+        EncoderFiles {
+            config: file!(include_str, $name, "config.json"),
+            weights: file!(include_bytes, $name, "model.safetensors"),
+            tokenizer: file!(include_str, $name, "tokenizer.json"),
+            ranks: $ranks,
+        }
+    };
+}
+
+/// One folder of each family.
+static FOLDERS: [EncoderFiles; 4] = [
+    folder!("bert", false),
+    folder!("mpnet", false),
+    folder!("nomic-bert", false),
+    folder!("bert-ranker", true),
+];
+
+const MODULES: &str = r#"[{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]"#;
+
+/// Values that no setting of an encoder has, and some that it may have.
+const VALUES: [&str; 14] = [
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "64",
+    "1000000",
+    "4294967295",
+    "-1",
+    "1e300",
+    "null",
+    "\"gelu_new\"",
+    "[]",
+    "true",
+];
+
+/// Creates an encoder with a changed file.
+pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let of = &FOLDERS[chance.below(FOLDERS.len())];
+    let (mut config, mut tokenizer) = (of.config.to_owned(), of.tokenizer.to_owned());
+    let mut weights = of.weights.to_vec();
+    let (mut modules, mut pooling, mut limits) = (MODULES.to_owned(), mean(), String::from("{}"));
+    let head = 8 + weights.first_chunk().map_or(0, |length| u64::from_le_bytes(*length) as usize);
+    let expect = match chance.below(7) {
+        0 => {
+            weights.truncate(chance.below(weights.len()));
+            Expect::Refused
+        }
+        // Sizes and other settings.
+        1 => {
+            config = with_value(&config, chance);
+            Expect::Either
+        }
+        // Names and shapes.
+        2 => {
+            let header = String::from_utf8_lossy(&weights[8..head]).into_owned();
+            let pairs = [
+                ("F32", "I64"),
+                ("F32", "F16"),
+                ("LayerNorm", "norm"),
+                ("embeddings", "embedding"),
+                ("layer.1", "layer.9"),
+                ("layers.1", "layers.0"),
+                ("weight", "gamma"),
+                ("[32,", "[16,"),
+                (",32]", ",64]"),
+                ("[160", "[2"),
+            ];
+            let (from, to) = chance.of(&pairs);
+            let changed =
+                if chance.one_in(2) { header.replace(from, to) } else { header.replacen(from, to, 1) };
+            let length = (changed.len() as u64).to_le_bytes();
+            weights = [&length, changed.as_bytes(), &weights[head..]].concat();
+            Expect::Either
+        }
+        3 => mutated(chance, &mut weights, 8, head),
+        4 => {
+            let end = weights.len();
+            mutated(chance, &mut weights, head, end)
+        }
+        // Pooling and the longest text.
+        5 => {
+            let poolings = [
+                r#"{"pooling_mode_cls_token": true}"#,
+                r#"{"pooling_mode_max_tokens": true}"#,
+                r#"{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true}"#,
+                r#"{"pooling_mode": 3}"#,
+                "[",
+            ];
+            pooling = chance.of(&poolings).to_owned();
+            modules = if chance.one_in(3) { modules.replace("Transformer", "Dense") } else { modules };
+            limits = format!("{{\"max_seq_length\": {}}}", chance.of(&VALUES));
+            Expect::Either
+        }
+        // The vocabulary and its marks.
+        _ => {
+            let pairs = [
+                ("\"[UNK]\"", "\"[unknown]\""),
+                ("\"[CLS]\"", "\"[SEP]\""),
+                ("\"</s>\"", "\"<s>\""),
+                ("WordPiece", "BPE"),
+                ("BertNormalizer", "NFC"),
+                ("\"##", "\"#"),
+                (": 1,", ": 4000000000,"),
+                (": 2,", ": 1,"),
+                (": 100", ": 0"),
+                ("TemplateProcessing", "RobertaProcessing"),
+                ("}", ""),
+            ];
+            let (from, to) = chance.of(&pairs);
+            tokenizer =
+                if chance.one_in(2) { tokenizer.replace(from, to) } else { tokenizer.replacen(from, to, 1) };
+            Expect::Either
+        }
+    };
+    let texts = ["A cat sleeps.", "", "\u{feff}\u{301}[CLS] <s> ##", "é漢字"];
+    let text = match chance.below(4) {
+        0 => "x ".repeat(chance.below(2000)),
+        _ => chance.of(&texts).to_owned(),
+    };
+    let case = match chance.below(6) {
+        0 => Case::new(folder, ["inspect", ".", "-v"]),
+        1 => Case::new(folder, ["quantize", ".", "out.gguf", "q8_0"]).output("out.gguf"),
+        2 => Case::new(folder, ["bench", ".", "-p", "1", "-n", "1", "-r", "1", "-t", "1"])
+            .expect(Expect::Refused),
+        _ if of.ranks => Case::new(folder, ["embed", ".", "-t", "1", "--query", "cat", &text]),
+        _ => Case::new(folder, ["embed", ".", "-t", "1", &text]),
+    };
+    let expect = if case.expect == Expect::Refused { Expect::Refused } else { expect };
+    fs::create_dir_all(folder.join("1_Pooling"))?;
+    case.expect(expect)
+        .file("config.json", config.into_bytes())?
+        .file("model.safetensors", weights)?
+        .file("tokenizer.json", tokenizer.into_bytes())?
+        .file("modules.json", modules.into_bytes())?
+        .file("1_Pooling/config.json", pooling.into_bytes())?
+        .file("sentence_bert_config.json", limits.into_bytes())
+}
+
+fn mean() -> String {
+    r#"{"pooling_mode_mean_tokens": true}"#.to_owned()
+}
+
+/// Replaces the value of one setting.
+fn with_value(config: &str, chance: &mut Choices) -> String {
+    let keys = [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "layer_norm_eps",
+        "relative_attention_num_buckets",
+        "rope_theta",
+        "hidden_act",
+        "vocab_size",
+        "head_dim",
+        "architectures",
+    ];
+    let (key, value) = (chance.of(&keys), chance.of(&VALUES));
+    let start = format!("\"{key}\"");
+    let line = |line: &str| match line.trim_start().starts_with(&start) {
+        true => format!("{start}: {value}{}", if line.ends_with(',') { "," } else { "" }),
+        false => line.to_owned(),
+    };
+    config.lines().map(line).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Text encoders: tiny random ones, and real ones.
+
+    python encoders.py                 writes crates/engine/tests/encoders/NAME
+    python encoders.py FOLDER          writes FOLDER/kvant-golden.json: the vectors of TEXTS by sentence-transformers
+
+NAME has config.json, model.safetensors and tokenizer files as `transformers` saves them, and golden.json:
+
+texts, tokens      TEXTS and their tokens, by the tokenizer of the folder
+vectors            of texts, pooled and of length 1, by sentence-transformers; or
+pairs, scores      pairs of texts and their logits, by BertForSequenceClassification
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    MPNetConfig,
+    MPNetModel,
+    NomicBertConfig,
+    NomicBertModel,
+    PreTrainedTokenizerFast,
+)
+
+OUT = Path(__file__).resolve().parents[2] / "crates/engine/tests/encoders"
+TEXTS = [
+    "A cat sleeps on the mat.",
+    "x",
+    "",
+    "   \t\n ",
+    "def f(x):\n    return {k: v**2 for k, v in x.items() if v != 0}  # squares",
+    "Zürich, naïve café — ÀÉÎÕÜ ñ İstanbul ß ŒUVRE",
+    "北京是中国的首都。東京は日本の首都です。",
+    "Привет, мир! Как дела?",
+    "🚀🔥 emoji \u200d and \ufeff zero widths \u0000 \ufffd",
+    "The quick brown fox jumps over the lazy dog. " * 60,
+    "a" * 101 + " " + "b" * 100 + " " + "pneumonoultramicroscopicsilicovolcanoconiosis",
+    "[CLS] [MASK] special [SEP] tokens <s> </s> <mask> <pad2>",
+    '$3.50 + 2^10 == `1024`; ~50% | <tag attr="v">&amp;</tag>',
+    "café re\u0301sume\u0301 हिन्दी नमस्ते العربية ▁under",
+]
+PAIRS = [
+    ["What sleeps on the mat?", "A cat sleeps on the mat."],
+    ["What sleeps on the mat?", ""],
+    ["", "x"],
+    ["x " * 200, "A cat. " * 300],
+    ["A cat. " * 300, "x " * 200],
+    ["cat", "The lazy dog. " * 100],
+    ["Zürich [SEP] 北京", "[CLS] mat"],
+]
+SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
+# Beyond 128 tokens, distances share MPNet's last bucket.
+N_CTX = 160
+
+
+def tokenizer(marks):
+    """Returns a WordPiece tokenizer of letters and a few words, cased or not, with these marks."""
+    first, last, pad, mask = marks
+    words = ["cat", "mat", "the", "lazy", "##s", "##ing", "sleep", "jump", "dog", "fox", "##ov", "##er", "##ick"]
+    letters = [chr(c) for c in [*range(33, 127), *range(0xE0, 0x100), *range(0x430, 0x450)]] + list("京中国首都の—")
+    # MPNet takes padding for the second token, whatever the configuration says.
+    vocab = [first, pad, last, "[UNK]", mask]
+    vocab += dict.fromkeys(word for word in [*words, *letters, *("##" + letter for letter in letters)] if word not in vocab)
+    raw = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocab)}, unk_token="[UNK]"))
+    raw.normalizer = normalizers.BertNormalizer()
+    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    ids = {word: vocab.index(word) for word in (first, last)}
+    if first == "<s>":
+        raw.post_processor = processors.RobertaProcessing((last, ids[last]), (first, ids[first]))
+    else:
+        raw.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A {last}", pair=f"{first} $A {last} $B:1 {last}:1", special_tokens=list(ids.items())
+        )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        unk_token="[UNK]",
+        pad_token=pad,
+        cls_token=first,
+        sep_token=last,
+        mask_token=mask,
+        model_max_length=N_CTX,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    return wrapped, len(vocab)
+
+
+BERT = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
+MPNET = ("<s>", "</s>", "<pad>", "<mask>")
+
+
+def spread(model):
+    """Gives every weight a size that shows in the result."""
+    torch.manual_seed(7)
+    for name, weight in model.named_parameters():
+        if "LayerNorm.weight" in name or "norm" in name and name.endswith("weight"):
+            torch.nn.init.normal_(weight, mean=1.0, std=0.2)
+        else:
+            is_head = name.startswith("classifier") or "pooler" in name
+            torch.nn.init.normal_(weight, std=1.0 if is_head else 0.3 if weight.ndim < 2 else 0.2)
+    return model.eval()
+
+
+def save_pooling(folder, mode, max_tokens):
+    """Writes the files of sentence-transformers."""
+    kind = "sentence_transformers.models."
+    modules = [("", "", "Transformer"), ("1", "1_Pooling", "Pooling"), ("2", "2_Normalize", "Normalize")]
+    modules = [{"idx": i, "name": str(i), "path": path, "type": kind + name} for i, (_, path, name) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "2_Normalize").mkdir(exist_ok=True)
+    modes = {"cls": "cls_token", "mean": "mean_tokens"}
+    flags = {f"pooling_mode_{name}": key == mode for key, name in modes.items()}
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32, **flags}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_tokens, "do_lower_case": False}))
+
+
+def embedder(name, model, marks, mode, max_tokens):
+    folder = OUT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    words, n_vocab = tokenizer(marks)
+    spread(model(n_vocab)).save_pretrained(folder)
+    words.save_pretrained(folder)
+    save_pooling(folder, mode, max_tokens)
+    write_golden(folder, folder / "golden.json")
+
+
+def write_golden(folder, path):
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    words = model.tokenizer
+    tokens = [words(text, truncation=True, max_length=model.max_seq_length)["input_ids"] for text in TEXTS]
+    # One by one: padding would change the last bits.
+    vectors = [model.encode([text], normalize_embeddings=True)[0].tolist() for text in TEXTS]
+    path.write_text(json.dumps({"texts": TEXTS, "tokens": tokens, "vectors": vectors}))
+
+
+def ranker(name):
+    folder = OUT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    words, n_vocab = tokenizer(BERT)
+    config = BertConfig(vocab_size=n_vocab, pad_token_id=1, max_position_embeddings=N_CTX, num_labels=1, **SIZES)
+    model = spread(BertForSequenceClassification(config))
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    scores = []
+    for first, second in PAIRS:
+        # The library parses marks that a text spells; here texts are plain.
+        # In lists: otherwise it takes a pair with an empty text for one text.
+        inputs = words([first], [second], truncation="longest_first", max_length=N_CTX, return_tensors="pt", split_special_tokens=True)
+        scores.append(model(**inputs).logits.item())
+    (folder / "golden.json").write_text(json.dumps({"pairs": PAIRS, "scores": scores}))
+
+
+def main():
+    if len(sys.argv) > 1:
+        folder = Path(sys.argv[1])
+        return write_golden(folder, folder / "kvant-golden.json")
+    bert = {"max_position_embeddings": N_CTX, **SIZES}
+    embedder("bert", lambda n: BertModel(BertConfig(vocab_size=n, pad_token_id=1, **bert)), BERT, "mean", 150)
+    embedder("bert-cls", lambda n: BertModel(BertConfig(vocab_size=n, pad_token_id=1, **bert)), BERT, "cls", 64)
+    mpnet = {**bert, "max_position_embeddings": N_CTX + 2}
+    embedder("mpnet", lambda n: MPNetModel(MPNetConfig(vocab_size=n, **mpnet)), MPNET, "mean", N_CTX)
+    embedder("nomic-bert", lambda n: NomicBertModel(NomicBertConfig(vocab_size=n, head_dim=16, pad_token_id=1, **bert)), BERT, "mean", N_CTX)
+    ranker("bert-ranker")
+
+
+main()
