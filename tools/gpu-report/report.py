@@ -205,6 +205,8 @@ def first_steps(args, kvant, suites, kernels):
     if args.is_cuda and importlib.util.find_spec("torch"):
         yield Step("PyTorch", [[sys.executable, "-c", TORCH, str(args.tokens)]], 60)
     pairs = ["-ctk", "f16,turbo3", "-ctv", "f16,turbo3"]
+    if not args.is_cuda:
+        yield Step("kernels of a token", [[*bench, "--synthetic", args.shape, "--profile", "-d", "1024", "-r", "3", *pairs]])
     for model in [[], *(["-m", model] for model in args.models)]:
         name = pathlib.Path(model[1]).name if model else "a bundled model"
         yield Step(f"speed of {name}", [[*bench, *model, "-p", "512", "-n", "64", "-r", "3", *pairs]], 60)

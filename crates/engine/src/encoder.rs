@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvant_backend::Backend;
+use kvant_backend::{Backend, KernelTime};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_cpu::CpuDevice;
@@ -242,6 +242,14 @@ impl Measure for TextEncoder {
     }
 
     fn profile_attention(&self, _: SequenceId, _: usize) -> Result<Vec<StageTime>, Error> {
+        self.refuse()
+    }
+
+    fn time_kernels(&self, _: bool) -> Result<bool, Error> {
+        self.refuse()
+    }
+
+    fn kernel_times(&self) -> Result<Vec<KernelTime>, Error> {
         self.refuse()
     }
 
