@@ -194,7 +194,7 @@ fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
     let own = open_file(folder(name)).unwrap();
     let mut writer = GgufWriter::with_meta(own.meta()).unwrap();
     for (key, value) in changes {
-        writer.set(key, value.clone()).unwrap();
+        writer.set(key, *value).unwrap();
     }
     written(writer, &own, drops)
 }
@@ -415,4 +415,20 @@ fn texts_end_at_the_longest_of_the_folder() {
         assert_eq!((tokens.len(), model.config().n_ctx_train), (expected, expected));
         assert_eq!(tokens.last(), model.embedding_tokens("").unwrap().last());
     }
+}
+
+/// The names of settings in the configurations that Nomic publishes.
+#[test]
+fn older_names_of_settings_give_the_same_vectors() {
+    let older = json!({
+        "architectures": ["NomicBertModel"], "n_embd": 32, "n_layer": 2, "n_head": 2, "n_inner": 64,
+        "n_positions": 8192, "max_trained_positions": 160, "layer_norm_epsilon": 1e-12,
+        "activation_function": "swiglu", "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": false, "rotary_scaling_factor": null, "prenorm": false, "causal": false,
+        "parallel_block": false, "use_rms_norm": false, "type_vocab_size": 2, "scale_attn_weights": true,
+    });
+    let changed = ChangedFolder::new("nomic-bert", "config.json", |config| *config = older);
+    let model = Model::open_with(&changed.0, options()).unwrap();
+    let error = max_error(&model, &golden(&folder("nomic-bert").join("golden.json")));
+    assert!(error <= MAX_ERROR, "{error}");
 }
