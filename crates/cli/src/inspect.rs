@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kvant::gguf::{LoadOnlyType, TensorInfo, Value as MetaValue, printable};
 use kvant::limits::{MAX_TOKENS, check_size};
-use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, LayerRange, Plan, Policies};
+use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, LayerRange, ModelError, Plan, Policies};
 use serde_json::{Map, Value, json};
 
 use crate::args::model::ModelSourceArgs;
@@ -53,7 +53,9 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let place = args.place.source()?;
     let gguf = place.open(&args.place, args.json)?;
     // An unsupported GGUF file is still shown, without a memory table.
-    let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
+    let config = Config::from_gguf(&gguf);
+    let is_encoder = matches!(config, Err(ModelError::TextEncoder { .. }));
+    let config = config.map_err(|error| error.to_string());
     let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
     let states = config.as_ref().ok().and_then(RecurrentStates::of);
     let mtp = config.as_ref().ok().and_then(Mtp::of);
@@ -106,6 +108,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
                 console::print(format_args!("{mtp}"))?;
             }
         }
+        Err(why) if is_encoder => console::print(format_args!("\nKV cache: none ({why})"))?,
         Err(why) => console::print(format_args!("\nKV cache: unknown ({why})"))?,
     }
     match plan {

@@ -50,6 +50,9 @@ fn commands_that_generate_refuse_text_encoders() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && error.ends_with(LINE), "{args:?}: {error}");
     }
+    let shown = kvant(&["inspect", &folder]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("KV cache: none (a text encoder"), "{shown}");
     for (args, line) in [
         (&["embed", &folder][..], "error: expected a model and at least one text\n"),
         (&["embed", &folder, "x", "--query", "y"], "error: model: expected one that scores documents"),
