@@ -125,7 +125,8 @@ impl Drop for Program {
 
 /// Returns the text before the first NUL.
 fn text_of(bytes: Vec<c_char>) -> String {
-    let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte.cast_unsigned()).collect();
+    // A C `char` is signed on some systems only.
+    let bytes: Vec<u8> = bytes.into_iter().flat_map(c_char::to_ne_bytes).collect();
     CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

@@ -298,8 +298,8 @@ impl<'a> Layer<'a> {
         Ok(gains.iter().copied().cycle().take(len).collect())
     }
 
-    /// Returns `bias` with what the bias of the norm before attention adds to `n` projections, if it
-    /// has one.
+    /// Returns `bias` with what the bias of the norm before attention adds to `n` projections, if
+    /// it has one.
     fn with_norm_bias(
         &self,
         mut bias: Vec<f64>,

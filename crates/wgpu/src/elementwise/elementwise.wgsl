@@ -25,7 +25,8 @@ fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = activated(p.kind, g[i], y[i]);
 }
 
-// y = s(g) y, s the logistic function, SiLU, GELU, ReLU, the normal distribution function or the identity.
+// y = s(g) y, s the logistic function, SiLU, GELU, ReLU, the normal distribution function or the
+// identity.
 @compute @workgroup_size(THREADS)
 fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
