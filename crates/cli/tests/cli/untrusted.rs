@@ -323,7 +323,7 @@ fn a_megabyte_name_gives_a_short_line() {
         &["unknown architecture 'xxxx", "(1048576 characters)", "known are llama"],
     );
     // The list of families is long, and it is not from the file.
-    assert!(output.stderr.len() < 600, "{} bytes", output.stderr.len());
+    assert!(output.stderr.len() < 1000, "{} bytes", output.stderr.len());
     let printed = kvant(&["inspect", path.to_str().unwrap()]).stdout;
     assert!(printed.len() < 4000, "{} bytes", printed.len());
 }
