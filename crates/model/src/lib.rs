@@ -11,6 +11,7 @@ pub mod encoder;
 mod error;
 mod family;
 pub mod host_ops;
+pub mod linear;
 mod lora;
 pub mod retype;
 mod rope;

@@ -29,6 +29,7 @@ pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
 use crate::config::{DIVISORS, LayerState};
+use crate::linear::upload;
 use crate::retype::convert;
 use crate::{Config, LayerSpec, ModelError, Norms, SharedExpert};
 use layer_range::{check_part, layer_of};
@@ -453,9 +454,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn upload(&self, values: &[f32]) -> Result<B::Buffer, ModelError> {
-        let mut buffer = self.backend.buffer(values.len())?;
-        self.backend.write(&mut buffer, values)?;
-        Ok(buffer)
+        Ok(upload(self.backend, values)?)
     }
 
     /// Loads the vector of `len` values; `None` without `len`.

@@ -14,9 +14,10 @@ use std::sync::Arc;
 use kvant_backend::{Backend, Heads, Pairing, RopeParams, limits};
 use kvant_gguf::Gguf;
 use kvant_model::host_ops::{Activation, activate, for_rows};
+use kvant_model::linear::all_rows;
 
 use crate::config::{Config, Projector};
-use crate::weights::{Layer, Norm, NormAndBias, ProjectorWeights, Weights, all_rows};
+use crate::weights::{Layer, Norm, NormAndBias, ProjectorWeights, Weights};
 use crate::{Image, VisionError};
 
 /// A vision encoder on a device.

@@ -3,41 +3,13 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use kvant_backend::{Backend, BackendError, Input, Matrix, Output, WeightSource};
+use kvant_backend::{Backend, WeightSource};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
+use kvant_model::linear::{Linear, upload};
 use kvant_model::{ModelError, check_finite, decode_values};
 
 use crate::config::{Config, Projector};
-
-/// `y = W x + b`.
-pub(crate) struct Linear<B: Backend> {
-    pub w: B::Matrix,
-    pub bias: Option<B::Buffer>,
-}
-
-impl<B: Backend> Linear<B> {
-    /// Describes this product as an output of a projection.
-    pub fn output<'a>(&'a self, y: &'a mut B::Buffer, accumulate: bool) -> Output<'a, B> {
-        Output { w: &self.w, bias: self.bias.as_ref(), y, accumulate }
-    }
-
-    /// Computes `W x + b` for rows on the host.
-    pub fn forward(&self, device: &B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
-        let n = rows.len() / self.w.n_in();
-        let mut out = vec![0.0; n * self.w.n_out()];
-        let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(out.len())?);
-        device.write(&mut x, rows)?;
-        device.project(all_rows(&x, n), &mut [self.output(&mut y, false)])?;
-        device.read(&y, 0, &mut out)?;
-        Ok(out)
-    }
-}
-
-/// Describes rows as input of a projection, without a norm.
-pub(crate) fn all_rows<B: Backend>(x: &B::Buffer, rows: usize) -> Input<'_, B> {
-    Input { x, norm: None, first_row: 0, rows }
-}
 
 /// A norm before products. The bias of a LayerNorm is folded into the products that follow.
 pub(crate) enum Norm<B: Backend> {
@@ -275,9 +247,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn upload(&self, values: &[f32]) -> Result<B::Buffer, ModelError> {
-        let mut buffer = self.device.buffer(values.len())?;
-        self.device.write(&mut buffer, values)?;
-        Ok(buffer)
+        Ok(upload(self.device, values)?)
     }
 
     /// Loads a norm: with a bias it is a LayerNorm, otherwise an RMSNorm.

@@ -28,7 +28,8 @@ pub use config::{EncoderConfig, Positions};
 
 use crate::ModelError;
 use crate::host_ops::{activate, for_rows};
-use weights::{Layer, Norm, Weights, all_rows};
+use crate::linear::{all_rows, upload};
+use weights::{Layer, Norm, Weights};
 
 /// An encoder on a device.
 pub struct Encoder<B: Backend> {
@@ -254,12 +255,6 @@ impl<B: Backend> Encoder<B> {
         device.project(all_rows(&work.hidden, n), &mut [layer.down.output(&mut work.x, true)])?;
         self.normalize_stream(&layer.ffn_norm, work)
     }
-}
-
-fn upload<B: Backend>(device: &B, values: &[f32]) -> Result<B::Buffer, BackendError> {
-    let mut buffer = device.buffer(values.len())?;
-    device.write(&mut buffer, values)?;
-    Ok(buffer)
 }
 
 /// Returns a row of a table `[rows, n]`, if it has that row.

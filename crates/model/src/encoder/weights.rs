@@ -3,42 +3,14 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use kvant_backend::{Backend, BackendError, Input, Matrix, Output, WeightSource};
+use kvant_backend::{Backend, WeightSource};
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, TensorInfo};
 
 use super::config::{EncoderConfig, Positions};
+use crate::linear::{Linear, upload};
 use crate::retype::{convert, retyped};
 use crate::{ModelError, check_finite, decode_values};
-
-/// `y = W x + b`.
-pub(super) struct Linear<B: Backend> {
-    w: B::Matrix,
-    bias: Option<B::Buffer>,
-}
-
-impl<B: Backend> Linear<B> {
-    /// Describes this product as an output of a projection; `accumulate` adds it to `y`.
-    pub fn output<'a>(&'a self, y: &'a mut B::Buffer, accumulate: bool) -> Output<'a, B> {
-        Output { w: &self.w, bias: self.bias.as_ref(), y, accumulate }
-    }
-
-    /// Computes `W x + b` for rows on the host.
-    pub fn forward(&self, device: &B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
-        let n = rows.len() / self.w.n_in();
-        let mut out = vec![0.0; n * self.w.n_out()];
-        let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(out.len())?);
-        device.write(&mut x, rows)?;
-        device.project(all_rows(&x, n), &mut [self.output(&mut y, false)])?;
-        device.read(&y, 0, &mut out)?;
-        Ok(out)
-    }
-}
-
-/// Describes rows as input of a projection.
-pub(super) fn all_rows<B: Backend>(x: &B::Buffer, rows: usize) -> Input<'_, B> {
-    Input { x, norm: None, first_row: 0, rows }
-}
 
 /// LayerNorm with a bias, `[n_embd]` each.
 pub(super) struct Norm {
@@ -199,17 +171,11 @@ impl<B: Backend> Loader<'_, B> {
         let bias = match self.gguf.find_info(&bias) {
             Some(_) => {
                 let values = self.values(&bias, &[n_rows])?;
-                Some(self.upload(&values[rows])?)
+                Some(upload(self.device, &values[rows])?)
             }
             None => None,
         };
         Ok(Linear { w, bias })
-    }
-
-    fn upload(&self, values: &[f32]) -> Result<B::Buffer, ModelError> {
-        let mut buffer = self.device.buffer(values.len())?;
-        self.device.write(&mut buffer, values)?;
-        Ok(buffer)
     }
 
     /// Reads a range of rows of a matrix.

@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::case::{Case, Expect};
 use crate::chance::Choices;
 use crate::fixtures::Fixtures;
+use crate::kinds::folder_files::{header_end, replaced, with_header, with_setting};
 use crate::kinds::models::mutated;
 
 /// The files of a folder.
@@ -69,7 +70,7 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
     let (mut config, mut tokenizer) = (of.config.to_owned(), of.tokenizer.to_owned());
     let mut weights = of.weights.to_vec();
     let (mut modules, mut pooling, mut limits) = (MODULES.to_owned(), mean(), String::from("{}"));
-    let head = 8 + weights.first_chunk().map_or(0, |length| u64::from_le_bytes(*length) as usize);
+    let head = header_end(&weights);
     let expect = match chance.below(7) {
         0 => {
             weights.truncate(chance.below(weights.len()));
@@ -82,7 +83,6 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
         }
         // Names and shapes.
         2 => {
-            let header = String::from_utf8_lossy(&weights[8..head]).into_owned();
             let pairs = [
                 ("F32", "I64"),
                 ("F32", "F16"),
@@ -95,11 +95,7 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
                 (",32]", ",64]"),
                 ("[160", "[2"),
             ];
-            let (from, to) = chance.of(&pairs);
-            let changed =
-                if chance.one_in(2) { header.replace(from, to) } else { header.replacen(from, to, 1) };
-            let length = (changed.len() as u64).to_le_bytes();
-            weights = [&length, changed.as_bytes(), &weights[head..]].concat();
+            weights = with_header(chance, &weights, &pairs);
             Expect::Either
         }
         3 => mutated(chance, &mut weights, 8, head),
@@ -136,9 +132,7 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
                 ("TemplateProcessing", "RobertaProcessing"),
                 ("}", ""),
             ];
-            let (from, to) = chance.of(&pairs);
-            tokenizer =
-                if chance.one_in(2) { tokenizer.replace(from, to) } else { tokenizer.replacen(from, to, 1) };
+            tokenizer = replaced(chance, &tokenizer, &pairs);
             Expect::Either
         }
     };
@@ -187,10 +181,5 @@ fn with_value(config: &str, chance: &mut Choices) -> String {
         "architectures",
     ];
     let (key, value) = (chance.of(&keys), chance.of(&VALUES));
-    let start = format!("\"{key}\"");
-    let line = |line: &str| match line.trim_start().starts_with(&start) {
-        true => format!("{start}: {value}{}", if line.ends_with(',') { "," } else { "" }),
-        false => line.to_owned(),
-    };
-    config.lines().map(line).collect::<Vec<_>>().join("\n")
+    with_setting(config, key, || value)
 }

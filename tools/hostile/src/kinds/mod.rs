@@ -4,6 +4,7 @@ mod arguments;
 mod chat;
 mod encoders;
 mod fetched;
+mod folder_files;
 mod io_errors;
 mod models;
 mod persisted;

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::case::{Case, Expect};
 use crate::chance::Choices;
 use crate::fixtures::Fixtures;
+use crate::kinds::folder_files::{header_end, with_header, with_setting};
 use crate::kinds::models::mutated;
 
 macro_rules! folder {
@@ -35,7 +36,7 @@ const FOLDERS: [(&str, &[u8]); 6] = [
 pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let (config, weights) = chance.of(&FOLDERS);
     let (mut config, mut weights) = (config.to_owned(), weights.to_vec());
-    let head = 8 + weights.first_chunk().map_or(0, |length| u64::from_le_bytes(*length) as usize);
+    let head = header_end(&weights);
     let expect = match chance.below(6) {
         0 => {
             weights.truncate(chance.below(weights.len()));
@@ -52,21 +53,11 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
         2 => {
             let numbers = ["0", "1", "2", "3", "5", "64", "4294967295", "-1", "1e9", "null", "\"4\""];
             let key = chance.of(&["bits", "group_size", "hidden_size", "num_hidden_layers", "vocab_size"]);
-            let lines =
-                config.lines().map(|line| match line.trim_start().starts_with(&format!("\"{key}\"")) {
-                    true => format!(
-                        "\"{key}\": {}{}",
-                        chance.of(&numbers),
-                        if line.ends_with(',') { "," } else { "" }
-                    ),
-                    false => line.to_owned(),
-                });
-            config = lines.collect::<Vec<_>>().join("\n");
+            config = with_setting(&config, key, || chance.of(&numbers));
             Expect::Either
         }
         // Names, types and shapes.
         3 => {
-            let header = String::from_utf8_lossy(&weights[8..head]).into_owned();
             let pairs = [
                 ("I32", "F32"),
                 ("F8_E4M3", "U8"),
@@ -78,11 +69,7 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
                 ("[128,", "[64,"),
                 (",128]", ",64]"),
             ];
-            let (from, to) = chance.of(&pairs);
-            let changed =
-                if chance.one_in(2) { header.replace(from, to) } else { header.replacen(from, to, 1) };
-            let length = (changed.len() as u64).to_le_bytes();
-            weights = [&length, changed.as_bytes(), &weights[head..]].concat();
+            weights = with_header(chance, &weights, &pairs);
             Expect::Either
         }
         4 => mutated(chance, &mut weights, 8, head),
