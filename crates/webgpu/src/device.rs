@@ -170,6 +170,14 @@ impl BitAnd for Features {
     }
 }
 
+impl BitOr for Features {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
 /// Limits of a device.
 #[derive(Debug, Clone)]
 pub struct Limits {

@@ -2,6 +2,7 @@
 
 use crate::WgpuError;
 use crate::gpu::{Gpu, ready};
+use crate::timer::Timer;
 
 /// Maximum share, in percent, of the device memory that the system grants this program.
 const MAX_OF_BUDGET: u8 = 95;
@@ -57,8 +58,7 @@ pub(crate) fn open(index: usize, max_bytes: u64) -> Result<(Gpu, AdapterReport),
         true => wgpu::Features::SUBGROUP,
         false => wgpu::Features::empty(),
     };
-    // For measurements.
-    let required_features = subgroups | adapter.features() & wgpu::Features::TIMESTAMP_QUERY;
+    let required_features = subgroups | Timer::features(adapter);
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("kvant"),
         required_features,

@@ -48,6 +48,10 @@ mod scratch;
 mod shader;
 #[cfg(test)]
 mod tests;
+#[cfg(not(target_arch = "wasm32"))]
+mod timer;
+#[cfg(target_arch = "wasm32")]
+#[path = "no_timer.rs"]
 mod timer;
 mod top_k;
 mod unroll;

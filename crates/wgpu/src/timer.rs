@@ -30,6 +30,11 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
+    /// Returns the features that a timer needs, as far as the adapter has them.
+    pub fn features(adapter: &wgpu::Adapter) -> wgpu::Features {
+        adapter.features() & wgpu::Features::TIMESTAMP_QUERY
+    }
+
     /// Creates a timer; `None` for a device without timestamps.
     pub fn new(device: &wgpu::Device, queue: &wgpu::Queue) -> Option<Self> {
         if !device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
