@@ -1,96 +1,166 @@
-//! The memory of all pages: one buffer, as a WGSL kernel cannot follow addresses and binds few
-//! buffers. A page is a range of it.
+//! The memory of all pages: a few buffers (*slabs*), as a WGSL kernel cannot follow pointers and
+//! binds few buffers. A page is a range of one of them, and kernels address its words by the number
+//! of the slab and the word.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Gpu, WgpuError};
 
+/// Maximum number of slabs: with them a kernel binds no more than the 8 buffers of every adapter.
+pub(crate) const MAX_SLABS: usize = 4;
+/// Bits of an address for the word within a slab; those above are the number of the slab.
+pub(crate) const WORD_BITS: u32 = 30;
+
 /// Alignment of pages in bytes.
 const ALIGN: usize = 64;
-/// Initial size in bytes.
+/// Initial size of a slab in bytes.
 const FIRST: usize = 1 << 20;
 
-/// Memory that pages share. It grows on demand, up to the maximum binding size.
+/// Memory that pages share. It grows on demand.
 #[derive(Debug)]
 pub(crate) struct Arena {
     gpu: Arc<Gpu>,
-    state: Mutex<ArenaState>,
+    /// Maximum size of a slab in bytes.
+    max_slab_bytes: usize,
+    slabs: Mutex<Vec<Slab>>,
 }
 
 #[derive(Debug)]
-struct ArenaState {
+struct Slab {
     buffer: wgpu::Buffer,
     /// Free ranges, in order, no two of them adjacent.
     free: Vec<Range<usize>>,
 }
 
+/// Where a page begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// The number of its slab.
+    pub slab: usize,
+    /// Its first byte in the slab.
+    pub at: usize,
+}
+
+impl Place {
+    /// Returns the address, in kernels, of the word that begins at byte `offset` of the page.
+    ///
+    /// # Panics
+    /// Unless `offset` is a multiple of 4, as it is for the parts of tiles.
+    pub fn address(self, offset: usize) -> u32 {
+        let at = self.at + offset;
+        assert!(at.is_multiple_of(4), "byte {at} does not begin a word");
+        ((self.slab << WORD_BITS) + at / 4) as u32
+    }
+}
+
 impl Arena {
-    pub fn new(gpu: Arc<Gpu>) -> Result<Self, WgpuError> {
-        let buffer = gpu.allocate(FIRST, PURPOSE)?;
-        Ok(Self { gpu, state: Mutex::new(ArenaState { buffer, free: std::iter::once(0..FIRST).collect() }) })
+    /// Creates an arena with slabs of at most `max_slab_bytes`, or of what a kernel can bind.
+    pub fn new(gpu: Arc<Gpu>, max_slab_bytes: usize) -> Result<Self, WgpuError> {
+        // The largest address within a slab.
+        let addressable = usize::try_from(4_u64 << WORD_BITS).unwrap_or(usize::MAX);
+        let max_slab_bytes = max_slab_bytes.min(addressable).min(gpu.max_binding()) / ALIGN * ALIGN;
+        let first = Slab::new(&gpu, FIRST.min(max_slab_bytes))?;
+        Ok(Self { gpu, max_slab_bytes, slabs: Mutex::new(vec![first]) })
     }
 
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
-    /// Returns the current buffer, for commands that are recorded before another page is taken.
-    pub fn buffer(&self) -> wgpu::Buffer {
-        self.state().buffer.clone()
+    /// Returns the current slabs, for commands that are recorded before another page is taken.
+    pub fn buffers(&self) -> Vec<wgpu::Buffer> {
+        self.slabs().iter().map(|slab| slab.buffer.clone()).collect()
     }
 
-    /// Returns the maximum size.
+    /// Returns the current buffer of slab `slab`, likewise.
+    pub fn buffer(&self, slab: usize) -> wgpu::Buffer {
+        self.slabs()[slab].buffer.clone()
+    }
+
+    /// Returns the maximum size of all pages together.
     pub fn max_bytes(&self) -> usize {
-        self.gpu.max_binding() / ALIGN * ALIGN
+        self.max_slab_bytes.saturating_mul(MAX_SLABS)
     }
 
-    /// Allocates zeroed memory; returns its offset.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// [`WgpuError::OutOfMemory`] if the device has none, or the arena would exceed the maximum
-    /// binding size.
-    pub fn alloc(&self, bytes: usize) -> Result<usize, WgpuError> {
-        let size = bytes.max(1).next_multiple_of(ALIGN);
-        let mut state = self.state();
-        let at = match allocate_first(&mut state.free, size) {
-            Some(at) => at,
+    /// [`WgpuError::OutOfMemory`] if the device has none, or the slabs have reached their maximum.
+    pub fn alloc(&self, bytes: usize) -> Result<Place, WgpuError> {
+        let size = padded(bytes);
+        let mut slabs = self.slabs();
+        let place = match allocate(&mut slabs, size) {
+            Some(place) => place,
             None => {
-                self.grow(&mut state, size)?;
-                allocate_first(&mut state.free, size).expect("room was made for it")
+                self.grow(&mut slabs, size)?;
+                allocate(&mut slabs, size).expect("room was made for it")
             }
         };
-        self.gpu.clear(&state.buffer, at, size);
-        Ok(at)
+        self.gpu.clear(&slabs[place.slab].buffer, place.at, size);
+        Ok(place)
     }
 
     /// Frees a range from [`Arena::alloc`].
-    pub fn release(&self, at: usize, bytes: usize) {
-        release_range(&mut self.state().free, at..at + bytes.max(1).next_multiple_of(ALIGN));
+    pub fn release(&self, Place { slab, at }: Place, bytes: usize) {
+        release_range(&mut self.slabs()[slab].free, at..at + padded(bytes));
     }
 
-    fn grow(&self, state: &mut ArenaState, size: usize) -> Result<(), WgpuError> {
-        let old = state.buffer.size() as usize;
-        let max_bytes = self.max_bytes();
-        let min_bytes = old.saturating_add(size);
-        if min_bytes > max_bytes {
-            return Err(WgpuError::OutOfMemory { bytes: min_bytes, what: PURPOSE });
+    /// Makes room for `size` bytes: in the last slab, or else in a new one.
+    fn grow(&self, slabs: &mut Vec<Slab>, size: usize) -> Result<(), WgpuError> {
+        let has_new = slabs.len() < MAX_SLABS;
+        if let Some(last) = slabs.last_mut() {
+            let old = last.buffer.size() as usize;
+            let min_bytes = old.saturating_add(size);
+            let grown = match min_bytes <= self.max_slab_bytes {
+                true => last.grow(&self.gpu, old.saturating_mul(2).clamp(min_bytes, self.max_slab_bytes)),
+                false => Err(WgpuError::OutOfMemory { bytes: min_bytes, what: PURPOSE }),
+            };
+            if grown.is_ok() || !has_new {
+                return grown;
+            }
         }
-        let new = old.saturating_mul(2).clamp(min_bytes, max_bytes);
-        let buffer = self.gpu.allocate(new, PURPOSE)?;
-        self.gpu.copy(&state.buffer, 0, &buffer, 0, old);
-        state.buffer = buffer;
-        release_range(&mut state.free, old..new);
+        // The device may have room beside a slab that it has not for a larger copy of it.
+        if size > self.max_slab_bytes {
+            return Err(WgpuError::OutOfMemory { bytes: size, what: PURPOSE });
+        }
+        slabs.push(Slab::new(&self.gpu, FIRST.clamp(size, self.max_slab_bytes))?);
         Ok(())
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, ArenaState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn slabs(&self) -> std::sync::MutexGuard<'_, Vec<Slab>> {
+        self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slab {
+    fn new(gpu: &Gpu, bytes: usize) -> Result<Self, WgpuError> {
+        Ok(Self { buffer: gpu.allocate(bytes, PURPOSE)?, free: std::iter::once(0..bytes).collect() })
+    }
+
+    /// Moves to a buffer of `bytes`.
+    fn grow(&mut self, gpu: &Gpu, bytes: usize) -> Result<(), WgpuError> {
+        let old = self.buffer.size() as usize;
+        let buffer = gpu.allocate(bytes, PURPOSE)?;
+        gpu.copy(&self.buffer, 0, &buffer, 0, old);
+        self.buffer = buffer;
+        release_range(&mut self.free, old..bytes);
+        Ok(())
     }
 }
 
 /// Purpose of the memory, in errors.
-const PURPOSE: &str = "the cache, which is one binding of a kernel on this device";
+const PURPOSE: &str = "the cache, which is at most four bindings of a kernel on this device";
+
+fn padded(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(ALIGN)
+}
+
+/// Takes `size` bytes of the first slab that has them.
+fn allocate(slabs: &mut [Slab], size: usize) -> Option<Place> {
+    let mut slabs = slabs.iter_mut().enumerate();
+    slabs.find_map(|(slab, of)| Some(Place { slab, at: allocate_first(&mut of.free, size)? }))
+}
 
 /// Takes `size` bytes of the first range that is large enough.
 fn allocate_first(free: &mut Vec<Range<usize>>, size: usize) -> Option<usize> {

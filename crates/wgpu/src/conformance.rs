@@ -7,6 +7,7 @@ use kvant_conformance::kv::{Batch, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, Coverage, DeviceUnderTest, OPS, suites};
 
+use crate::arena::MAX_SLABS;
 use crate::tests::{device, skipped};
 use crate::{AttendVariant, CodebookLookup, TypeClass, WgpuDevice};
 
@@ -16,12 +17,16 @@ fn subject() -> Option<DeviceUnderTest<WgpuDevice>> {
     Some(subject.with_coverage(Coverage::Each))
 }
 
-/// Runs the suite `op`, and prints the cases that it skips.
 fn run_suite(op: &str) {
     let Some(subject) = subject() else { return };
+    run_suite_on(&subject, op);
+}
+
+/// Runs the suite `op`, and prints the cases that it skips.
+fn run_suite_on(subject: &DeviceUnderTest<WgpuDevice>, op: &str) {
     let suites = suites();
     let suite = suites.iter().find(|suite| suite.op == op).expect("a suite of this name");
-    if let Some(reason) = (suite.run)(&subject).reason() {
+    if let Some(reason) = (suite.run)(subject).reason() {
         skipped(&reason);
     }
 }
@@ -85,6 +90,42 @@ fn spans_of_tokens_are_joined() {
         let (got, alone) = (answers(&subject, rows), answers(&subject, 1));
         assert!(got[..alone.len()] == alone, "{}: the first row has other bits than alone", what());
         assert!(answers(&other, rows) == got, "{}: other bits with other chunks at a time", what());
+    }
+}
+
+/// Sequences whose blocks lie in four slabs have the bits that they have in one; so has recurrent
+/// state.
+#[test]
+fn pages_lie_in_any_slab() {
+    let Some(one_slab) = subject() else { return };
+    let with_slabs = |max_slab_bytes| {
+        let device = WgpuDevice::open_with_slabs(0, max_slab_bytes).unwrap();
+        DeviceUnderTest::new("wgpu", device, Arithmetic::EightBit, Attention::Exact)
+    };
+    let turbo = Shape { k_head_dim: 64, v_head_dim: 64, ..Shape::new(DType::Turbo3, DType::Turbo4) };
+    let shared_kv =
+        Shape { k_head_dim: 96, v_head_dim: 64, shared_kv: true, ..Shape::new(DType::F16, DType::F16) };
+    for (shape, n, max_slab_bytes) in [(turbo, 1000, 24 << 10), (shared_kv, 500, 40 << 10)] {
+        let what = || one_slab.case("attend", format_args!("{shape:?}, {n} tokens"));
+        let tokens = Tokens::gaussian(shape, n, 3);
+        let q = gaussian(4, 3 * shape.n_heads() * shape.k_head_dim, 1.0);
+        let answers = |subject: &DeviceUnderTest<WgpuDevice>| {
+            let mut batch = Batch::fed(subject, &tokens, n - 3, 64).unwrap();
+            batch.append(&[3]).unwrap();
+            batch.assert_stored_tokens(&what);
+            let got = batch.attend(&q, &what).unwrap();
+            batch.assert_answers(&q, &got, &what);
+            (got, subject.device().n_slabs())
+        };
+        let (want, n_slabs) = answers(&one_slab);
+        assert_eq!(n_slabs, 1);
+        let (got, n_slabs) = answers(&with_slabs(max_slab_bytes));
+        assert!(got == want && n_slabs == MAX_SLABS, "{}: {n_slabs} slabs", what());
+    }
+    for (op, max_slab_bytes) in [("recur", 400 << 10), ("short_conv", 16 << 10)] {
+        let subject = with_slabs(max_slab_bytes).with_coverage(Coverage::Each);
+        run_suite_on(&subject, op);
+        assert!(subject.device().n_slabs() > 1, "{op}");
     }
 }
 

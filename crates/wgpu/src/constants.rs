@@ -60,6 +60,12 @@ impl Constants {
         self
     }
 
+    /// Adds declarations of any kind.
+    pub fn declaration(mut self, text: &str) -> Self {
+        self.text += text;
+        self
+    }
+
     /// Unrolls the loops that constants count (`unroll.rs`).
     pub fn unrolling(mut self) -> Self {
         self.unrolls = true;

@@ -7,13 +7,12 @@ use naga::proc::Layouter;
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module};
 
+use crate::arena::MAX_SLABS;
 use crate::constants::Constants;
 use crate::shader::{Source, Text};
 use crate::{append, attend, elementwise, experts, matmul, norm, recurrent, rope, top_k};
 
-static PLAIN: [&Source; 11] = [
-    &append::SOURCE,
-    &attend::PROLOGUE_EPILOGUE,
+static PLAIN: [&Source; 9] = [
     &elementwise::SOURCE,
     &experts::ROUTE,
     &experts::COMBINE,
@@ -34,7 +33,8 @@ const MAX_BUFFERS: usize = 8;
 /// Returns every source, and every variant of those that have several.
 pub(crate) fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
     let plain = PLAIN.into_iter().map(|source| (source, Constants::default()));
-    plain.chain(matmul::variants()).chain(attend::variants())
+    let appends = [1, MAX_SLABS].map(|n_slabs| (&append::SOURCE, append::variant(n_slabs)));
+    plain.chain(appends).chain(matmul::variants()).chain(attend::variants())
 }
 
 /// Parses and validates a source without optional features, except subgroups in the variants that

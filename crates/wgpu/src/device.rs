@@ -43,7 +43,14 @@ impl WgpuDevice {
     /// As [`WgpuDevice::open`], with bindings of at most `max_bytes`.
     pub(crate) fn open_within(index: usize, max_bytes: u64) -> Result<Self> {
         let (gpu, report) = adapter::open(index, max_bytes)?;
-        Self::new(gpu, report)
+        Self::new(gpu, report, usize::MAX)
+    }
+
+    /// As [`WgpuDevice::open`], with slabs of the cache of at most `max_slab_bytes`.
+    #[cfg(test)]
+    pub(crate) fn open_with_slabs(index: usize, max_slab_bytes: usize) -> Result<Self> {
+        let (gpu, report) = adapter::open(index, u64::MAX)?;
+        Self::new(gpu, report, max_slab_bytes)
     }
 
     /// Opens the first adapter with the kernel shapes of a GPU if it is software, and vice versa.
@@ -51,12 +58,12 @@ impl WgpuDevice {
     pub(crate) fn open_with_other_shapes() -> Result<Self> {
         let (mut gpu, report) = adapter::open(0, u64::MAX)?;
         gpu.invert_is_software();
-        Self::new(gpu, report)
+        Self::new(gpu, report, usize::MAX)
     }
 
-    fn new(gpu: Gpu, report: AdapterReport) -> Result<Self> {
+    fn new(gpu: Gpu, report: AdapterReport, max_slab_bytes: usize) -> Result<Self> {
         let gpu = Arc::new(gpu);
-        let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
+        let arena = Arc::new(Arena::new(Arc::clone(&gpu), max_slab_bytes)?);
         let variants = [AttendVariant::of_adapter(&report); 3];
         Ok(Self { gpu, arena, report, rows: Mutex::default(), variants })
     }
@@ -92,6 +99,12 @@ impl WgpuDevice {
     /// Returns the work submitted and the bytes moved since the device was opened.
     pub fn traffic(&self) -> Traffic {
         self.gpu.traffic()
+    }
+
+    /// Returns the number of slabs of the cache.
+    #[cfg(test)]
+    pub(crate) fn n_slabs(&self) -> usize {
+        self.arena.buffers().len()
     }
 
     #[cfg(test)]
@@ -219,7 +232,7 @@ impl Kernels for WgpuDevice {
     fn read_page(&self, page: &WgpuPage, dst: &mut [u8]) -> Result<()> {
         BackendError::check_equal("read_page", "length of the page", page.n_bytes(), dst.len())?;
         let mut words = vec![0; page.padded()];
-        self.gpu.read(&self.arena.buffer(), page.at(), &mut words)?;
+        self.gpu.read(&page.slab(), page.at(), &mut words)?;
         dst.copy_from_slice(&words[..dst.len()]);
         Ok(())
     }
@@ -228,7 +241,7 @@ impl Kernels for WgpuDevice {
         BackendError::check_equal("write_page", "length of the page", page.n_bytes(), src.len())?;
         let mut words = src.to_vec();
         words.resize(page.padded(), 0);
-        Ok(self.gpu.write(&self.arena.buffer(), page.at(), &words)?)
+        Ok(self.gpu.write(&page.slab(), page.at(), &words)?)
     }
 
     fn embed(&self, table: &WgpuMatrix, tokens: &[u32], scale: f32, out: &mut WgpuBuffer) -> Result<()> {
@@ -385,7 +398,7 @@ impl Kernels for WgpuDevice {
         step_tiles: Option<&mut WgpuPage>,
     ) -> Result<()> {
         let (k, v) = (&k.buffer, &v.buffer);
-        append::append(&self.gpu, &self.arena.buffer(), parts, [k, v], step_tiles.as_deref())
+        append::append(&self.gpu, &self.arena.buffers(), parts, [k, v], step_tiles.as_deref())
     }
 
     fn attend(
@@ -400,7 +413,7 @@ impl Kernels for WgpuDevice {
         let (q, sinks, out) = (&q.buffer, sinks.map(|sinks| &sinks.buffer), &out.buffer);
         let args = AttendArgs { params, parts, q, sinks, step_tiles, out };
         let all_stages = attend::STAGES.len() - 1;
-        attend::attend(&self.gpu, &self.arena.buffer(), self.variants, all_stages, args)
+        attend::attend(&self.gpu, &self.arena.buffers(), self.variants, all_stages, args)
     }
 
     fn time_kernels(&self, is_on: bool) -> Result<bool> {
@@ -426,7 +439,7 @@ impl Kernels for WgpuDevice {
     ) -> Result<()> {
         let (q, out) = (&q.buffer, &out.buffer);
         let args = AttendArgs { params, parts, q, sinks: None, step_tiles, out };
-        attend::attend(&self.gpu, &self.arena.buffer(), self.variants, stage, args)
+        attend::attend(&self.gpu, &self.arena.buffers(), self.variants, stage, args)
     }
 
     fn short_conv(
@@ -438,7 +451,7 @@ impl Kernels for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         let buffers = [&x.buffer, &kernel.buffer, &y.buffer];
-        Ok(recurrent::short_conv(&self.gpu, &self.arena.buffer(), parts, conv, buffers)?)
+        Ok(recurrent::short_conv(&self.gpu, parts, conv, buffers)?)
     }
 
     fn linear_attention(
@@ -448,7 +461,7 @@ impl Kernels for WgpuDevice {
         inputs: StateInputs<&WgpuBuffer>,
         y: &mut WgpuBuffer,
     ) -> Result<()> {
-        Ok(recurrent::linear_attention(&self.gpu, &self.arena.buffer(), parts, &heads, inputs, &y.buffer)?)
+        Ok(recurrent::linear_attention(&self.gpu, parts, &heads, inputs, &y.buffer)?)
     }
 
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {

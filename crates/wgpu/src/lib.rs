@@ -46,6 +46,7 @@ mod recurrent;
 mod rope;
 mod scratch;
 mod shader;
+mod slabs;
 #[cfg(test)]
 mod tests;
 #[cfg(not(target_arch = "wasm32"))]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvant_backend::{Buffer, Page, Result};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Place};
 
 /// f32 activations on the device.
 #[derive(Debug)]
@@ -23,20 +23,30 @@ impl Buffer for WgpuBuffer {
 #[derive(Debug)]
 pub struct WgpuPage {
     arena: Arc<Arena>,
-    at: usize,
+    place: Place,
     n_bytes: usize,
 }
 
 impl WgpuPage {
     /// Creates a zeroed page.
     pub(crate) fn new(arena: &Arc<Arena>, n_bytes: usize) -> Result<Self> {
-        let at = arena.alloc(n_bytes)?;
-        Ok(Self { arena: Arc::clone(arena), at, n_bytes })
+        let place = arena.alloc(n_bytes)?;
+        Ok(Self { arena: Arc::clone(arena), place, n_bytes })
     }
 
-    /// Returns its offset in bytes.
+    /// Returns the address, in kernels, of the word that begins at byte `offset`.
+    pub(crate) fn address(&self, offset: usize) -> u32 {
+        self.place.address(offset)
+    }
+
+    /// Returns its first byte in its slab.
     pub(crate) fn at(&self) -> usize {
-        self.at
+        self.place.at
+    }
+
+    /// Returns its slab, for commands that are recorded before another page is taken.
+    pub(crate) fn slab(&self) -> wgpu::Buffer {
+        self.arena.buffer(self.place.slab)
     }
 
     /// Returns its size in bytes, in whole words.
@@ -54,18 +64,17 @@ impl Page for WgpuPage {
 
     fn duplicate(&self) -> Result<Self> {
         let new = Self::new(&self.arena, self.n_bytes)?;
-        let buffer = self.arena.buffer();
         // A device does not copy within one buffer: copies through another.
         let gpu = self.arena.gpu();
         let staging = gpu.scratch(self.padded(), "a copy of a page")?;
-        gpu.copy(&buffer, self.at, &staging, 0, self.padded());
-        gpu.copy(&staging, 0, &buffer, new.at, self.padded());
+        gpu.copy(&self.slab(), self.at(), &staging, 0, self.padded());
+        gpu.copy(&staging, 0, &new.slab(), new.at(), self.padded());
         Ok(new)
     }
 }
 
 impl Drop for WgpuPage {
     fn drop(&mut self) {
-        self.arena.release(self.at, self.n_bytes);
+        self.arena.release(self.place, self.n_bytes);
     }
 }

@@ -5,7 +5,7 @@
 // tile and encodes its row as the reference does, slice by slice; the results of all slots are
 // packed into words together, as a word holds several slots.
 
-// A tile to write. Addresses are in words of the arena, or NONE.
+// A tile to write. Addresses are those of `word_at`, or NONE.
 struct Write {
     tile: u32,
     tail: u32,           // the tail tile with the slots that are in the tail
@@ -36,7 +36,6 @@ struct Write {
 @group(0) @binding(0) var<storage, read> writes: array<Write>;
 @group(0) @binding(1) var<storage, read> keys: array<u32>;
 @group(0) @binding(2) var<storage, read> values: array<u32>;
-@group(0) @binding(3) var<storage, read_write> arena: array<u32>;
 
 const SPAN: u32 = 128u;
 // Codes, or 16-bit or 32-bit numbers, of a slice, for each slot.
@@ -48,8 +47,8 @@ fn begin(range: u32) -> u32 { return range & 0xffffu; }
 fn end(range: u32) -> u32 { return range >> 16u; }
 fn is_in(slot: u32, range: u32) -> bool { return slot >= begin(range) && slot < end(range); }
 
-fn half_in_arena(address: u32, index: u32) -> u32 {
-    return (arena[address + index / 2u] >> (16u * (index % 2u))) & 0xffffu;
+fn half_bits_at(address: u32, index: u32) -> u32 {
+    return (word_at(address + index / 2u) >> (16u * (index % 2u))) & 0xffffu;
 }
 
 // Loads values at .. at + n of the row of slot `slot`, ready to encode, into `row`. `old_range`
@@ -57,7 +56,7 @@ fn half_in_arena(address: u32, index: u32) -> u32 {
 fn load(w: Write, slot: u32, at: u32, n: u32, tail: u32, old_range: u32, new_range: u32, first_row: u32) {
     if is_in(slot, old_range) && !is_in(slot, new_range) {
         for (var i = 0u; i < n; i++) {
-            row[i] = from_half(half_in_arena(tail, float_index(w.is_key != 0u, w.dim, slot, at + i)));
+            row[i] = from_half(half_bits_at(tail, float_index(w.is_key != 0u, w.dim, slot, at + i)));
         }
         return;
     }
@@ -68,8 +67,8 @@ fn load(w: Write, slot: u32, at: u32, n: u32, tail: u32, old_range: u32, new_ran
             var bits = 0u;
             if w.of_keys != 0u { bits = keys[first + at + i]; } else { bits = values[first + at + i]; }
             value = bitcast<f32>(bits);
-            if w.scale != NONE { value *= bitcast<f32>(arena[w.scale + at + i]); }
-            if w.shift != NONE { value += bitcast<f32>(arena[w.shift + at + i]); }
+            if w.scale != NONE { value *= bitcast<f32>(word_at(w.scale + at + i)); }
+            if w.shift != NONE { value += bitcast<f32>(word_at(w.shift + at + i)); }
         }
         row[i] = clamped(value, HALF_MAX);
     }
@@ -86,7 +85,7 @@ fn write_floats(w: Write, address: u32, dtype: u32, at: u32, n: u32, range: u32,
     if dtype == F32 {
         if is_in(thread, range) {
             for (var i = 0u; i < n; i++) {
-                arena[address + float_index(is_key, w.dim, thread, at + i)] = stage[thread * SPAN + i];
+                set_word(address + float_index(is_key, w.dim, thread, at + i), stage[thread * SPAN + i]);
             }
         }
         return;
@@ -98,10 +97,10 @@ fn write_floats(w: Write, address: u32, dtype: u32, at: u32, n: u32, range: u32,
         let other_slot = select(slot, slot + 1u, is_key);
         let other = select(i + 1u, i, is_key);
         let index = address + float_index(is_key, w.dim, slot, at + i) / 2u;
-        var word = arena[index];
+        var word = word_at(index);
         if is_in(slot, range) { word = (word & 0xffff0000u) | stage[slot * SPAN + i]; }
         if is_in(other_slot, range) { word = (word & 0xffffu) | (stage[other_slot * SPAN + other] << 16u); }
-        arena[index] = word;
+        set_word(index, word);
     }
 }
 
@@ -129,7 +128,7 @@ fn write_plane(w: Write, address: u32, bits: u32, is_high: bool, first: u32, n: 
     for (var index = thread; index < n / 4u * words_of_group; index += TILE) {
         let group = index / words_of_group;
         let at = index % words_of_group;
-        var word = arena[address + index];
+        var word = word_at(address + index);
         for (var field = 0u; field < 32u / bits; field++) {
             var j = 4u * at + field % 4u + 8u * bits * (field / 4u);
             var shift = 8u * (field % 4u) + bits * (field / 4u);
@@ -144,16 +143,16 @@ fn write_plane(w: Write, address: u32, bits: u32, is_high: bool, first: u32, n: 
             let plane_bits = select(code & mask, code >> 2u, is_high);
             word = (word & ~(mask << shift)) | (plane_bits << shift);
         }
-        arena[address + index] = word;
+        set_word(address + index, word);
     }
 }
 
 fn write_block(w: Write, address: u32, first: u32, n: u32, block: u32, range: u32, thread: u32) {
     if thread < TILE / 2u {
-        var word = arena[address + thread];
+        var word = word_at(address + thread);
         if is_in(2u * thread, range) { word = (word & 0xffff0000u) | scales[8u * thread + block]; }
         if is_in(2u * thread + 1u, range) { word = (word & 0xffffu) | (scales[8u * thread + 4u + block] << 16u); }
-        arena[address + thread] = word;
+        set_word(address + thread, word);
     }
     let planes = address + SCALE_WORDS;
     let bits = code_bits(w.dtype);
@@ -168,7 +167,7 @@ fn write_block(w: Write, address: u32, first: u32, n: u32, block: u32, range: u3
 // Encodes the thread's slice: codes and scales into the stage.
 fn stage_codes(w: Write, at: u32, n: u32, thread: u32) {
     for (var i = 0u; i < n; i++) {
-        if w.centre != NONE { row[i] -= from_half(half_in_arena(w.centre, at + i)); }
+        if w.centre != NONE { row[i] -= from_half(half_bits_at(w.centre, at + i)); }
         row[i] *= w.alpha;
     }
     if is_turbo(w.dtype) {
@@ -264,7 +263,7 @@ fn centre(
         for (var k = 0u; k < n / TILE; k += 2u) {
             let low = to_half(clamped(sums[k] * w.inverse_rows, HALF_MAX));
             let high = to_half(clamped(sums[k + 1u] * w.inverse_rows, HALF_MAX));
-            arena[w.centre + (at + thread * (n / TILE) + k) / 2u] = low | (high << 16u);
+            set_word(w.centre + (at + thread * (n / TILE) + k) / 2u, low | (high << 16u));
         }
         workgroupBarrier();
         at += n;

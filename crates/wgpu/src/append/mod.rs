@@ -11,7 +11,8 @@ use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, tre
 
 use crate::constants::Constants;
 use crate::elementwise::MATH;
-use crate::kv::{NONE, TILES, balance, has_centres, number, word};
+use crate::kv::{NONE, TILES, balance, has_centres, number};
+use crate::slabs::{Access, with_slabs};
 use crate::{Gpu, Part, Source, WgpuPage, groups, kv};
 
 pub(crate) static SOURCE: Source = Source {
@@ -144,6 +145,11 @@ fn normal(x: f64) -> (u64, i32) {
     (((bits & (hidden - 1)) | hidden) << 11, (bits >> 52) as i32 - 1075 - 11)
 }
 
+/// Returns the constants of the kernels for `n_slabs` slabs.
+pub(crate) fn variant(n_slabs: usize) -> Constants {
+    Constants::default().slabs(n_slabs, Access::ReadWrite)
+}
+
 /// The writes of a step.
 #[derive(Default)]
 struct Lists {
@@ -156,7 +162,7 @@ struct Lists {
 /// the memory and checked the shapes.
 pub(crate) fn append(
     gpu: &Gpu,
-    arena: &wgpu::Buffer,
+    slabs: &[wgpu::Buffer],
     parts: &[KvBatchEntry<'_, WgpuPage>],
     [k, v]: [&wgpu::Buffer; 2],
     step_tiles: Option<&WgpuPage>,
@@ -172,8 +178,8 @@ pub(crate) fn append(
     for (name, list) in [("centre", lists.centres), ("append", lists.first), ("append", lists.tails)] {
         // A list travels in the parameters of its launch.
         for list in list.chunks(4096) {
-            let kernel = gpu.kernel(&SOURCE, name)?;
-            let bindings = [(1, k), (2, v), (3, arena)];
+            let kernel = gpu.variant(&SOURCE, name, &[slabs.len() as u32], || variant(slabs.len()))?;
+            let bindings = with_slabs(&[(1, k), (2, v)], slabs);
             gpu.launch(&kernel, groups(list.len(), 1), &(), list, &bindings)?;
         }
     }
@@ -196,7 +202,7 @@ impl Lists {
             let centre = match write.place {
                 TileLocation::Main(tile) if has_centres(spec) => {
                     let block = part.memory.tile(tensor, TileLocation::Main(tile)).page;
-                    word(block.at() + tensor.centre)
+                    block.address(tensor.centre)
                 }
                 _ => NONE,
             };
@@ -215,12 +221,10 @@ impl Lists {
             }
             let all = Write { tail, centre, ..with_slots(common, part, &write.rows()) };
             let tile = part.memory.tile(tensor, write.place);
-            let tile_at = word(tile.page.at() + tile.offset);
+            let tile_at = tile.page.address(tile.offset);
             let in_tail = matches!(write.place, TileLocation::Tail(_));
             let step_tile = match step_tiles {
-                Some(page) if write.in_step_tiles => {
-                    word(page.at() + part.step_tile_offset(tensor, write.tile))
-                }
+                Some(page) if write.in_step_tiles => page.address(part.step_tile_offset(tensor, write.tile)),
                 _ => NONE,
             };
             if !in_tail || step_tile != NONE {
@@ -298,7 +302,7 @@ fn tail(part: &KvBatchEntry<'_, WgpuPage>, tensor: &KvTensor, rows: &TileRows) -
         return NONE;
     }
     let tile = part.memory.tile(tensor, TileLocation::Tail(rows.tile % tensor.spec.tail_tiles));
-    word(tile.page.at() + tile.offset)
+    tile.page.address(tile.offset)
 }
 
 /// Packs a range of slots into a word.

@@ -9,14 +9,17 @@ use kvant_codec::tile::Side;
 use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
 use super::list::TENSOR_WORDS;
+use super::variants::CodebookLookup;
 #[cfg(test)]
 use super::variants::MAX_SLOTS;
-use super::variants::{AttendVariant, CodebookLookup};
 use super::{OP, SPAN};
+#[cfg(test)]
+use crate::arena::MAX_SLABS;
 use crate::constants::Constants;
 use crate::elementwise::MATH;
 use crate::kv::{TILES, has_centres, number};
 use crate::shader::Kernel;
+use crate::slabs::Access;
 use crate::{Gpu, Part, Source, kv};
 
 /// Values of a partial result besides its sums of values: maximum and sum of the weights.
@@ -32,15 +35,13 @@ pub const MAX_DIMS: usize = MAX_DIMS_PER_THREAD * THREADS;
 /// fill half of the memory that every adapter has for a workgroup. On a CPU, threads of other
 /// chunks take turns.
 const MAX_CHUNK_QUERIES: usize = 16;
-/// Numbers of a variant.
-const N_NUMBERS: usize = 9;
 
 const LIST: Part = Part { name: "list.wgsl", text: include_str!("list.wgsl") };
 const READ: Part = Part { name: "read.wgsl", text: include_str!("read.wgsl") };
 const ATTEND: Part = Part { name: "attend.wgsl", text: include_str!("attend.wgsl") };
 
 /// Prologue and epilogue of attention.
-pub(crate) static PROLOGUE_EPILOGUE: Source = Source {
+static PROLOGUE_EPILOGUE: Source = Source {
     parts: &[
         MATH,
         TILES,
@@ -112,47 +113,62 @@ impl KernelKind {
     }
 }
 
-/// Returns the kernel for KV tensors of `kind` and jobs of `slots` queries.
-pub fn variant_kernel(
-    gpu: &Gpu,
-    kind: KernelKind,
-    variant: AttendVariant,
-    slots: usize,
-    stage: usize,
-) -> Result<Arc<Kernel>> {
-    let chunks = if gpu.is_software() { 1 } else { MAX_CHUNK_QUERIES / slots };
-    let variant_numbers = variant_numbers(kind, [variant.words, slots, chunks], stage);
-    let key = variant_numbers.map(|(_, number)| number);
-    Ok(gpu.variant(source(variant.look_ups), "attend", &key, || constants_of(variant_numbers))?)
+/// A variant of the kernel of attention.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelVariant {
+    pub kind: KernelKind,
+    /// Words that a thread reads of each chunk.
+    pub words: usize,
+    /// Queries of a job.
+    pub slots: usize,
+    /// Chunks that a workgroup takes at a time.
+    pub chunks: usize,
+    pub n_slabs: usize,
+    /// The number of the stage in [`STAGES`].
+    pub stage: usize,
 }
 
-/// Returns the constants of a variant: words per thread, queries of a job, chunks at a time.
-fn variant_numbers(
-    kind: KernelKind,
-    [words, slots, chunks]: [usize; 3],
-    stage: usize,
-) -> [(&'static str, u32); N_NUMBERS] {
-    let [k, v] = kind.types;
-    [
-        ("K_TYPE", k),
-        ("V_TYPE", v),
-        ("IS_SHARED_KV", kind.is_shared_kv.into()),
-        ("HAS_CENTRES", kind.has_centres.into()),
-        ("DIM_CHUNKS", kind.dim_chunks),
-        ("QUADS", (slots / 4) as u32),
-        ("WORDS", words as u32),
-        ("CHUNKS", chunks as u32),
-        ("STAGE", stage as u32),
-    ]
+impl KernelVariant {
+    fn numbers(self) -> [(&'static str, usize); 9] {
+        let [k, v] = self.kind.types;
+        [
+            ("K_TYPE", k as usize),
+            ("V_TYPE", v as usize),
+            ("IS_SHARED_KV", self.kind.is_shared_kv.into()),
+            ("HAS_CENTRES", self.kind.has_centres.into()),
+            ("DIM_CHUNKS", self.kind.dim_chunks as usize),
+            ("QUADS", self.slots / 4),
+            ("WORDS", self.words),
+            ("CHUNKS", self.chunks),
+            ("STAGE", self.stage),
+        ]
+    }
+
+    fn constants(self) -> Constants {
+        let constants = Constants::default().slabs(self.n_slabs, Access::Read);
+        self.numbers().into_iter().fold(constants, |all, (name, number)| all.whole(name, number))
+    }
 }
 
-fn constants_of(variant_numbers: [(&'static str, u32); N_NUMBERS]) -> Constants {
-    variant_numbers.into_iter().fold(Constants::default(), |all, (name, n)| all.whole(name, n as usize))
+/// Returns the number of chunks that a workgroup takes at a time, for jobs of `slots` queries.
+pub fn chunks_at_a_time(gpu: &Gpu, slots: usize) -> usize {
+    if gpu.is_software() { 1 } else { MAX_CHUNK_QUERIES / slots }
+}
+
+/// Returns a variant of the kernel, with these look-ups.
+pub fn variant_kernel(gpu: &Gpu, look_ups: CodebookLookup, variant: KernelVariant) -> Result<Arc<Kernel>> {
+    let numbers = variant.numbers().map(|(_, number)| number as u32);
+    let key: Vec<u32> = numbers.into_iter().chain([variant.n_slabs as u32]).collect();
+    Ok(gpu.variant(source(look_ups), "attend", &key, || variant.constants())?)
 }
 
 /// Returns the kernels that prepare queries and join spans.
-pub fn prologue_epilogue(gpu: &Gpu) -> Result<[Arc<Kernel>; 2]> {
-    Ok([gpu.kernel(&PROLOGUE_EPILOGUE, "prepare_queries")?, gpu.kernel(&PROLOGUE_EPILOGUE, "combine_spans")?])
+pub fn prologue_epilogue(gpu: &Gpu, n_slabs: usize) -> Result<[Arc<Kernel>; 2]> {
+    let kernel = |name| {
+        let constants = || Constants::default().slabs(n_slabs, Access::Read);
+        gpu.variant(&PROLOGUE_EPILOGUE, name, &[n_slabs as u32], constants)
+    };
+    Ok([kernel("prepare_queries")?, kernel("combine_spans")?])
 }
 
 fn prologue_epilogue_constants() -> Constants {
@@ -206,7 +222,7 @@ fn shared() -> Constants {
 }
 
 /// Returns all sources of attention and their constants: every attention variant, and every type of
-/// keys and of values.
+/// keys and of values; prologue and epilogue, and some variants, with all slabs too.
 #[cfg(test)]
 pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
     let kind = |dtypes: [DType; 2], is_shared_kv, dim_chunks| {
@@ -218,14 +234,16 @@ pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
         CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MAX_SLOTS)]);
     let chunk_variants = lookup_variants
         .flat_map(|variant| [1, MAX_CHUNK_QUERIES / variant.2].map(|chunks| (variant, chunks)));
+    let stage = STAGES.len() - 1;
     let sources = chunk_variants.flat_map(|((look_ups, words, slots), chunks)| {
-        let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
+        let kinds = kv::TYPES.map(|dtype| (kind([dtype; 2], false, 1), 1));
         let shared_kv = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];
-        let all = kinds.into_iter().chain(shared_kv);
-        all.map(move |kind| {
-            let variant_numbers = variant_numbers(kind, [words, slots, chunks], STAGES.len() - 1);
-            (source(look_ups), constants_of(variant_numbers))
+        let all = kinds.into_iter().chain(shared_kv.map(|kind| (kind, MAX_SLABS)));
+        all.map(move |(kind, n_slabs)| {
+            let variant = KernelVariant { kind, words, slots, chunks, n_slabs, stage };
+            (source(look_ups), variant.constants())
         })
     });
-    sources.collect()
+    let ends = [1, MAX_SLABS].map(|n| (&PROLOGUE_EPILOGUE, Constants::default().slabs(n, Access::Read)));
+    sources.chain(ends).collect()
 }

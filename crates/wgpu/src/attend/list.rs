@@ -79,7 +79,7 @@ impl List {
         }
         for part in parts {
             let blocks = part.memory.blocks().iter();
-            words.extend(blocks.map(|block| block.as_ref().map_or(NONE, |page| word(page.at()))));
+            words.extend(blocks.map(|block| block.as_ref().map_or(NONE, |page| page.address(0))));
         }
         let spans = first_span..end_span;
         Ok(Self { words, jobs, spans, jobs_at, windows_at, tensors_at, kinds })
@@ -129,10 +129,10 @@ fn tensor_words(
     }
     let tiles = part.step_tiles(tensor);
     let step_tiles = match step_tiles {
-        Some(page) if !tiles.is_empty() => word(page.at() + part.step_tile_offset(tensor, tiles.start)),
+        Some(page) if !tiles.is_empty() => page.address(part.step_tile_offset(tensor, tiles.start)),
         _ => NONE,
     };
-    let within = |page: Option<_>, at: usize| page.map_or(NONE, |page: &WgpuPage| word(page.at() + at));
+    let within = |page: Option<_>, at: usize| page.map_or(NONE, |page: &WgpuPage| page.address(at));
     let [sink, tail] = [part.memory.sink(), part.memory.tail()].map(|page| page.map(|page| &***page));
     Ok([
         number(OP, spec)?,

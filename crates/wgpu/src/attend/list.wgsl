@@ -51,7 +51,6 @@ struct KvTensor {
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
-@group(0) @binding(3) var<storage, read> arena: array<u32>;
 
 fn kv_tensor(number: u32) -> KvTensor {
     let at = p.tensors_at + number * TENSOR_WORDS;

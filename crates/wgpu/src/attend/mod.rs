@@ -12,15 +12,16 @@ use kvant_backend::{AttendParams, KvBatchEntry, Result};
 
 pub(crate) use kernels::STAGES;
 #[cfg(test)]
-pub(crate) use kernels::{PROLOGUE_EPILOGUE, variants};
+pub(crate) use kernels::variants;
 pub use tune::AttendTrial;
 pub use variants::{AttendVariant, CodebookLookup, TypeClass};
 pub use work::AttendWork;
 
 use crate::gpu::product;
 use crate::recording::MAX_WORK;
+use crate::slabs::with_slabs;
 use crate::{Gpu, WgpuPage, groups};
-use kernels::SUMS;
+use kernels::{KernelVariant, SUMS};
 use list::List;
 use variants::MAX_SLOTS;
 
@@ -70,7 +71,7 @@ pub(crate) struct AttendArgs<'a> {
 /// tensor serves all, as all jobs have the same number of queries.
 pub(crate) fn attend(
     gpu: &Gpu,
-    arena: &wgpu::Buffer,
+    slabs: &[wgpu::Buffer],
     variants: [AttendVariant; 3],
     stage: usize,
     AttendArgs { params, parts, q, sinks, step_tiles, out }: AttendArgs<'_>,
@@ -106,9 +107,13 @@ pub(crate) fn attend(
         nan_bits: f32::NAN.to_bits(),
         ..Params::zeroed()
     };
-    let kernels = list.kinds.iter().map(|kind| kernels::variant_kernel(gpu, *kind, variant, slots, stage));
+    let (words, chunks, n_slabs) = (variant.words, kernels::chunks_at_a_time(gpu, slots), slabs.len());
+    let kernels = list.kinds.iter().map(|&kind| {
+        let kernel = KernelVariant { kind, words, slots, chunks, n_slabs, stage };
+        kernels::variant_kernel(gpu, variant.look_ups, kernel)
+    });
     let kernels = kernels.collect::<Result<Vec<_>>>()?;
-    let [prepare, combine] = kernels::prologue_epilogue(gpu)?;
+    let [prepare, combine] = kernels::prologue_epilogue(gpu, slabs.len())?;
 
     let spans = list.spans.len();
     let queries_of_job = params.n_kv_heads * slots;
@@ -128,14 +133,15 @@ pub(crate) fn attend(
         let query_grid = groups(jobs * queries_of_job, 1);
         let [queries, tokens, values] = work_of_job;
         gpu.count_work([jobs, queries, tokens, values]);
-        gpu.launch(&prepare, query_grid, &kernel_params, &list.words, &[(1, q), (2, prepared), (3, arena)])?;
+        let bindings = with_slabs(&[(1, q), (2, prepared)], slabs);
+        gpu.launch(&prepare, query_grid, &kernel_params, &list.words, &bindings)?;
         let sinks = sinks.unwrap_or(gpu.unused_buffer());
         for kernel in &kernels {
             let job_grid = groups(jobs * params.n_kv_heads, spans);
-            let bindings = [(1, prepared), (2, sinks), (3, arena), (5, partials)];
+            let bindings = with_slabs(&[(1, prepared), (2, sinks), (5, partials)], slabs);
             gpu.launch(kernel, job_grid, &kernel_params, &list.words, &bindings)?;
         }
-        let bindings = [(2, prepared), (3, arena), (4, out), (5, partials)];
+        let bindings = with_slabs(&[(2, prepared), (4, out), (5, partials)], slabs);
         gpu.launch(&combine, query_grid, &kernel_params, &list.words, &bindings)?;
     }
     Ok(())

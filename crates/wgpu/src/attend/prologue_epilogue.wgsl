@@ -29,7 +29,7 @@ fn prepare_queries(
         if d < p.k_head_dim {
             value = queries[first + d];
             if (bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u { atomicStore(&has_non_finite, 1u); }
-            if keys.factors != NONE { value *= bitcast<f32>(arena[keys.factors + d]); }
+            if keys.factors != NONE { value *= bitcast<f32>(word_at(keys.factors + d)); }
         }
         vector[d] = value;
     }
@@ -79,8 +79,8 @@ fn combine_spans(
     let to = (q.row * p.heads + q.head) * p.v_head_dim;
     for (var d = thread; d < p.v_head_dim; d += THREADS) {
         var value = vector[d];
-        if values.factors != NONE { value *= bitcast<f32>(arena[values.factors + d]); }
-        if values.shifts != NONE { value += bitcast<f32>(arena[values.shifts + d]); }
+        if values.factors != NONE { value *= bitcast<f32>(word_at(values.factors + d)); }
+        if values.shifts != NONE { value += bitcast<f32>(word_at(values.shifts + d)); }
         out[to + d] = select(bitcast<f32>(p.nan_bits), value, is_finite);
     }
 }

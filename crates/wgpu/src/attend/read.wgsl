@@ -1,4 +1,4 @@
-// Reads tiles in the arena, sixteen values at a time, as four vectors of four.
+// Reads tiles, sixteen values at a time, as four vectors of four.
 //
 // A word of a plane holds codes of four lanes that are four apart, `lane`, `lane + 4` and so on,
 // four codes of each. Decoded, it is four vectors, one for each of these lanes: for keys a lane is
@@ -7,7 +7,7 @@
 alias Sixteen = array<vec4<f32>, 4>;
 
 fn two_halves(address: u32, index: u32) -> vec2<f32> {
-    return unpack2x16float(arena[address + index / 2u]);
+    return unpack2x16float(word_at(address + index / 2u));
 }
 
 fn half_at(address: u32, index: u32) -> f32 {
@@ -17,14 +17,14 @@ fn half_at(address: u32, index: u32) -> f32 {
 
 // Returns floats `index`, which is even, and the next one.
 fn two_floats(dtype: u32, address: u32, index: u32) -> vec2<f32> {
-    if dtype == F32 { return vec2<f32>(bitcast<f32>(arena[address + index]), bitcast<f32>(arena[address + index + 1u])); }
+    if dtype == F32 { return vec2<f32>(bitcast<f32>(word_at(address + index)), bitcast<f32>(word_at(address + index + 1u))); }
     if dtype == F16 { return two_halves(address, index); }
-    let word = arena[address + index / 2u];
+    let word = word_at(address + index / 2u);
     return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
 }
 
 fn float_at(dtype: u32, address: u32, index: u32) -> f32 {
-    if dtype == F32 { return bitcast<f32>(arena[address + index]); }
+    if dtype == F32 { return bitcast<f32>(word_at(address + index)); }
     let two = two_floats(dtype, address, index);
     return select(two.x, two.y, index % 2u == 1u);
 }
@@ -32,7 +32,7 @@ fn float_at(dtype: u32, address: u32, index: u32) -> f32 {
 // Returns the high bits of 3-bit codes of group `g`, for all its lanes.
 fn high_bits(dtype: u32, planes: u32, n: u32, g: u32) -> vec2<u32> {
     if code_bits(dtype) != 3u || STAGE == NO_CODES { return vec2<u32>(); }
-    return vec2<u32>(arena[planes + n + 2u * g], arena[planes + n + 2u * g + 1u]);
+    return vec2<u32>(word_at(planes + n + 2u * g), word_at(planes + n + 2u * g + 1u));
 }
 
 // Returns the codes of lanes `lane`, from 0 to 3, and those four, eight and twelve further of group
@@ -41,14 +41,14 @@ fn codes_of_lanes(dtype: u32, planes: u32, g: u32, lane: u32, high: vec2<u32>) -
     let bits = code_bits(dtype);
     if bits == 8u {
         let at = planes + 16u * g + lane;
-        return vec4<u32>(arena[at], arena[at + 4u], arena[at + 8u], arena[at + 12u]);
+        return vec4<u32>(word_at(at), word_at(at + 4u), word_at(at + 8u), word_at(at + 12u));
     }
     if bits == 4u {
         let at = planes + 8u * g + lane;
-        let two = vec2<u32>(arena[at], arena[at + 4u]);
+        let two = vec2<u32>(word_at(at), word_at(at + 4u));
         return vec4<u32>(two, two >> vec2<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
     }
-    let low = (vec4<u32>(arena[planes + 4u * g + lane]) >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(0x03030303u);
+    let low = (vec4<u32>(word_at(planes + 4u * g + lane)) >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(0x03030303u);
     if bits == 2u { return low; }
     let four = (vec4<u32>(high.xx, high.yy) >> (vec4<u32>(4u * lane) + vec4<u32>(0u, 16u, 0u, 16u))) & vec4<u32>(15u);
     // Moves bit i of a 4-bit number to byte i.
@@ -68,9 +68,9 @@ fn preceding_codes(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: 
 }
 
 fn codes_of_lane(dtype: u32, planes: u32, n: u32, g: u32, lane: u32) -> u32 {
-    let low = (arena[planes + 4u * g + lane % 4u] >> (2u * (lane / 4u))) & 0x03030303u;
+    let low = (word_at(planes + 4u * g + lane % 4u) >> (2u * (lane / 4u))) & 0x03030303u;
     if dtype != TURBO3T { return low; }
-    let four = (arena[planes + n + 2u * g + lane / 8u] >> (4u * (lane % 8u))) & 15u;
+    let four = (word_at(planes + n + 2u * g + lane / 8u) >> (4u * (lane % 8u))) & 15u;
     return low | (((four * 0x00204081u) & 0x01010101u) << 2u);
 }
 

@@ -59,18 +59,18 @@ pub(crate) fn has_centres(spec: &KvTensorSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
 }
 
-/// Returns the word that begins at byte `at`.
+/// Returns the word that begins at byte `at` of a page or of a part of it.
 ///
 /// # Panics
-/// Unless `at` is a multiple of 4, as it is for pages and the parts of tiles.
+/// Unless `at` is a multiple of 4, as it is for the parts of tiles.
 pub(crate) fn word(at: usize) -> u32 {
     assert!(at.is_multiple_of(4), "byte {at} does not begin a word");
-    // Within a binding, which is shorter than 2^32 words.
+    // Within a page, which is shorter than 2^32 words.
     (at / 4) as u32
 }
 
 /// Returns the word offset of value `value` of the channel scales of `part`; [`NONE`] without
 /// channel scales.
 pub(crate) fn balance(part: &KvBatchEntry<'_, WgpuPage>, value: usize) -> u32 {
-    part.channel_scales.map_or(NONE, |page| word(page.at() + size_of::<f32>() * value))
+    part.channel_scales.map_or(NONE, |page| page.address(size_of::<f32>() * value))
 }

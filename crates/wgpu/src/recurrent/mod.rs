@@ -31,11 +31,12 @@ const CHANNELS: usize = 64;
 /// after 65,535 iterations.
 const ROWS: usize = 256;
 
-/// Divides the rows of a sequence into launches; yields them with the arena word of its state.
-fn launches(part: &StateBatchEntry<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
-    let (rows, state_at) = (part.rows.range(), word(part.page.at() + part.offset));
+/// Divides the rows of a sequence into launches; yields them with the slab of its state and the
+/// word in it.
+fn launches(part: &StateBatchEntry<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], wgpu::Buffer, u32)> {
+    let (rows, slab, state_at) = (part.rows.range(), part.page.slab(), word(part.page.at() + part.offset));
     let launch = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
-    part.rows.range().step_by(ROWS).map(move |first| (launch(first), state_at))
+    part.rows.range().step_by(ROWS).map(move |first| (launch(first), slab.clone(), state_at))
 }
 
 /// Threads for 16 columns of a head: the number that every adapter supports.
@@ -55,12 +56,11 @@ struct ConvParams {
 /// Convolves the rows of each sequence of `x` into `y`. The caller has checked the shapes.
 pub(crate) fn short_conv(
     gpu: &Gpu,
-    arena: &wgpu::Buffer,
     parts: &[StateBatchEntry<'_, WgpuPage>],
     conv: ShortConv,
     [x, kernel, y]: [&wgpu::Buffer; 3],
 ) -> Result<(), WgpuError> {
-    for ([first_row, rows], state_at) in parts.iter().flat_map(launches) {
+    for ([first_row, rows], slab, state_at) in parts.iter().flat_map(launches) {
         let params = ConvParams {
             first_row,
             rows,
@@ -69,7 +69,7 @@ pub(crate) fn short_conv(
             is_gated: (conv.form == ConvForm::Gated).into(),
             state_at,
         };
-        let bindings = [(1, x), (2, kernel), (3, arena), (4, y)];
+        let bindings = [(1, x), (2, kernel), (3, &slab), (4, y)];
         let compiled = gpu.kernel(&SOURCE, "short_conv")?;
         gpu.launch::<_, u32>(
             &compiled,
@@ -101,7 +101,6 @@ struct LinearAttentionParams {
 /// shapes.
 pub(crate) fn linear_attention(
     gpu: &Gpu,
-    arena: &wgpu::Buffer,
     parts: &[StateBatchEntry<'_, WgpuPage>],
     heads: &StateHeads,
     inputs: StateInputs<&WgpuBuffer>,
@@ -112,7 +111,7 @@ pub(crate) fn linear_attention(
         StateRule::GatedDeltaNet { write, eps } => (true, write, eps),
         StateRule::Mamba2 { skip } => (false, skip, 0.0),
     };
-    for ([first_row, rows], state_at) in parts.iter().flat_map(launches) {
+    for ([first_row, rows], slab, state_at) in parts.iter().flat_map(launches) {
         let params = LinearAttentionParams {
             first_row,
             rows,
@@ -125,7 +124,7 @@ pub(crate) fn linear_attention(
             eps,
             state_at,
         };
-        let bindings = [(1, qkv), (2, rule_input), (3, arena), (4, y), (5, step), (6, bias), (7, decay_rate)];
+        let bindings = [(1, qkv), (2, rule_input), (3, &slab), (4, y), (5, step), (6, bias), (7, decay_rate)];
         let grid = [(heads.n_out() / StateHeads::COLUMNS) as u32, 1, 1];
         gpu.launch::<_, u32>(&*gpu.kernel(&SOURCE, "linear_attention")?, grid, &params, &[], &bindings)?;
     }

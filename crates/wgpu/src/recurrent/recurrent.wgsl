@@ -6,7 +6,7 @@ struct ConvParams {
     channels: u32,
     taps: u32,
     is_gated: u32,
-    state_at: u32,   // word of the arena: [taps - 1, channels]
+    state_at: u32,   // word of the slab: [taps - 1, channels]
 }
 
 struct LinearAttentionParams {
@@ -19,7 +19,7 @@ struct LinearAttentionParams {
     is_tiled: u32,
     is_delta: u32,  // else a state-space model
     eps: f32,
-    state_at: u32,  // word of the arena: [n_v_heads, v_dim / COLUMNS, k_dim, COLUMNS]
+    state_at: u32,  // word of the slab: [n_v_heads, v_dim / COLUMNS, k_dim, COLUMNS]
 }
 
 @group(0) @binding(0) var<storage, read> conv: ConvParams;
@@ -27,7 +27,7 @@ struct LinearAttentionParams {
 @group(0) @binding(1) var<storage, read> x: array<f32>;
 // [taps + 1, channels]: weights, and then biases
 @group(0) @binding(2) var<storage, read> kernel: array<f32>;
-@group(0) @binding(3) var<storage, read_write> arena: array<u32>;
+@group(0) @binding(3) var<storage, read_write> slab: array<u32>;
 // [rows, channels], or [rows, n_v_heads, v_dim]
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
@@ -50,7 +50,7 @@ fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
     var weights = array<f32, MAX_TAPS>();
     for (var j = 0u; j < conv.taps; j++) { weights[j] = kernel[j * n + c]; }
     // Shifted by one, as every row begins by shifting.
-    for (var j = 1u; j < conv.taps; j++) { inputs[j] = bitcast<f32>(arena[conv.state_at + (j - 1u) * n + c]); }
+    for (var j = 1u; j < conv.taps; j++) { inputs[j] = bitcast<f32>(slab[conv.state_at + (j - 1u) * n + c]); }
     let newest = conv.taps - 1u;
     let width = select(n, 3u * n, conv.is_gated != 0u);
     for (var row = conv.first_row; row < conv.first_row + conv.rows; row++) {
@@ -64,7 +64,7 @@ fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
         if conv.is_gated != 0u { sum *= x[at + n]; } else { sum /= 1.0f + exponential(-sum); }
         y[row * n + c] = sum;
     }
-    for (var j = 1u; j < conv.taps; j++) { arena[conv.state_at + (j - 1u) * n + c] = bitcast<u32>(inputs[j]); }
+    for (var j = 1u; j < conv.taps; j++) { slab[conv.state_at + (j - 1u) * n + c] = bitcast<u32>(inputs[j]); }
 }
 
 // Threads of a column.
@@ -92,7 +92,7 @@ fn linear_attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     var s = array<f32, MAX_VALUES_PER_THREAD>();
     var q = array<f32, MAX_VALUES_PER_THREAD>();
     var k = array<f32, MAX_VALUES_PER_THREAD>();
-    for (var m = 0u; m < n; m++) { s[m] = bitcast<f32>(arena[state + (part + THREADS_PER_COLUMN * m) * COLUMNS]); }
+    for (var m = 0u; m < n; m++) { s[m] = bitcast<f32>(slab[state + (part + THREADS_PER_COLUMN * m) * COLUMNS]); }
     for (var row = p.first_row; row < p.first_row + p.rows; row++) {
         let row_start = row * (n_qk + n_out);
         var partial_sums = vec3<f32>(0.0f);
@@ -135,5 +135,5 @@ fn linear_attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
             y[row * n_out + at] = column_sum * q_factor + skip;
         }
     }
-    for (var m = 0u; m < n; m++) { arena[state + (part + THREADS_PER_COLUMN * m) * COLUMNS] = bitcast<u32>(s[m]); }
+    for (var m = 0u; m < n; m++) { slab[state + (part + THREADS_PER_COLUMN * m) * COLUMNS] = bitcast<u32>(s[m]); }
 }
