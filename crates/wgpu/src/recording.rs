@@ -23,8 +23,14 @@ const RING: usize = 4 << 20;
 /// lost. Splitting a large step costs a fast GPU less than a hundredth of its time.
 pub(crate) const MAX_WORK: u64 = 1 << 36;
 
+/// Launches of a submission: the device runs them while the host records those that follow, which
+/// takes it as long as fast GPUs take to run them.
+const MAX_LAUNCHES: u32 = 64;
+
 /// Submissions without use after which a bind group is dropped, and the buffers in it.
-const IDLE_SUBMISSIONS: u64 = 4;
+const IDLE_SUBMISSIONS: u64 = 64;
+/// Submissions between two searches for such groups.
+const SUBMISSIONS_OF_SEARCH: u64 = 16;
 
 /// Work submitted to a device, and data moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,6 +94,8 @@ pub(crate) struct Recording {
     last_params: Range<usize>,
     /// Multiply-adds recorded since the last submission.
     work: u64,
+    /// Launches, likewise.
+    launches: u32,
     /// Alignment of binding offsets.
     align: usize,
     /// Staging buffer of reads; as large as the largest read so far.
@@ -111,6 +119,7 @@ impl Recording {
             pending: Vec::new(),
             last_params: 0..0,
             work: 0,
+            launches: 0,
             align: limits.min_storage_buffer_offset_alignment as usize,
             read_buffer: new_read_buffer(device, 4096),
             groups: HashMap::new(),
@@ -157,9 +166,10 @@ impl Recording {
         params: &[u8],
         bindings: &[Binding<'_>],
     ) {
-        if self.timer.as_ref().is_some_and(Timer::is_full) {
+        if self.launches == MAX_LAUNCHES || self.timer.as_ref().is_some_and(Timer::is_full) {
             self.submit();
         }
+        self.launches += 1;
         let offset = self.stage_params(params) as u64;
         let group = self.group(device, kernel, [offset, params.len() as u64], bindings);
         let is_same_kernel = self.timer.is_none()
@@ -348,8 +358,11 @@ impl Recording {
         self.pending.clear();
         self.last_params = 0..0;
         self.work = 0;
+        self.launches = 0;
         let now = self.traffic.submissions;
-        self.groups.retain(|_, (_, last_used)| now - *last_used <= IDLE_SUBMISSIONS);
+        if now.is_multiple_of(SUBMISSIONS_OF_SEARCH) {
+            self.groups.retain(|_, (_, last_used)| now - *last_used <= IDLE_SUBMISSIONS);
+        }
     }
 }
 

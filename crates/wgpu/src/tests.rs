@@ -129,6 +129,23 @@ fn a_submission_has_bounded_work() {
 }
 
 #[test]
+fn the_device_starts_before_the_whole_step_is_recorded() {
+    let Some(device) = device() else { return };
+    let mut x = device.buffer(64).unwrap();
+    device.write(&mut x, &[1.0; 64]).unwrap();
+    device.finish().unwrap();
+    for (launches, submissions) in [(64, 1), (65, 2), (200, 4)] {
+        let before = device.traffic();
+        (0..launches).try_for_each(|_| device.scale(&mut x, 64, -1.0)).unwrap();
+        device.finish().unwrap();
+        assert_eq!(device.traffic().since(before).submissions, submissions, "{launches} launches");
+    }
+    let mut got = [0.0; 64];
+    device.read(&x, 0, &mut got).unwrap();
+    assert_eq!(got, [-1.0; 64]);
+}
+
+#[test]
 fn repeated_steps_create_no_buffers_or_bind_groups() {
     let Some(device) = device() else { return };
     let (n, vocab) = (64, 5000);
@@ -158,7 +175,7 @@ fn repeated_steps_create_no_buffers_or_bind_groups() {
     }
     // Unused groups are dropped.
     let n_cached = device.gpu().groups();
-    for _ in 0..10 {
+    for _ in 0..100 {
         device.read(&y, 0, &mut [0.0]).unwrap();
     }
     assert!(n_cached > 0 && device.gpu().groups() == 0, "{n_cached}");
