@@ -8,15 +8,17 @@ NAME has config.json, model.safetensors and tokenizer files as `transformers` sa
 
 texts, tokens      TEXTS and their tokens, by the tokenizer of the folder
 vectors            of texts, pooled and of length 1, by sentence-transformers; or
-pairs, scores      pairs of texts and their logits, by BertForSequenceClassification
+pairs, scores      pairs of texts and their logits, by BertForSequenceClassification or XLMRobertaForSequenceClassification
 """
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from encoders_texts import PAIRS, TEXTS
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -26,34 +28,12 @@ from transformers import (
     NomicBertConfig,
     NomicBertModel,
     PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
 )
 
 OUT = Path(__file__).resolve().parents[2] / "crates/engine/tests/encoders"
-TEXTS = [
-    "A cat sleeps on the mat.",
-    "x",
-    "",
-    "   \t\n ",
-    "def f(x):\n    return {k: v**2 for k, v in x.items() if v != 0}  # squares",
-    "Zürich, naïve café — ÀÉÎÕÜ ñ İstanbul ß ŒUVRE",
-    "北京是中国的首都。東京は日本の首都です。",
-    "Привет, мир! Как дела?",
-    "🚀🔥 emoji \u200d and \ufeff zero widths \u0000 \ufffd",
-    "The quick brown fox jumps over the lazy dog. " * 60,
-    "a" * 101 + " " + "b" * 100 + " " + "pneumonoultramicroscopicsilicovolcanoconiosis",
-    "[CLS] [MASK] special [SEP] tokens <s> </s> <mask> <pad2>",
-    '$3.50 + 2^10 == `1024`; ~50% | <tag attr="v">&amp;</tag>',
-    "café re\u0301sume\u0301 हिन्दी नमस्ते العربية ▁under",
-]
-PAIRS = [
-    ["What sleeps on the mat?", "A cat sleeps on the mat."],
-    ["What sleeps on the mat?", ""],
-    ["", "x"],
-    ["x " * 200, "A cat. " * 300],
-    ["A cat. " * 300, "x " * 200],
-    ["cat", "The lazy dog. " * 100],
-    ["Zürich [SEP] 北京", "[CLS] mat"],
-]
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
 # Beyond 128 tokens, distances share MPNet's last bucket.
 N_CTX = 160
@@ -90,6 +70,59 @@ def tokenizer(marks):
     return wrapped, len(vocab)
 
 
+# What characters become: full-width letters, a ligature, an accent of its own, kinds of space.
+CHARSMAP = {"Ａ": "A", "ｘ": "x", "ﬁ": "fi", "e\u0301": "é", "\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u200d": "", "…": "..."}
+
+
+def charsmap():
+    """Returns a map as SentencePiece compiles it."""
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        code = lambda text: " ".join(f"{ord(c):X}" for c in text)
+        (folder / "rules.tsv").write_text("".join(f"{code(a)}\t{code(b)}\n" for a, b in CHARSMAP.items()))
+        (folder / "text").write_text("the cat sat on the mat\n" * 50)
+        settings = {"input": folder / "text", "model_prefix": folder / "m", "vocab_size": 20, "hard_vocab_limit": False}
+        sentencepiece.SentencePieceTrainer.train(normalization_rule_tsv=str(folder / "rules.tsv"), minloglevel=2, **{k: str(v) for k, v in settings.items()})
+        proto = sentencepiece_model_pb2.ModelProto()
+        proto.ParseFromString((folder / "m.model").read_bytes())
+        return proto.normalizer_spec.precompiled_charsmap
+
+
+def unigram(splits_words):
+    """Returns a tokenizer of XLM-RoBERTa's kind, of letters and a few pieces."""
+    marks = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = ["▁", "▁the", "▁cat", "▁lazy", "▁mat", "ing", "s", "sleep", "▁sleeps", "jump", "dog", "▁d", "og", "fo", "x", "ov", "er", "▁b", "row", "n"]
+    letters = [chr(c) for c in [*range(33, 127), *range(0xE0, 0x100), *range(0x430, 0x450)]] + list("京中国首都の—")
+    pieces += [letter for letter in dict.fromkeys(letters) if letter not in pieces]
+    scores = [round(-2 - 0.37 * len(piece) % 1.7 - (6 if len(piece) == 1 else 0) - i * 0.01, 4) for i, piece in enumerate(pieces)]
+    vocab = [*((mark, 0.0) for mark in marks), *zip(pieces, scores, strict=True), ("<mask>", 0.0)]
+    raw = Tokenizer(models.Unigram(vocab, 3, False))
+    if splits_words:
+        raw.normalizer = normalizers.Precompiled(charsmap())
+        raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+        raw.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    else:
+        raw.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap()), normalizers.Replace(Regex(" {2,}"), " ")])
+        raw.pre_tokenizer = pre_tokenizers.Metaspace()
+        raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        cls_token="<s>",
+        sep_token="</s>",
+        mask_token=AddedToken("<mask>", lstrip=True, special=True),
+        model_max_length=N_CTX,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    return wrapped, len(vocab)
+
+
 BERT = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
 MPNET = ("<s>", "</s>", "<pad>", "<mask>")
 
@@ -120,10 +153,10 @@ def save_pooling(folder, mode, max_tokens):
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_tokens, "do_lower_case": False}))
 
 
-def embedder(name, model, marks, mode, max_tokens):
+def embedder(name, model, words_of, mode, max_tokens):
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
-    words, n_vocab = tokenizer(marks)
+    words, n_vocab = words_of
     spread(model(n_vocab)).save_pretrained(folder)
     words.save_pretrained(folder)
     save_pooling(folder, mode, max_tokens)
@@ -141,12 +174,11 @@ def write_golden(folder, path):
     path.write_text(json.dumps({"texts": TEXTS, "tokens": tokens, "vectors": vectors}))
 
 
-def ranker(name):
+def ranker(name, model, words_of):
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
-    words, n_vocab = tokenizer(BERT)
-    config = BertConfig(vocab_size=n_vocab, pad_token_id=1, max_position_embeddings=N_CTX, num_labels=1, **SIZES)
-    model = spread(BertForSequenceClassification(config))
+    words, n_vocab = words_of
+    model = spread(model(n_vocab))
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     scores = []
@@ -163,12 +195,18 @@ def main():
         folder = Path(sys.argv[1])
         return write_golden(folder, folder / "kvant-golden.json")
     bert = {"max_position_embeddings": N_CTX, **SIZES}
-    embedder("bert", lambda n: BertModel(BertConfig(vocab_size=n, pad_token_id=1, **bert)), BERT, "mean", 150)
-    embedder("bert-cls", lambda n: BertModel(BertConfig(vocab_size=n, pad_token_id=1, **bert)), BERT, "cls", 64)
+    embedder("bert", lambda n: BertModel(BertConfig(vocab_size=n, pad_token_id=1, **bert)), tokenizer(BERT), "mean", 150)
+    embedder("bert-cls", lambda n: BertModel(BertConfig(vocab_size=n, pad_token_id=1, **bert)), tokenizer(BERT), "cls", 64)
     mpnet = {**bert, "max_position_embeddings": N_CTX + 2}
-    embedder("mpnet", lambda n: MPNetModel(MPNetConfig(vocab_size=n, **mpnet)), MPNET, "mean", N_CTX)
-    embedder("nomic-bert", lambda n: NomicBertModel(NomicBertConfig(vocab_size=n, head_dim=16, pad_token_id=1, **bert)), BERT, "mean", N_CTX)
-    ranker("bert-ranker")
+    embedder("mpnet", lambda n: MPNetModel(MPNetConfig(vocab_size=n, **mpnet)), tokenizer(MPNET), "mean", N_CTX)
+    nomic = {"head_dim": 16, "pad_token_id": 1, **bert}
+    embedder("nomic-bert", lambda n: NomicBertModel(NomicBertConfig(vocab_size=n, **nomic)), tokenizer(BERT), "mean", N_CTX)
+    xlm = {**mpnet, "type_vocab_size": 1}
+    embedder("xlm-roberta", lambda n: XLMRobertaModel(XLMRobertaConfig(vocab_size=n, **xlm)), unigram(False), "cls", N_CTX)
+    bert_ranker = lambda n: BertForSequenceClassification(BertConfig(vocab_size=n, pad_token_id=1, num_labels=1, **bert))
+    ranker("bert-ranker", bert_ranker, tokenizer(BERT))
+    xlm_ranker = lambda n: XLMRobertaForSequenceClassification(XLMRobertaConfig(vocab_size=n, num_labels=1, **xlm))
+    ranker("xlm-roberta-ranker", xlm_ranker, unigram(True))
 
 
 main()

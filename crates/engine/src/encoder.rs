@@ -86,12 +86,15 @@ impl TextEncoder {
         let (first, last) = tokenizer.bos().zip(tokenizer.eos()).ok_or_else(missing)?;
         let mut parts =
             texts.iter().map(|text| tokenizer.encode(text, special, false)).collect::<Result<Vec<_>, _>>()?;
-        truncate(&mut parts, self.config().max_tokens.saturating_sub(1 + texts.len()));
+        let n_between = if tokenizer.adds_separator() { 2 } else { 1 };
+        let n_marks = 2 + n_between * texts.len().saturating_sub(1);
+        truncate(&mut parts, self.config().max_tokens.saturating_sub(n_marks));
         let mut tokens = vec![first];
-        for part in parts {
+        for (i, part) in parts.into_iter().enumerate() {
+            tokens.extend(std::iter::repeat_n(last, if i > 0 { n_between } else { 0 }));
             tokens.extend(part);
-            tokens.push(last);
         }
+        tokens.push(last);
         Ok(tokens)
     }
 

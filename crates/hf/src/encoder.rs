@@ -1,5 +1,5 @@
-//! Text encoders (BERT, MPNet, Nomic): their configuration, tensors and pooling, under the names of
-//! llama.cpp's converter. GGUF has no architecture for MPNet: `mpnet` is Kvant's own.
+//! Text encoders (BERT, XLM-RoBERTa, MPNet, Nomic): their configuration, tensors and pooling, under
+//! the names of llama.cpp's converter. GGUF has no architecture for MPNet: `mpnet` is Kvant's own.
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufWriter};
@@ -52,10 +52,20 @@ const EMBEDDINGS: [(&str, &str); 4] = [
     ("embeddings.token_type_embeddings", "token_types"),
     ("embeddings.LayerNorm", "token_embd_norm"),
 ];
+const BERT_LAYER: [(&str, &str); 8] = [
+    ("attention.self.query", "attn_q"),
+    ("attention.self.key", "attn_k"),
+    ("attention.self.value", "attn_v"),
+    ("attention.output.dense", "attn_output"),
+    ("attention.output.LayerNorm", "attn_output_norm"),
+    ("intermediate.dense", "ffn_up"),
+    ("output.dense", "ffn_down"),
+    ("output.LayerNorm", "layer_output_norm"),
+];
 const POSITIONS: &str = "position_embd";
 const RELATIVE: &str = "attn_rel_b";
 
-static FAMILIES: [EncoderFamily; 3] = [
+static FAMILIES: [EncoderFamily; 4] = [
     EncoderFamily {
         classes: &["BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"],
         arch: "bert",
@@ -69,16 +79,7 @@ static FAMILIES: [EncoderFamily; 3] = [
             ("pooler.dense", "cls"),
             ("classifier", "cls.output"),
         ],
-        of_layer: &[
-            ("attention.self.query", "attn_q"),
-            ("attention.self.key", "attn_k"),
-            ("attention.self.value", "attn_v"),
-            ("attention.output.dense", "attn_output"),
-            ("attention.output.LayerNorm", "attn_output_norm"),
-            ("intermediate.dense", "ffn_up"),
-            ("output.dense", "ffn_down"),
-            ("output.LayerNorm", "layer_output_norm"),
-        ],
+        of_layer: &BERT_LAYER,
         unused: &["embeddings.position_ids", "embeddings.token_type_ids", "cls."],
         n_reserved: 0,
         older: &[],
@@ -87,6 +88,32 @@ static FAMILIES: [EncoderFamily; 3] = [
             ("position_embedding_type", "\"absolute\""),
             ("is_decoder", "false"),
             ("add_cross_attention", "false"),
+        ],
+    },
+    EncoderFamily {
+        classes: &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
+        arch: "bert",
+        prefix: "roberta.",
+        layers: "encoder.layer.",
+        modules: &[
+            EMBEDDINGS[0],
+            EMBEDDINGS[1],
+            EMBEDDINGS[2],
+            EMBEDDINGS[3],
+            ("classifier.dense", "cls"),
+            ("classifier.out_proj", "cls.output"),
+        ],
+        of_layer: &BERT_LAYER,
+        unused: &["embeddings.position_ids", "embeddings.token_type_ids", "lm_head.", "pooler."],
+        // Positions count from behind the id of padding, which is 1.
+        n_reserved: 2,
+        older: &[],
+        activations: &["gelu"],
+        fixed: &[
+            ("position_embedding_type", "\"absolute\""),
+            ("is_decoder", "false"),
+            ("add_cross_attention", "false"),
+            ("pad_token_id", "1"),
         ],
     },
     EncoderFamily {
@@ -218,7 +245,7 @@ pub(crate) fn open(
         writer.set(&format!("{}.pooling_type", family.arch), if encoder.ranks { RANK } else { MEAN })?;
     }
     let tensors = encoder.tensors(&shards)?;
-    tokenizer::write_words(&mut writer, &mut folder, tensors.n_vocab()?)?;
+    tokenizer::write_of_encoder(&mut writer, &mut folder, tensors.n_vocab()?)?;
     tensors.declare(&mut writer)?;
     let path = folder.path().to_owned();
     let files = shards.stamps().chain(folder.take_stamps()).collect();

@@ -1,6 +1,7 @@
 //! The vocabulary, its special tokens and chat templates.
 //!
-//! Two kinds are supported in models that generate, and WordPiece in text encoders (`words`).
+//! Two kinds are supported in models that generate, WordPiece and unigram models in text encoders
+//! (`words`, `unigram`).
 //! *Byte-level BPE* encodes bytes in GPT-2's alphabet and merges by rank; GGUF stores its merges.
 //! *BPE with byte fallback* marks spaces like SentencePiece; GGUF stores a score for each token and
 //! joins the pair of the highest, so the score is the rank of the token's merge. For Gemma 4, GGUF
@@ -18,9 +19,10 @@ use crate::pretokenizer;
 mod added;
 mod normalizer;
 mod templates;
+mod unigram;
 mod words;
 
-pub(crate) use words::write_words;
+pub(crate) use words::write_of_encoder;
 
 use added::AddedTokens;
 use normalizer::Normalizer;
@@ -119,12 +121,7 @@ impl Vocab {
         }
         let has_fallback = model.find_bool("byte_fallback")?.unwrap_or(false);
         let unknown = model.find_str("unk_token")?;
-        let mut vocab = Self {
-            texts: (0..n_vocab).map(|id| format!("[PAD{id}]")).collect(),
-            kinds: vec![UNUSED; n_vocab],
-            ids: HashMap::new(),
-            added: AddedTokens::default(),
-        };
+        let mut vocab = Self::empty(n_vocab);
         let tokens = model.object("vocab")?;
         for (text, id) in tokens.map {
             let place = id.as_u64().filter(|id| *id < n_vocab as u64).map(|id| id as usize);
@@ -141,10 +138,24 @@ impl Vocab {
             };
             vocab.put(place, text, kind);
         }
-        for token in file.find_array("added_tokens")?.unwrap_or_default() {
-            vocab.add(file, token)?;
-        }
+        vocab.add_all(file)?;
         Ok(vocab)
+    }
+
+    /// Returns a vocabulary without tokens.
+    fn empty(n_vocab: usize) -> Self {
+        Self {
+            texts: (0..n_vocab).map(|id| format!("[PAD{id}]")).collect(),
+            kinds: vec![UNUSED; n_vocab],
+            ids: HashMap::new(),
+            added: AddedTokens::default(),
+        }
+    }
+
+    /// Adds the tokens that are matched whole.
+    fn add_all(&mut self, file: Object<'_>) -> Result<(), HfError> {
+        let tokens = file.find_array("added_tokens")?.unwrap_or_default();
+        tokens.iter().try_for_each(|token| self.add(file, token))
     }
 
     fn put(&mut self, place: usize, text: &str, kind: i32) {

@@ -17,7 +17,8 @@ pub(crate) enum Access {
 }
 
 impl Constants {
-    /// Declares `n` slabs, and `word_at(address)`; with write access, also `set_word(address, word)`.
+    /// Declares `n` slabs, and `word_at(address)`; with write access, also `set_word(address,
+    /// word)`.
     pub fn slabs(self, n: usize, access: Access) -> Self {
         let mode = if access == Access::Read { "read" } else { "read_write" };
         let mut text = String::new();

@@ -13,8 +13,8 @@ use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
 use kvant_quantize::quantize;
 use serde_json::{Value, json};
 
-const EMBEDDERS: [&str; 4] = ["bert", "bert-cls", "mpnet", "nomic-bert"];
-const RANKER: &str = "bert-ranker";
+const EMBEDDERS: [&str; 5] = ["bert", "bert-cls", "mpnet", "nomic-bert", "xlm-roberta"];
+const RANKERS: [&str; 2] = ["bert-ranker", "xlm-roberta-ranker"];
 
 /// Vectors have length 1, and the reference computes in f32 as well: its sums of some hundred
 /// products in each of a dozen layers differ by several units of 6e-8 each.
@@ -113,8 +113,12 @@ fn vectors_are_invariant_to_batch_and_threads() {
 
 #[test]
 fn scores_of_pairs_equal_those_of_transformers() {
+    RANKERS.into_iter().for_each(scores_equal_those_of_transformers);
+}
+
+fn scores_equal_those_of_transformers(name: &str) {
     let (model, golden) =
-        (Model::open_with(folder(RANKER), options()).unwrap(), golden(&folder(RANKER).join("golden.json")));
+        (Model::open_with(folder(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
     let scores = floats(&golden["scores"]);
     let [min, max] = [f32::min, f32::max].map(|of| scores.iter().copied().reduce(of).unwrap());
     assert!(max - min > 0.3, "{scores:?}");
@@ -122,7 +126,7 @@ fn scores_of_pairs_equal_those_of_transformers() {
         let pair = strings(pair);
         let got = model.rerank(pair[0], &pair[1..], &KvOptions::default()).unwrap();
         let want = 1.0 / (1.0 + (-want).exp());
-        assert!((got[0] - want).abs() <= MAX_ERROR, "{pair:?}: {got:?}, {want}");
+        assert!((got[0] - want).abs() <= MAX_ERROR, "{name}: {pair:?}: {got:?}, {want}");
     }
     let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
     assert!(error.contains("rank: this model scores texts"), "{error}");

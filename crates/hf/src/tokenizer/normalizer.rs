@@ -1,5 +1,7 @@
 //! Normalizers: from `tokenizer.json` to a Kvant-specific key, as GGUF has none.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use super::MARK;
@@ -17,6 +19,8 @@ pub(super) struct Normalizer {
     pub words: Vec<String>,
     /// Whether a space mark is prepended.
     pub is_prefixed: bool,
+    /// SentencePiece's character map, of the step `charsmap`.
+    pub charsmap: Option<Vec<u8>>,
 }
 
 impl Normalizer {
@@ -32,6 +36,11 @@ impl Normalizer {
             let is_mark = marks && is_mark(step);
             has_marked |= is_mark;
             normalizer.is_prefixed |= is_mark && step["type"] == "Prepend";
+            if step["type"] == "Precompiled" {
+                let charsmap =
+                    step["precompiled_charsmap"].as_str().and_then(|text| STANDARD.decode(text).ok());
+                normalizer.charsmap = Some(charsmap.ok_or_else(|| unsupported(file, step))?);
+            }
             match words(step).filter(|_| !has_marked) {
                 Some(words) => normalizer.words.extend(words.into_iter().map(str::to_owned)),
                 None if is_mark => {}
@@ -85,7 +94,13 @@ fn words(step: &Value) -> Option<Vec<&str>> {
             let side = |side| Some(step[side].as_bool()?.then_some(side));
             [side("strip_left")?, side("strip_right")?].into_iter().flatten().collect()
         }
-        // Regular expressions differ between libraries.
+        "Precompiled" => vec!["charsmap"],
+        // Other regular expressions differ between libraries. A space is marked later in any case.
+        "Replace" if step.pointer("/pattern/Regex").is_some_and(|regex| regex == " {2,}") => {
+            let is_space = |text: &str| text == " " || text.chars().eq([MARK]);
+            step["content"].as_str().filter(|text| is_space(text))?;
+            vec!["squeeze_spaces"]
+        }
         "Replace" => {
             let from = step.pointer("/pattern/String")?.as_str().filter(|from| !from.is_empty())?;
             vec!["replace", from, step["content"].as_str()?]

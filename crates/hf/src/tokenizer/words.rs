@@ -1,10 +1,11 @@
-//! WordPiece, the tokenizer of BERT and its successors. GGUF marks the first token of a word with a
-//! space, where `tokenizer.json` marks the others.
+//! The tokenizers of text encoders, and WordPiece, that of BERT and its successors. GGUF marks the
+//! first token of a word with a space, where `tokenizer.json` marks the others.
 
 use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
 use super::normalizer::Normalizer;
+use super::unigram::write_unigram;
 use super::{CONTROL, MARK, NORMAL, Vocab, parts, write_normalizer};
 use crate::error::HfError;
 use crate::folder::{Folder, Object, shown};
@@ -17,7 +18,7 @@ const MAX_WORD: u64 = 100;
 ///
 /// # Errors
 /// None in the folder, or an unsupported or inconsistent one.
-pub(crate) fn write_words(
+pub(crate) fn write_of_encoder(
     writer: &mut GgufWriter,
     folder: &mut Folder,
     n_vocab: usize,
@@ -27,9 +28,23 @@ pub(crate) fn write_words(
         return Err(HfError::Folder { path: folder.path().to_owned(), why });
     };
     let file = json.object()?;
-    let model = file.object("model")?;
+    let vocab = match file.object("model")?.find_str("type")? {
+        Some("Unigram") => write_unigram(writer, file, n_vocab)?,
+        _ => write_words(writer, folder, file, n_vocab)?,
+    };
+    vocab.added.write(writer)?;
+    write_special(writer, folder, file, &vocab)
+}
+
+/// Writes a WordPiece vocabulary and how a text is cleaned, and returns the vocabulary.
+fn write_words(
+    writer: &mut GgufWriter,
+    folder: &mut Folder,
+    file: Object<'_>,
+    n_vocab: usize,
+) -> Result<Vocab, HfError> {
     let vocab = Vocab::read(file, n_vocab, "WordPiece")?;
-    check(model)?;
+    check(file.object("model")?)?;
     writer.set("tokenizer.ggml.model", "bert")?;
     writer.set("tokenizer.ggml.pre", "default")?;
     let lowers = folder.json("sentence_bert_config.json")?;
@@ -47,8 +62,7 @@ pub(crate) fn write_words(
     writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
     // The key says that those of added tokens are there too.
     write_normalizer(writer, Normalizer::default())?;
-    vocab.added.write(writer)?;
-    write_special(writer, folder, file, &vocab)
+    Ok(vocab)
 }
 
 /// Checks the settings of the model.
@@ -99,7 +113,9 @@ fn write_special(
         HfError::Unsupported { path: file.path.to_owned(), what }
     };
     let [first, last] = marks(file.value("post_processor")).ok_or_else(bad)?;
-    let unknown = file.object("model")?.find_str("unk_token")?;
+    let model = file.object("model")?;
+    let of_id = |id: u32| vocab.texts.get(id as usize).map(String::as_str);
+    let unknown = model.find_str("unk_token")?.or(model.find_size("unk_id")?.and_then(of_id));
     let settings = folder.json("tokenizer_config.json")?;
     let settings = settings.as_ref().map(|settings| settings.object()).transpose()?;
     let named = |key: &str| {
@@ -127,7 +143,17 @@ fn write_special(
         }
     }
     writer.set("tokenizer.ggml.add_bos_token", true)?;
+    writer.set("tokenizer.ggml.add_sep_token", has_two_between(file.value("post_processor")))?;
     Ok(writer.set("tokenizer.ggml.add_eos_token", true)?)
+}
+
+/// Whether a post-processor puts two marks between the texts of a pair.
+fn has_two_between(processor: Option<&Value>) -> bool {
+    let Some(processor) = processor else { return false };
+    let pair = processor["pair"].as_array().map(Vec::as_slice);
+    let is_mark = |part: &Value| part.get("SpecialToken").is_some();
+    processor["type"] == "RobertaProcessing"
+        || matches!(pair, Some([_, _, first, second, ..]) if is_mark(first) && is_mark(second))
 }
 
 /// Returns the marks that a post-processor puts before and after a text.

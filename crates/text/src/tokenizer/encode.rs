@@ -161,10 +161,11 @@ impl<'t> Encoding<'t> {
     /// Encodes text without special tokens.
     fn stretch(&mut self, text: &str) -> Result<(), TokenizerError> {
         let Tokenizer { vocab, method, model, add_space_prefix, .. } = self.tokenizer;
-        let prefix = *add_space_prefix && self.after_special && !text.is_empty();
+        let has_space = *model == TokenizerModel::T5 && text.starts_with([' ', bytes::SPACE_MARK]);
+        let prefix = *add_space_prefix && self.after_special && !text.is_empty() && !has_space;
         self.after_special &= text.is_empty();
         // SentencePiece's alphabet does not distinguish a space from its mark.
-        let is_marked = matches!(model, TokenizerModel::Llama | TokenizerModel::Gemma4);
+        let is_marked = matches!(model, TokenizerModel::Llama | TokenizerModel::Gemma4 | TokenizerModel::T5);
         let marked = is_marked && text.contains(bytes::SPACE_MARK);
         let mut text = text;
         if prefix || marked {
@@ -178,6 +179,10 @@ impl<'t> Encoding<'t> {
         match method {
             Method::Bpe(m) => m.encode(vocab, text, &mut self.merger, &mut self.out),
             Method::Spm(m) => m.encode(vocab, text, &mut self.merger, &mut self.out),
+            Method::Unigram(m) => {
+                m.encode(vocab, text, &mut self.out);
+                Ok(())
+            }
             Method::WordPiece(m) => {
                 m.encode(vocab, text, &mut self.out);
                 Ok(())

@@ -74,6 +74,14 @@ pub enum TokenizerError {
         /// The type in the file.
         got: i32,
     },
+    /// A character map that cannot be read.
+    #[error("'tokenizer.ggml.precompiled_charsmap': expected {expected}, got {got}")]
+    Charsmap {
+        /// What is expected.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
     /// A score that cannot be ordered.
     #[error("token {id} has score {got}, which is not a number that can be ordered")]
     Score {

@@ -3,6 +3,7 @@
 use kvant_gguf::{FromValue, Gguf, Meta, Strings, Value};
 
 use super::Tokenizer;
+use super::charsmap::Charsmap;
 use super::error::TokenizerError;
 use super::model::TokenizerModel;
 use super::normalizer::{self, Normalizer};
@@ -49,12 +50,13 @@ impl VocabData {
             special,
             add_bos: meta.find("tokenizer.ggml.add_bos_token")?,
             add_eos: meta.find("tokenizer.ggml.add_eos_token")?,
+            add_sep: meta.find("tokenizer.ggml.add_sep_token")?,
             add_space_prefix: meta.find("tokenizer.ggml.add_space_prefix")?,
             // GGUF has no key for this token property; llama.cpp also infers it from the model
             // name.
             strip_after_special: name.contains("phi-3") || name.contains("phi3"),
             // A file with a normalizer key also carries all other Kvant tokenizer keys.
-            added: normalizer.is_some().then_some(added),
+            added: meta.find::<Strings<'_>>(normalizer::KEY)?.is_some().then_some(added),
             normalizer,
             lowercase: meta.find("tokenizer.ggml.normalizer.lowercase")?,
             strip_accents: meta.find("tokenizer.ggml.normalizer.strip_accents")?,
@@ -91,11 +93,22 @@ impl FromValue<'_> for Score {
     }
 }
 
-/// Reads the normalizer key that Kvant writes.
+/// Reads the normalizer: the key that Kvant writes, or else those of SentencePiece.
 fn normalizer(meta: &Meta<'_>) -> Result<Option<Normalizer>, TokenizerError> {
-    let Some(words) = meta.find::<Strings<'_>>(normalizer::KEY)? else { return Ok(None) };
-    let words = strings(normalizer::KEY, words)?;
-    Normalizer::from_words(words.iter().map(String::as_str)).map(Some)
+    let charsmap = meta.find::<Vec<u8>>("tokenizer.ggml.precompiled_charsmap")?;
+    let charsmap = charsmap.map(|bytes| Charsmap::new(&bytes)).transpose()?;
+    if let Some(words) = meta.find::<Strings<'_>>(normalizer::KEY)? {
+        let words = strings(normalizer::KEY, words)?;
+        return Normalizer::from_words(words.iter().map(String::as_str), charsmap).map(Some);
+    }
+    // What SentencePiece does, as in llama.cpp.
+    let removes = meta.find("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false);
+    let map = charsmap.is_some().then_some("charsmap");
+    let removed = removes.then_some(["squeeze_whitespace", "strip_left", "strip_right"]);
+    let words: Vec<&str> = map.into_iter().chain(removed.into_iter().flatten()).collect();
+    let is_empty = words.is_empty();
+    let normalizer = Normalizer::from_words(words, charsmap)?;
+    Ok((!is_empty).then_some(normalizer))
 }
 
 /// Reads the strings of `key`, which must be UTF-8.

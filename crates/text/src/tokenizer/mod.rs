@@ -1,9 +1,9 @@
 //! Tokenizer: encodes text to tokens and decodes it, from a GGUF file's vocabulary.
 //!
-//! Four kinds of vocabulary ([`TokenizerModel`]) share one pipeline: special tokens are split from
+//! Five kinds of vocabulary ([`TokenizerModel`]) share one pipeline: special tokens are split from
 //! the text ([`Special`]), the plain text between them is tokenized by the kind's own method
-//! (modules `bpe`, `spm`, `wordpiece`), and BOS and EOS are added on request. Internally, a token
-//! is the bytes that it writes, independent of the alphabet of the file.
+//! (modules `bpe`, `spm`, `unigram`, `wordpiece`), and BOS and EOS are added on request.
+//! Internally, a token is the bytes that it writes, independent of the alphabet of the file.
 //!
 //! Results equal llama.cpp's on its own vocabulary vectors. Where llama.cpp and a model's own
 //! `tokenizer.json` differ, the latter takes precedence: text is normalized first ([`Normalizer`]),
@@ -18,6 +18,7 @@
 
 mod bpe;
 mod bytes;
+mod charsmap;
 mod encode;
 mod error;
 mod gguf;
@@ -29,6 +30,7 @@ mod special;
 mod split_points;
 mod spm;
 mod stream;
+mod unigram;
 mod vocab;
 mod wordpiece;
 
@@ -38,6 +40,7 @@ mod tests;
 use std::borrow::Cow;
 use std::ops::Range;
 
+pub use charsmap::Charsmap;
 pub use error::{MergeFault, TokenizerError};
 pub use model::TokenizerModel;
 pub use normalizer::Normalizer;
@@ -49,6 +52,7 @@ use bpe::Bpe;
 use pre::PreTokenizer;
 use special::Partitions;
 use spm::Spm;
+use unigram::Unigram;
 use vocab::Vocab;
 use wordpiece::{Cleaning, WordPiece};
 
@@ -77,6 +81,7 @@ pub struct Tokenizer {
     eog: Vec<u32>,
     add_bos: bool,
     add_eos: bool,
+    add_sep: bool,
     add_space_prefix: bool,
 }
 
@@ -85,6 +90,7 @@ pub struct Tokenizer {
 enum Method {
     Bpe(Bpe),
     Spm(Spm),
+    Unigram(Unigram),
     WordPiece(WordPiece),
 }
 
@@ -106,6 +112,11 @@ impl Tokenizer {
                 let scores = data.scores.ok_or_else(|| missing("tokenizer.ggml.scores"))?;
                 Method::Spm(Spm::new(&vocab, scores, special.unk)?)
             }
+            TokenizerModel::T5 => {
+                let scores = data.scores.ok_or_else(|| missing("tokenizer.ggml.scores"))?;
+                let unk = special.unk.ok_or_else(|| missing("tokenizer.ggml.unknown_token_id"))?;
+                Method::Unigram(Unigram::new(&vocab, scores, unk)?)
+            }
             TokenizerModel::Bert => {
                 let unk = special.unk.ok_or_else(|| missing("tokenizer.ggml.unknown_token_id"))?;
                 let lowercase = data.lowercase.unwrap_or(true);
@@ -123,7 +134,7 @@ impl Tokenizer {
         };
         // Gemma 4 requires BOS, but some files disable it by mistake.
         let add_bos = data.add_bos.unwrap_or(bos_by_default) || model == TokenizerModel::Gemma4;
-        let add_eos = data.add_eos.unwrap_or(model == TokenizerModel::Bert);
+        let add_eos = data.add_eos.unwrap_or(matches!(model, TokenizerModel::Bert | TokenizerModel::T5));
         let ends = [
             (add_bos, special.bos, "tokenizer.ggml.bos_token_id"),
             (add_eos, special.eos, "tokenizer.ggml.eos_token_id"),
@@ -133,7 +144,7 @@ impl Tokenizer {
         }
         let implied = || match &method {
             Method::Bpe(bpe) => bpe.pre.normalizer(),
-            Method::Spm(_) | Method::WordPiece(_) => Normalizer::default(),
+            Method::Spm(_) | Method::Unigram(_) | Method::WordPiece(_) => Normalizer::default(),
         };
         let normalizer = data.normalizer.unwrap_or_else(implied);
         let by_name =
@@ -142,7 +153,8 @@ impl Tokenizer {
         Ok(Tokenizer {
             partitions: Partitions::new(&vocab, added, &normalizer)?,
             normalizer,
-            add_space_prefix: data.add_space_prefix.unwrap_or(true) && model == TokenizerModel::Llama,
+            add_space_prefix: data.add_space_prefix.unwrap_or(true)
+                && matches!(model, TokenizerModel::Llama | TokenizerModel::T5),
             model,
             vocab,
             method,
@@ -150,6 +162,7 @@ impl Tokenizer {
             eog,
             add_bos,
             add_eos,
+            add_sep: model == TokenizerModel::T5 && data.add_sep.unwrap_or(true),
         })
     }
 
@@ -157,8 +170,9 @@ impl Tokenizer {
     /// every token were as long as the longest of the vocabulary. 0 if text may be dropped.
     pub fn min_tokens(&self, text: &str) -> usize {
         let shrink = self.normalizer.max_shrink(text);
-        let Some(shrink) = shrink.filter(|_| self.model != TokenizerModel::Bert && !self.partitions.strip())
-        else {
+        // Any number of unknown characters may be one token.
+        let fuses = matches!(self.model, TokenizerModel::Bert | TokenizerModel::T5);
+        let Some(shrink) = shrink.filter(|_| !fuses && !self.partitions.strip()) else {
             return 0;
         };
         // Counts characters, since the space mark has three bytes and writes one.
@@ -252,6 +266,11 @@ impl Tokenizer {
         self.add_eos
     }
 
+    /// Whether the texts of a pair have two end-of-sequence tokens between them (RoBERTa).
+    pub fn adds_separator(&self) -> bool {
+        self.add_sep
+    }
+
     /// Returns the number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.vocab.len()
@@ -266,7 +285,7 @@ impl Tokenizer {
     pub fn pre(&self) -> Option<&'static str> {
         match &self.method {
             Method::Bpe(bpe) => Some(bpe.pre.name()),
-            Method::Spm(_) | Method::WordPiece(_) => None,
+            Method::Spm(_) | Method::Unigram(_) | Method::WordPiece(_) => None,
         }
     }
 }
@@ -292,6 +311,11 @@ fn default_ids(model: TokenizerModel, n_vocab: usize, given: SpecialIds) -> Spec
             // BERT begins a text with [CLS] and ends it with [SEP].
             ids.bos = ids.bos.or(ids.cls);
             ids.eos = ids.eos.or(ids.sep);
+        }
+        // Those of T5.
+        TokenizerModel::T5 => {
+            ids.eos = ids.eos.or(known(1));
+            ids.unk = ids.unk.or(known(2));
         }
         TokenizerModel::Gpt2 | TokenizerModel::Gemma4 => {}
     }

@@ -13,11 +13,13 @@ pub enum TokenizerModel {
     Bert,
     /// `gemma4`: BPE by merge rank over SentencePiece text, with byte fallback.
     Gemma4,
+    /// `t5`: SentencePiece's unigram model, as in T5 and XLM-RoBERTa.
+    T5,
 }
 
 impl TokenizerModel {
     /// The names in GGUF files, in the order of the variants.
-    pub const NAMES: [&'static str; 4] = ["gpt2", "llama", "bert", "gemma4"];
+    pub const NAMES: [&'static str; 5] = ["gpt2", "llama", "bert", "gemma4", "t5"];
 
     /// Returns the name in GGUF files.
     pub fn name(self) -> &'static str {
@@ -34,6 +36,7 @@ impl TokenizerModel {
             "llama" => Ok(Self::Llama),
             "bert" => Ok(Self::Bert),
             "gemma4" => Ok(Self::Gemma4),
+            "t5" => Ok(Self::T5),
             _ => Err(TokenizerError::UnknownModel { got: name.to_owned(), known: &Self::NAMES }),
         }
     }

@@ -7,11 +7,13 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use unicode_normalization::char::is_combining_mark;
 use unicode_normalization::{IsNormalized, UnicodeNormalization};
 use unicode_normalization::{is_nfc_quick, is_nfd_quick, is_nfkc_quick, is_nfkd_quick};
 
+use super::charsmap::Charsmap;
 use super::error::TokenizerError;
 
 /// The metadata key: the step names in order, `replace` followed by the pattern and its
@@ -19,8 +21,8 @@ use super::error::TokenizerError;
 pub(super) const KEY: &str = "kvant.tokenizer.normalizer";
 
 /// The step names.
-const WORDS: &str =
-    "nfc, nfd, nfkc, nfkd, lowercase, strip_accents, strip_left, strip_right, replace or prepend";
+const WORDS: &str = "nfc, nfd, nfkc, nfkd, lowercase, strip_accents, strip_left, strip_right, charsmap, squeeze_spaces, \
+     squeeze_whitespace, replace or prepend";
 
 /// Maximum number of characters that compose to one: no character decomposes into more.
 const MAX_COMPOSED: usize = 4;
@@ -49,6 +51,12 @@ enum Step {
     },
     /// Prepends a text to a non-empty one.
     Prepend(String),
+    /// The map of the vocabulary.
+    Charsmap(Arc<Charsmap>),
+    /// Each run of two or more spaces becomes one.
+    SqueezeSpaces,
+    /// Each run of whitespace becomes a space.
+    SqueezeWhitespace,
 }
 
 /// A sequence of normalization steps, possibly empty.
@@ -70,15 +78,19 @@ impl Normalizer {
         Self { steps: vec![Step::Nfc] }
     }
 
-    /// Parses the step names of a file.
+    /// Parses the step names of a file; `charsmap` is the map of its vocabulary.
     ///
     /// # Errors
-    /// [`TokenizerError::Normalizer`] for an unknown step, or one without its text argument.
-    pub fn from_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, TokenizerError> {
+    /// [`TokenizerError::Normalizer`] for an unknown step, or one without its text argument or map.
+    pub fn from_words<'a>(
+        words: impl IntoIterator<Item = &'a str>,
+        charsmap: Option<Charsmap>,
+    ) -> Result<Self, TokenizerError> {
         let fault = |expected: &str, got: &str| TokenizerError::Normalizer {
             expected: expected.to_owned(),
             got: got.to_owned(),
         };
+        let charsmap = charsmap.map(Arc::new);
         let mut words = words.into_iter();
         let mut steps = Vec::new();
         while let Some(word) = words.next() {
@@ -92,6 +104,12 @@ impl Normalizer {
                 "strip_accents" => Step::StripAccents,
                 "strip_left" => Step::StripLeft,
                 "strip_right" => Step::StripRight,
+                "squeeze_spaces" => Step::SqueezeSpaces,
+                "squeeze_whitespace" => Step::SqueezeWhitespace,
+                "charsmap" => {
+                    let map = charsmap.as_ref().ok_or_else(|| fault("a charsmap", "none"))?;
+                    Step::Charsmap(Arc::clone(map))
+                }
                 "replace" => {
                     let from = text("a text to replace")?;
                     if from.is_empty() {
@@ -127,6 +145,7 @@ impl Normalizer {
             Step::Nfd | Step::Nfkd | Step::Lowercase | Step::Prepend(_) => Some(1),
             Step::Replace { from, to } => (from.chars().count() <= to.chars().count()).then_some(1),
             Step::StripAccents | Step::StripLeft | Step::StripRight => None,
+            Step::Charsmap(_) | Step::SqueezeSpaces | Step::SqueezeWhitespace => None,
         };
         self.steps.iter().enumerate().map(shrink).try_fold(1_usize, |n, by| n.checked_mul(by?))
     }
@@ -149,6 +168,9 @@ impl Step {
             Self::StripRight => !text.ends_with(char::is_whitespace),
             Self::Replace { from, .. } => !text.contains(from.as_str()),
             Self::Prepend(_) => text.is_empty(),
+            Self::Charsmap(_) => false,
+            Self::SqueezeSpaces => !text.contains("  "),
+            Self::SqueezeWhitespace => !text.contains(|c: char| c.is_whitespace()),
         }
     }
 
@@ -198,8 +220,25 @@ impl Step {
             Self::Lowercase => out.extend(text.chars().flat_map(char::to_lowercase)),
             Self::StripAccents => out.extend(text.chars().filter(|&c| !is_combining_mark(c))),
             Self::Replace { from, to } => out.push_str(&text.replace(from.as_str(), to)),
+            Self::Charsmap(map) => map.map(text, out),
+            Self::SqueezeSpaces => squeeze(text, |c| c == ' ', out),
+            Self::SqueezeWhitespace => squeeze(text, char::is_whitespace, out),
             Self::StripLeft | Self::StripRight | Self::Prepend(_) => out.push_str(text),
         }
+    }
+}
+
+/// Appends the text with a space for each run of `blank` characters.
+fn squeeze(text: &str, blank: fn(char) -> bool, out: &mut String) {
+    let mut after_blank = false;
+    for c in text.chars() {
+        let is_blank = blank(c);
+        if !is_blank {
+            out.push(c);
+        } else if !after_blank {
+            out.push(' ');
+        }
+        after_blank = is_blank;
     }
 }
 
@@ -208,7 +247,7 @@ mod tests {
     use super::*;
 
     fn normalizer(words: &[&str]) -> Normalizer {
-        Normalizer::from_words(words.iter().copied()).unwrap()
+        Normalizer::from_words(words.iter().copied(), None).unwrap()
     }
 
     fn of(words: &[&str], text: &str) -> String {
@@ -295,7 +334,7 @@ mod tests {
             (&["replace", "", "a"], "expected a text to replace, got an empty one"),
             (&["prepend"], "expected a text to begin with, got nothing"),
         ] {
-            let error = Normalizer::from_words(words.iter().copied()).unwrap_err().to_string();
+            let error = Normalizer::from_words(words.iter().copied(), None).unwrap_err().to_string();
             assert!(error.contains(KEY) && error.contains(expected), "{error}");
         }
     }

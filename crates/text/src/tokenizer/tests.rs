@@ -452,3 +452,25 @@ fn phi_3_special_tokens_take_the_white_space_behind_them() {
     assert_eq!(t.encode("<|end|>\n\n<|end|>", Special::Parse, false).unwrap().len(), 2);
     assert_eq!(t.encode("<s>\n", Special::Parse, false).unwrap().len(), 2);
 }
+
+/// The expected tokens come from `tokenizers` with the vocabulary of XLM-RoBERTa
+/// (`tools/reference/unigram.py`).
+#[test]
+fn unigram_tokens_equal_those_of_tokenizers() {
+    let dir = std::env::var_os("KVANT_MODELS").unwrap_or("/tmp/models".into());
+    let path = PathBuf::from(dir).join("vocab/ggml-vocab-nomic-bert-moe.gguf");
+    let golden = path.with_extension("json");
+    if !golden.is_file() {
+        eprintln!("skipped: no {} (tools/reference/unigram.py VOCAB)", golden.display());
+        return;
+    }
+    let t = open(&path);
+    let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+    let [texts, tokens] = ["texts", "tokens"].map(|key| golden[key].as_array().unwrap());
+    assert!(texts.len() > 1000 && texts.len() == tokens.len());
+    for (text, want) in texts.iter().zip(tokens) {
+        let text = text.as_str().unwrap();
+        let want: Vec<u32> = want.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+        assert_eq!(t.encode(text, Special::Parse, false).unwrap(), want, "{text:?}");
+    }
+}

@@ -113,6 +113,8 @@ pub struct VocabData {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_sep_token`; only unigram models read it, which add one if absent.
+    pub add_sep: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,
     /// Whether special tokens absorb the whitespace after them (Phi-3). Applies only without
@@ -141,6 +143,7 @@ impl VocabData {
             special: SpecialIds::default(),
             add_bos: None,
             add_eos: None,
+            add_sep: None,
             add_space_prefix: None,
             strip_after_special: false,
             normalizer: None,

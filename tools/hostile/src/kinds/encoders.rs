@@ -37,11 +37,13 @@ macro_rules! folder {
 }
 
 /// One folder of each family.
-static FOLDERS: [EncoderFiles; 4] = [
+static FOLDERS: [EncoderFiles; 6] = [
     folder!("bert", false),
     folder!("mpnet", false),
     folder!("nomic-bert", false),
     folder!("bert-ranker", true),
+    folder!("xlm-roberta", false),
+    folder!("xlm-roberta-ranker", true),
 ];
 
 const MODULES: &str = r#"[{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]"#;
@@ -124,6 +126,15 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
                 ("\"[CLS]\"", "\"[SEP]\""),
                 ("\"</s>\"", "\"<s>\""),
                 ("WordPiece", "BPE"),
+                ("Unigram", "WordPiece"),
+                ("Metaspace", "Split"),
+                ("\"always\"", "\"first\""),
+                ("{2,}", "{3,}"),
+                ("AAAA", "AQAA"),
+                ("AAQAAA", "/wQAAA"),
+                ("gAEA", "/////"),
+                ("-8.", "-1e39"),
+                ("\"unk_id\": 3", "\"unk_id\": 3000"),
                 ("BertNormalizer", "NFC"),
                 ("\"##", "\"#"),
                 (": 1,", ": 4000000000,"),

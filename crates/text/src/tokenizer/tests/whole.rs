@@ -12,7 +12,7 @@ fn spelt(t: &Tokenizer, text: &str, special: Special<'_>) -> String {
 }
 
 fn normalizer(words: &[&str]) -> Option<Normalizer> {
-    Some(Normalizer::from_words(words.iter().copied()).unwrap())
+    Some(Normalizer::from_words(words.iter().copied(), None).unwrap())
 }
 
 /// Builds a file with these keys.
