@@ -11,8 +11,9 @@
 //! conformance suites require, and no more; kernels use no feature that an adapter may lack.
 //!
 //! Ops are recorded and submitted in parts of 64 launches, and when a result is read: the device
-//! runs one part while the host records the next ([`WgpuDevice::traffic`] counts them). Bind groups and scratch buffers are cached for the next
-//! step, which usually binds the same: a decode step creates none.
+//! runs one part while the host records the next ([`WgpuDevice::traffic`] counts them). Bind groups
+//! and scratch buffers are cached for the next step, which usually binds the same: a decode step
+//! creates none.
 #![forbid(unsafe_code)]
 
 // In a browser, `kvant-webgpu` replaces wgpu, which would need generated JavaScript glue and cannot
