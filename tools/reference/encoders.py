@@ -18,16 +18,20 @@ from pathlib import Path
 
 import torch
 from encoders_texts import PAIRS, TEXTS
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
+    DistilBertModel,
     MPNetConfig,
     MPNetModel,
     NomicBertConfig,
     NomicBertModel,
     PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -108,7 +112,23 @@ def unigram(splits_words):
         raw.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap()), normalizers.Replace(Regex(" {2,}"), " ")])
         raw.pre_tokenizer = pre_tokenizers.Metaspace()
         raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
-    wrapped = PreTrainedTokenizerFast(
+    return wrapped_roberta(raw), len(vocab)
+
+
+def byte_level():
+    """Returns a tokenizer of RoBERTa's kind, of all bytes and a few merges."""
+    raw = Tokenizer(models.BPE(unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=["<s>", "<pad>", "</s>", "<unk>"], initial_alphabet=alphabet, show_progress=False)
+    raw.train_from_iterator(TEXTS[:10], trainer)
+    raw.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    wrapped = wrapped_roberta(raw)
+    return wrapped, len(wrapped)
+
+
+def wrapped_roberta(raw):
+    return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         bos_token="<s>",
         eos_token="</s>",
@@ -120,7 +140,6 @@ def unigram(splits_words):
         model_max_length=N_CTX,
         model_input_names=["input_ids", "attention_mask"],
     )
-    return wrapped, len(vocab)
 
 
 BERT = ("[CLS]", "[SEP]", "[PAD]", "[MASK]")
@@ -207,6 +226,12 @@ def main():
     ranker("bert-ranker", bert_ranker, tokenizer(BERT))
     xlm_ranker = lambda n: XLMRobertaForSequenceClassification(XLMRobertaConfig(vocab_size=n, num_labels=1, **xlm))
     ranker("xlm-roberta-ranker", xlm_ranker, unigram(True))
+    roberta = lambda n: RobertaForSequenceClassification(RobertaConfig(vocab_size=n, num_labels=1, **xlm))
+    ranker("roberta-ranker", roberta, byte_level())
+    names = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
+    distil = {names[key]: value for key, value in SIZES.items()}
+    distilbert = lambda n: DistilBertModel(DistilBertConfig(vocab_size=n, pad_token_id=1, max_position_embeddings=N_CTX, **distil))
+    embedder("distilbert", distilbert, tokenizer(BERT), "mean", 150)
 
 
 main()

@@ -1,4 +1,4 @@
-//! Text encoders (BERT, XLM-RoBERTa, MPNet, Nomic): their configuration, tensors and pooling, under
+//! Text encoders (BERT, RoBERTa, MPNet, Nomic): their configuration, tensors and pooling, under
 //! the names of llama.cpp's converter. GGUF has no architecture for MPNet: `mpnet` is Kvant's own.
 
 use kvant_codec::DType;
@@ -22,7 +22,7 @@ const RANK: u32 = 4;
 /// A family of encoders.
 #[derive(Debug, PartialEq)]
 pub(crate) struct EncoderFamily {
-    /// Names in `architectures`; the last one has a head that scores.
+    /// Names in `architectures`; those of classifiers have a head that scores.
     classes: &'static [&'static str],
     /// The architecture name in GGUF.
     arch: &'static str,
@@ -38,7 +38,7 @@ pub(crate) struct EncoderFamily {
     unused: &'static [&'static str],
     /// Positions before the first one that a text uses.
     n_reserved: usize,
-    /// Older names of settings.
+    /// Other names of settings.
     older: &'static [(&'static str, &'static str)],
     /// The activation of the feed-forward layer, and its other name.
     activations: &'static [&'static str],
@@ -65,7 +65,7 @@ const BERT_LAYER: [(&str, &str); 8] = [
 const POSITIONS: &str = "position_embd";
 const RELATIVE: &str = "attn_rel_b";
 
-static FAMILIES: [EncoderFamily; 4] = [
+static FAMILIES: [EncoderFamily; 5] = [
     EncoderFamily {
         classes: &["BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"],
         arch: "bert",
@@ -91,7 +91,14 @@ static FAMILIES: [EncoderFamily; 4] = [
         ],
     },
     EncoderFamily {
-        classes: &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
+        classes: &[
+            "RobertaModel",
+            "RobertaForMaskedLM",
+            "RobertaForSequenceClassification",
+            "XLMRobertaModel",
+            "XLMRobertaForMaskedLM",
+            "XLMRobertaForSequenceClassification",
+        ],
         arch: "bert",
         prefix: "roberta.",
         layers: "encoder.layer.",
@@ -115,6 +122,34 @@ static FAMILIES: [EncoderFamily; 4] = [
             ("add_cross_attention", "false"),
             ("pad_token_id", "1"),
         ],
+    },
+    EncoderFamily {
+        classes: &["DistilBertModel", "DistilBertForMaskedLM"],
+        arch: "bert",
+        prefix: "distilbert.",
+        layers: "transformer.layer.",
+        modules: &[EMBEDDINGS[0], EMBEDDINGS[1], EMBEDDINGS[3]],
+        of_layer: &[
+            ("attention.q_lin", "attn_q"),
+            ("attention.k_lin", "attn_k"),
+            ("attention.v_lin", "attn_v"),
+            ("attention.out_lin", "attn_output"),
+            ("sa_layer_norm", "attn_output_norm"),
+            ("ffn.lin1", "ffn_up"),
+            ("ffn.lin2", "ffn_down"),
+            ("output_layer_norm", "layer_output_norm"),
+        ],
+        unused: &["vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
+        n_reserved: 0,
+        older: &[
+            ("hidden_size", "dim"),
+            ("num_hidden_layers", "n_layers"),
+            ("num_attention_heads", "n_heads"),
+            ("intermediate_size", "hidden_dim"),
+            ("hidden_act", "activation"),
+        ],
+        activations: &["gelu"],
+        fixed: &[],
     },
     EncoderFamily {
         classes: &["MPNetModel", "MPNetForMaskedLM"],

@@ -13,8 +13,8 @@ use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
 use kvant_quantize::quantize;
 use serde_json::{Value, json};
 
-const EMBEDDERS: [&str; 5] = ["bert", "bert-cls", "mpnet", "nomic-bert", "xlm-roberta"];
-const RANKERS: [&str; 2] = ["bert-ranker", "xlm-roberta-ranker"];
+const EMBEDDERS: [&str; 6] = ["bert", "bert-cls", "distilbert", "mpnet", "nomic-bert", "xlm-roberta"];
+const RANKERS: [&str; 3] = ["bert-ranker", "roberta-ranker", "xlm-roberta-ranker"];
 
 /// Vectors have length 1, and the reference computes in f32 as well: its sums of some hundred
 /// products in each of a dozen layers differ by several units of 6e-8 each.
@@ -359,7 +359,13 @@ fn unsupported_folders_are_refused_by_their_key() {
         ),
         ("nomic-bert", "config.json", "/prenorm", json!(true), "'prenorm': expected false, got true"),
         ("nomic-bert", "config.json", "/head_dim", json!(8), "'head_dim': expected 32 / 2, got 8"),
-        ("bert", "tokenizer.json", "/model/type", json!("BPE"), "'type': expected WordPiece, got BPE"),
+        (
+            "bert",
+            "tokenizer.json",
+            "/model/type",
+            json!("WordLevel"),
+            "'type': expected WordPiece, Unigram or BPE, got WordLevel",
+        ),
         (
             "bert",
             "tokenizer.json",

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::normalizer::Normalizer;
 use super::unigram::write_unigram;
-use super::{CONTROL, MARK, NORMAL, Vocab, parts, write_normalizer};
+use super::{CONTROL, MARK, NORMAL, Vocab, parts, write_bytes, write_normalizer};
 use crate::error::HfError;
 use crate::folder::{Folder, Object, shown};
 
@@ -28,12 +28,27 @@ pub(crate) fn write_of_encoder(
         return Err(HfError::Folder { path: folder.path().to_owned(), why });
     };
     let file = json.object()?;
-    let vocab = match file.object("model")?.find_str("type")? {
+    let model = file.object("model")?;
+    let vocab = match model.find_str("type")? {
         Some("Unigram") => write_unigram(writer, file, n_vocab)?,
-        _ => write_words(writer, folder, file, n_vocab)?,
+        Some("BPE") => write_byte_level(writer, file, n_vocab)?,
+        Some("WordPiece") => write_words(writer, folder, file, n_vocab)?,
+        other => return Err(model.bad("type", "WordPiece, Unigram or BPE", other.unwrap_or("nothing"))),
     };
     vocab.added.write(writer)?;
     write_special(writer, folder, file, &vocab)
+}
+
+/// Writes a vocabulary of byte-level BPE (RoBERTa), and returns it.
+fn write_byte_level(writer: &mut GgufWriter, file: Object<'_>, n_vocab: usize) -> Result<Vocab, HfError> {
+    let (model, vocab) = (file.object("model")?, Vocab::read(file, n_vocab, "BPE")?);
+    if model.find_bool("byte_fallback")? == Some(true) {
+        return Err(model.bad("byte_fallback", "false in a text encoder", "true"));
+    }
+    write_bytes(writer, file, model)?;
+    writer.set_array("tokenizer.ggml.tokens", vocab.texts.iter().map(String::as_str))?;
+    writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
+    Ok(vocab)
 }
 
 /// Writes a WordPiece vocabulary and how a text is cleaned, and returns the vocabulary.

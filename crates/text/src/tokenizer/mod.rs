@@ -162,7 +162,7 @@ impl Tokenizer {
             eog,
             add_bos,
             add_eos,
-            add_sep: model == TokenizerModel::T5 && data.add_sep.unwrap_or(true),
+            add_sep: model != TokenizerModel::Bert && data.add_sep.unwrap_or(model == TokenizerModel::T5),
         })
     }
 

@@ -113,7 +113,7 @@ pub struct VocabData {
     pub add_bos: Option<bool>,
     /// `tokenizer.ggml.add_eos_token`.
     pub add_eos: Option<bool>,
-    /// `tokenizer.ggml.add_sep_token`; only unigram models read it, which add one if absent.
+    /// `tokenizer.ggml.add_sep_token`; WordPiece ignores it, unigram models add one if absent.
     pub add_sep: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,

@@ -37,11 +37,13 @@ macro_rules! folder {
 }
 
 /// One folder of each family.
-static FOLDERS: [EncoderFiles; 6] = [
+static FOLDERS: [EncoderFiles; 8] = [
     folder!("bert", false),
     folder!("mpnet", false),
     folder!("nomic-bert", false),
     folder!("bert-ranker", true),
+    folder!("distilbert", false),
+    folder!("roberta-ranker", true),
     folder!("xlm-roberta", false),
     folder!("xlm-roberta-ranker", true),
 ];
