@@ -288,6 +288,7 @@ impl ModelRegistry {
             model,
             jobs,
             status,
+            metrics: Arc::clone(&self.metrics),
             transfers: Arc::clone(&self.transfers),
         };
         Ok(LoadedModel { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })

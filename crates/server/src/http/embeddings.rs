@@ -104,11 +104,13 @@ impl ServedModel {
         texts: Vec<Vec<u32>>,
         empty: HiddenStatePool,
     ) -> Result<Vec<HiddenStatePool>, ApiError> {
+        let metrics = Arc::clone(&self.metrics);
         self.blocking(move |model, client| {
             let mut all = Vec::with_capacity(texts.len());
             for texts in texts.chunks(AT_ONCE) {
                 client.check()?;
                 all.extend(model.pool_encoded(texts, &empty)?);
+                metrics.prompt_tokens.inc_by(texts.iter().map(|text| text.len() as u64).sum());
             }
             Ok(all)
         })

@@ -54,6 +54,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::cache_key::{CacheKey, CacheSpec};
 use crate::constraint_compiler::ConstraintCompilers;
+use crate::metrics::Metrics;
 use crate::models::ModelRegistry;
 use crate::options::{Options, ServerSampling};
 use crate::owner_limits::{Lanes, Owner};
@@ -116,6 +117,7 @@ pub(crate) struct ServedModel {
     pub max_queued: usize,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
+    pub metrics: Arc<Metrics>,
     pub transfers: Arc<Transfers>,
 }
 

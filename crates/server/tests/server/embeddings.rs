@@ -256,7 +256,11 @@ fn text_encoders_embed_and_refuse_to_generate() {
     // Positions, and a text without words, which models that generate refuse.
     let models = post_get(&client, "/v1/models");
     assert_eq!(models["data"][0]["max_model_len"], 150);
+    let n_read = || prompt_tokens(&client);
+    let before = n_read();
+    // [CLS] and [SEP].
     assert_eq!(embeddings(&client, &json!(""))[0].len(), 32);
+    assert_eq!(n_read() - before, 2);
     for (path, body) in [
         ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "x" }] })),
         ("/v1/completions", json!({ "prompt": "x" })),
@@ -273,6 +277,13 @@ fn text_encoders_embed_and_refuse_to_generate() {
     }
     let (status, answer) = client.post("/v1/rerank", &json!({ "query": "x", "documents": ["y"] }));
     assert!(status == 400 && answer.to_string().contains("one that scores documents"), "{answer}");
+}
+
+/// Returns the prompt tokens that the server has counted.
+fn prompt_tokens(client: &Client) -> u64 {
+    let metrics = client.get_text("/metrics");
+    let count = metrics.lines().find_map(|line| line.strip_prefix("vllm:prompt_tokens_total ")).unwrap();
+    count.parse().unwrap()
 }
 
 fn post_get(client: &Client, path: &str) -> Value {
