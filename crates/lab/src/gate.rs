@@ -119,7 +119,7 @@ fn answer_to(
             break;
         }
         tokens.push(next);
-        said.extend_from_slice(&tokenizer.token_bytes(next));
+        said.extend_from_slice(tokenizer.token_bytes(next));
     }
     Ok(String::from_utf8_lossy(&said).into_owned())
 }

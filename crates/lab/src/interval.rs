@@ -69,8 +69,8 @@ fn rank(n: usize, error: f64) -> usize {
     let mut missed = 0.0;
     for i in 0..=n {
         missed += log_term.exp();
-        // Written so that no NaN admits a rank.
-        if !(2.0 * missed <= error) {
+        let is_admitted = 2.0 * missed <= error;
+        if !is_admitted {
             return i;
         }
         log_term += ((n - i) as f64 / (i + 1) as f64).ln();

@@ -15,7 +15,7 @@ pub struct Program {
     pub path: PathBuf,
 }
 
-/// Selects the kernel set of a CPU.
+/// Selects the kernel set of a CPU; the judge's own is passed on where a case names none.
 const ISA: &str = "KVANT_ISA";
 
 impl Contender for Program {
@@ -24,10 +24,9 @@ impl Contender for Program {
         command.args(["lab", "worker", "--device", &settings.device]);
         command.args(["--threads", &settings.threads.to_string()]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        match settings.isa {
-            Some(isa) => command.env(ISA, isa),
-            None => command.env_remove(ISA),
-        };
+        if let Some(isa) = settings.isa {
+            command.env(ISA, isa);
+        }
         let mut child = command.spawn().map_err(|error| format!("worker: {error}"))?;
         let requests = child.stdin.take().expect("stdin is a pipe");
         let replies = BufReader::new(child.stdout.take().expect("stdout is a pipe"));

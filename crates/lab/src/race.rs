@@ -19,7 +19,7 @@
 
 use kvant_codec::random::Random;
 
-use crate::interval::{Interval, Looks};
+use crate::interval::{FIRST_LOOK, Interval, Looks};
 use crate::machine::Machine;
 use crate::verdict::Fault;
 
@@ -27,6 +27,8 @@ use crate::verdict::Fault;
 pub const MARGIN: f64 = 0.01;
 /// Variation of the loop within a round that is never a reason to discard it.
 pub const STEADY: f64 = 0.05;
+/// Rounds that may be discarded where too few are steady.
+const MAX_DISCARDED: usize = 4 * FIRST_LOOK;
 /// Largest difference of the loop after the sides.
 pub const POWER_MARGIN: f64 = 0.01;
 
@@ -74,8 +76,8 @@ pub enum Goal {
 /// A race and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Race {
-    /// Logarithm of base's time over the candidate's; `None` before the first look.
-    pub ratio: Option<Interval>,
+    /// Logarithm of base's time over the candidate's.
+    pub ratio: Interval,
     /// Whether the goal was reached before the budget ended.
     pub is_resolved: bool,
     /// Rounds that count.
@@ -89,17 +91,17 @@ pub struct Race {
 impl Race {
     /// Returns whether the candidate is faster, beyond doubt.
     pub fn is_faster(&self) -> bool {
-        self.is_resolved && self.ratio.is_some_and(|ratio| ratio.low > 0.0 && ratio.is_resolved())
+        self.is_resolved && self.ratio.low > 0.0 && self.ratio.is_resolved()
     }
 
     /// Returns whether the candidate is slower, beyond doubt.
     pub fn is_slower(&self) -> bool {
-        self.is_resolved && self.ratio.is_some_and(|ratio| ratio.high < 0.0 && ratio.is_resolved())
+        self.is_resolved && self.ratio.high < 0.0 && self.ratio.is_resolved()
     }
 
-    /// Returns the ratio; 1 if it is unknown.
+    /// Returns the ratio.
     pub fn factor(&self) -> f64 {
-        self.ratio.map_or(1.0, |ratio| ratio.middle.exp())
+        self.ratio.middle.exp()
     }
 }
 
@@ -115,11 +117,12 @@ struct Rounds {
     n_discarded: usize,
 }
 
-/// Races two sides for at most `budget` seconds.
+/// Races two sides for `budget` seconds at most, or for the rounds of a look if these take longer.
 ///
 /// # Errors
 ///
-/// That of a request or a comparison, and [`Fault::Broken`] if the clock rate follows a side.
+/// That of a request or a comparison, and [`Fault::Broken`] if the clock rate follows a side or is
+/// never steady.
 pub fn race(
     track: &mut dyn Track,
     machine: &mut dyn Machine,
@@ -132,9 +135,10 @@ pub fn race(
     let mut ratio = None;
     loop {
         rounds.run(track, machine, random)?;
-        let seconds = machine.now() - start;
-        let is_last = seconds >= budget;
-        let n_rounds = rounds.ratios.len();
+        let (seconds, n_rounds) = (machine.now() - start, rounds.ratios.len());
+        // Fewer rounds than those of a look tell nothing, however long they take.
+        let has_enough = n_rounds >= FIRST_LOOK || rounds.n_discarded > MAX_DISCARDED;
+        let is_last = seconds >= budget && has_enough;
         let look = match is_last {
             true => Some(looks.take_last()),
             false => looks.take(n_rounds),
@@ -151,6 +155,9 @@ pub fn race(
         ratio = Interval::of_median(&rounds.ratios, error).or(ratio);
         let is_resolved = ratio.is_some_and(|ratio| goal.is_reached(&ratio));
         if is_resolved || is_last {
+            let ratio = ratio.ok_or_else(|| {
+                Fault::Broken(format!("the clock rate changed in {} rounds", rounds.n_discarded))
+            })?;
             return Ok(Race { ratio, is_resolved, n_rounds, n_discarded: rounds.n_discarded, seconds });
         }
     }

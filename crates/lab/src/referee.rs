@@ -239,12 +239,12 @@ fn verdict_of(judgement: &Judgement) -> (Verdict, String) {
     let is_faster = race.is_faster();
     // A gain must be known to cost nothing elsewhere: where the guard's budget ended first, its best
     // estimate decides. Without a gain only what is beyond doubt counts.
-    let fails = |guard: &&Guard| {
+    let fails = |Guard { race, .. }: &&Guard| {
         let bound = MIN_GUARD.ln();
-        let ratio = guard.race.ratio;
-        let is_beyond_doubt = guard.race.is_resolved && ratio.is_some_and(|ratio| ratio.high < bound);
-        is_beyond_doubt
-            || is_faster && !guard.race.is_resolved && ratio.is_none_or(|ratio| ratio.middle < bound)
+        match race.is_resolved {
+            true => race.ratio.high < bound,
+            false => is_faster && race.ratio.middle < bound,
+        }
     };
     let failed = judgement.guards.iter().find(fails);
     match failed {

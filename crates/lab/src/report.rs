@@ -70,7 +70,7 @@ impl Report {
         let race_json = |race: &Race| {
             let [low, high] = ends(race);
             json!({
-                "ratio": race.factor(), "low": finite(low), "high": finite(high), "rounds": race.n_rounds,
+                "ratio": race.factor(), "low": low, "high": high, "rounds": race.n_rounds,
                 "discarded": race.n_discarded, "resolved": race.is_resolved, "seconds": race.seconds,
             })
         };
@@ -85,14 +85,9 @@ impl Report {
     }
 }
 
-/// Returns the ends of a ratio's interval; everything where it is unknown.
+/// Returns the ends of a ratio's interval.
 fn ends(race: &Race) -> [f64; 2] {
-    race.ratio.map_or([0.0, f64::INFINITY], |ratio| [ratio.low.exp(), ratio.high.exp()])
-}
-
-/// Returns a number that JSON has.
-fn finite(value: f64) -> Option<f64> {
-    value.is_finite().then_some(value)
+    [race.ratio.low.exp(), race.ratio.high.exp()]
 }
 
 /// Returns the lowest ratio of the guards.

@@ -8,7 +8,7 @@ use crate::wire::Digest;
 pub struct Settings {
     /// The device: `cpu`, `wgpu:0` or `cuda:0`.
     pub device: String,
-    /// The kernel set of a CPU; its fastest if `None`.
+    /// The kernel set of a CPU; that of `KVANT_ISA`, or its fastest, if `None`.
     pub isa: Option<&'static str>,
     /// Threads of a CPU.
     pub threads: usize,

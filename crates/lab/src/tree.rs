@@ -130,7 +130,7 @@ impl Output {
     fn failure(&self, words: &[&str]) -> Option<String> {
         let lines = || self.text.lines().map(str::trim).filter(|line| !line.is_empty());
         let telling = words.iter().find_map(|word| lines().find(|line| line.contains(word)));
-        let line = || telling.or(lines().last()).unwrap_or("it failed without a word").to_owned();
+        let line = || telling.or(lines().next_back()).unwrap_or("it failed without a word").to_owned();
         (!self.succeeded).then(line)
     }
 }
