@@ -282,8 +282,8 @@ impl<'a, B: Backend> Batch<'a, B> {
         ]
     }
 
-    /// Returns the tokens of sequence `index` as stored, `[n_tensors][tokens][dim]`: those of K, then
-    /// those of V.
+    /// Returns the tokens of sequence `index` as stored, `[n_tensors][tokens][dim]`: those of K,
+    /// then those of V.
     pub fn stored_tokens(&self, index: usize) -> Vec<Vec<Vec<f32>>> {
         let memory_bytes = self.memory_bytes(index);
         let Sequence { layer, rows, .. } = &self.sequences[index];

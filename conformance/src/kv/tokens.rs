@@ -148,8 +148,8 @@ impl Tokens {
         Self { shape, k, v, keys, values, queries, outs }
     }
 
-    /// Creates tokens to feed alone: without the records that answers and stored tokens are compared
-    /// with.
+    /// Creates tokens to feed alone: without the records that answers and stored tokens are
+    /// compared with.
     pub fn to_feed(shape: Shape, k: Vec<f32>, v: Vec<f32>) -> Self {
         let (keys, values) = (Vec::new(), Vec::new());
         let (queries, outs) = (Vec::new(), Vec::new());
@@ -220,8 +220,8 @@ impl Record {
         &self.sixteen[token]
     }
 
-    /// Returns the row of `token` as it is stored once there are `n` tokens, `[dim]`; token `first`,
-    /// a multiple of [`TOKENS_PER_BLOCK`], is the first of this record.
+    /// Returns the row of `token` as it is stored once there are `n` tokens, `[dim]`; token
+    /// `first`, a multiple of [`TOKENS_PER_BLOCK`], is the first of this record.
     pub fn stored_since(&self, first: usize, token: usize, n: usize) -> &[f32] {
         let location = self.spec.location(token / TILE, self.spec.first_tail_tile(n));
         let is_main = matches!(location, TileLocation::Main(_));

@@ -3,22 +3,23 @@
 //! # The interval
 //!
 //! A round gives `x`, the logarithm of base's time over the candidate's. Of `n` values in order,
-//! `x(1) <= .. <= x(n)`, the median is below `x(k)` only if fewer than `k` values lie below it, each
-//! with probability 1/2: `[x(k), x(n + 1 - k)]` misses it with probability `2 P(Bin(n, 1/2) < k)`.
-//! No law of the noise is assumed: neighbours of a shared machine may delay a request by any time.
+//! `x(1) <= .. <= x(n)`, the median is below `x(k)` only if fewer than `k` values lie below it,
+//! each with probability 1/2: `[x(k), x(n + 1 - k)]` misses it with probability `2 P(Bin(n, 1/2) <
+//! k)`. No law of the noise is assumed: neighbours of a shared machine may delay a request by any
+//! time.
 //!
 //! # Why signs are fair coins
 //!
 //! A coin chooses which side begins a round. If both sides are alike, swapping their names changes
-//! the sign of `x` and nothing else, so that each sign is a fair coin whatever the noise, even where
-//! it drifts or comes in bursts (Fisher, *The Design of Experiments*, chapter 2: the randomization
-//! makes the test valid).
+//! the sign of `x` and nothing else, so that each sign is a fair coin whatever the noise, even
+//! where it drifts or comes in bursts (Fisher, *The Design of Experiments*, chapter 2: the
+//! randomization makes the test valid).
 //!
 //! # Looking repeatedly
 //!
 //! An interval that may end a race at any of several looks misses more often than one that is
-//! computed once. Look `i` takes `ERROR / (i (i + 1))` of the probability of a miss: these add up to
-//! [`ERROR`] for any number of looks (`sum 1 / (i (i + 1)) = 1`).
+//! computed once. Look `i` takes `ERROR / (i (i + 1))` of the probability of a miss: these add up
+//! to [`ERROR`] for any number of looks (`sum 1 / (i (i + 1)) = 1`).
 
 /// Probability that any of a race's intervals misses: of a thousand races of a tree against itself
 /// at most one has a winner.

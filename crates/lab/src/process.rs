@@ -41,14 +41,14 @@ impl Contender for Program {
 /// A worker that serves one case.
 struct Process {
     child: Child,
-    /// `None` once it is told to end.
+    /// `None` once its requests have ended.
     requests: Option<ChildStdin>,
     replies: BufReader<ChildStdout>,
 }
 
 impl Process {
     fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let requests = self.requests.as_mut().expect("the worker is told to end last");
+        let requests = self.requests.as_mut().expect("requests end last");
         send(requests, bytes).map_err(|_| self.end())
     }
 

@@ -237,8 +237,8 @@ impl Edge<'_> {
 fn verdict_of(judgement: &Judgement) -> (Verdict, String) {
     let race = judgement.race.as_ref().expect("a judgement without a fault has a race");
     let is_faster = race.is_faster();
-    // A gain must be known to cost nothing elsewhere: where the guard's budget ended first, its best
-    // estimate decides. Without a gain only what is beyond doubt counts.
+    // A gain must be known to cost nothing elsewhere: where the guard's budget ended first, its
+    // best estimate decides. Without a gain only what is beyond doubt counts.
     let fails = |Guard { race, .. }: &&Guard| {
         let bound = MIN_GUARD.ln();
         match race.is_resolved {

@@ -1,4 +1,4 @@
-//! What a judgement is told as: `METRIC` lines, a row of a table of experiments, JSON.
+//! Forms of a judgement: `METRIC` lines, a row of a table of experiments, JSON.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

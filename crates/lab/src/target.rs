@@ -1,5 +1,5 @@
-//! Targets, as data: what can be made faster, the sizes at which it is timed, those at which it must
-//! not get slower, and those at which it must be right.
+//! Targets, as data: what can be made faster, the sizes at which it is timed, those at which it
+//! must not get slower, and those at which it must be right.
 
 use kvant_codec::DType;
 

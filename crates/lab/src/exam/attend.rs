@@ -8,9 +8,10 @@ use crate::case::Attend;
 use crate::device::DeviceArithmetic;
 use crate::wire::to_bytes;
 
-/// One query in eight looks for one token, which gets nearly all its weight: a kernel that skips the
-/// token's tile is then wrong by a whole value, where it would otherwise be wrong by a share that
-/// no bound sees. Few enough that skipping tiles of little weight, which is right, gains little.
+/// One query in eight looks for one token, which gets nearly all its weight: a kernel that skips
+/// the token's tile is then wrong by a whole value, where it would otherwise be wrong by a share
+/// that no bound sees. Few enough that skipping tiles of little weight, which is right, gains
+/// little.
 const NEEDLES: u64 = 8;
 /// Score of that token. The scores of `n` others are about 1 in size, so that its weight is
 /// `e^14 / (e^14 + n sqrt(e))`: above nine tenths up to 2^16 tokens.
@@ -32,7 +33,8 @@ impl AttendExam {
         Self { case, tokens, state }
     }
 
-    /// Returns a query that looks for a token of its head at random, at most the oldest of the step.
+    /// Returns a query that looks for a token of its head at random, at most the oldest of the
+    /// step.
     fn needle(&self, head: usize, random: &mut Random) -> Vec<f32> {
         let Attend { kv_heads, group, dim, depth, rows, .. } = self.case;
         let token = (random.bits() % (depth - rows + 1) as u64) as usize;

@@ -69,8 +69,8 @@ pub(super) fn product<B: Backend>(
 }
 
 /// Appends to a cache with keys and values `[start, kv_heads, dim]`: inputs are `[steps][keys,
-/// values][rows, kv_heads, dim]`, answers the bytes of the cache, or the appended tokens as decoded,
-/// `[tensors][tokens, dim]`.
+/// values][rows, kv_heads, dim]`, answers the bytes of the cache, or the appended tokens as
+/// decoded, `[tensors][tokens, dim]`.
 pub(super) fn append<B: Backend>(
     device: &DeviceUnderTest<B>,
     case: &Append,

@@ -160,7 +160,8 @@ impl Contender for Tree {
     }
 }
 
-/// Returns a case without some of its tokens, and its state. Attention does not depend on positions.
+/// Returns a case without some of its tokens, and its state. Attention does not depend on
+/// positions.
 fn without(case: Attend, state: &[u8], tokens: std::ops::Range<usize>) -> (Attend, Vec<u8>) {
     let values = to_values(state).unwrap();
     let width = case.kv_heads * case.dim;
@@ -233,7 +234,7 @@ impl Run {
         let mut values = to_values(&honest).unwrap();
         match self.conduct {
             Conduct::CachesTheAnswer => return Ok(self.first.get_or_insert(honest).clone()),
-            // Long after the start nobody checks answers any more.
+            // Long after the start no test runs any more.
             Conduct::ReadsTheClock if self.machine.now() > 1.0 => values.iter_mut().for_each(|v| *v *= 0.5),
             Conduct::RightOnAverageOnly => {
                 values.iter_mut().zip([0.05, -0.05].into_iter().cycle()).for_each(|(v, off)| *v += off);
