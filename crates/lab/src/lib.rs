@@ -54,6 +54,7 @@ pub mod verdict;
 pub mod wire;
 pub mod worker;
 
+pub use kvant_codec::random::Random;
 pub use lane::Contenders;
 pub use machine::{Machine, ThisMachine};
 pub use referee::{Judgement, Options, Referee};

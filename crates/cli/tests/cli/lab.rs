@@ -5,9 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use kvant_lab::case::Case;
+use kvant_lab::device::arithmetic;
+use kvant_lab::exam::{Answers, exam};
 use kvant_lab::process::Program;
 use kvant_lab::subject::{Contender, Settings, answers_of};
 use kvant_lab::wire::to_bytes;
+use kvant_lab::{Random, target};
 
 const KVANT: &str = env!("CARGO_BIN_EXE_kvant");
 
@@ -77,4 +80,31 @@ fn a_worker_that_cannot_serve_says_why() {
     let mut none = Program { path: Path::new(KVANT).with_file_name("no-such-program") };
     let error = none.start(&case.parse().unwrap(), &[], &settings).err().unwrap();
     assert!(error.starts_with("worker: "), "{error}");
+}
+
+#[test]
+fn workers_of_gpus_are_right_at_edges() {
+    let output = lab(&["targets", "-o", "json"]);
+    let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let mut random = Random::new(1);
+    for name in
+        ["wgpu-attend-turbo3-128", "wgpu-product-q4_K-8", "wgpu-append-q8_0-128", "cuda-attend-turbo3-128"]
+    {
+        if !rows.iter().any(|row| row["target"] == name) {
+            eprintln!("skipped: {name}: this machine or build has no such device");
+            continue;
+        }
+        let target = target(name).unwrap();
+        let settings = Settings { device: target.device.to_owned(), isa: None, threads: 1 };
+        let mut program = Program { path: PathBuf::from(KVANT) };
+        for case in &target.edges[1..3] {
+            let exam = exam(case, random.bits()).unwrap();
+            let inputs = exam.inputs(2, &mut random);
+            let mut worker = program.start(case, exam.state(), &settings).unwrap();
+            let got = answers_of(&mut *worker, &inputs).unwrap();
+            let answers = Answers { got: &got, base: None };
+            let checked = exam.check(&arithmetic(&settings).unwrap(), &inputs, answers, &mut random);
+            assert_eq!(checked, Ok(()), "{case}");
+        }
+    }
 }
