@@ -44,11 +44,14 @@ impl Interval {
     /// Returns the interval of the median of `values` that misses it with probability `error`;
     /// `None` for too few values.
     pub fn of_median(values: &[f64], error: f64) -> Option<Self> {
+        let (n, k) = (values.len(), rank(values.len(), error));
+        if k == 0 {
+            return None;
+        }
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let (n, k) = (sorted.len(), rank(values.len(), error));
-        let middle = |n: usize| (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0;
-        (k > 0).then(|| Self { low: sorted[k - 1], middle: middle(n), high: sorted[n - k] })
+        let middle = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0;
+        Some(Self { low: sorted[k - 1], middle, high: sorted[n - k] })
     }
 
     /// Returns whether the interval is narrower than the distance of its middle from 0: it then
