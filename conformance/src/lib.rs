@@ -20,6 +20,7 @@
 //! ..`.
 #![forbid(unsafe_code)]
 
+mod cpu_sets;
 mod device_under_test;
 pub mod judge;
 pub mod kv;
@@ -30,6 +31,7 @@ pub mod weights;
 
 use kvant_backend::Backend;
 
+pub use cpu_sets::{CPU_SETS, CpuSet};
 pub use device_under_test::{Arithmetic, Attention, Coverage, DeviceUnderTest};
 pub use skipped::Skipped;
 

@@ -282,6 +282,26 @@ impl<'a, B: Backend> Batch<'a, B> {
         ]
     }
 
+    /// Returns the tokens of sequence `index` as stored, `[n_tensors][tokens][dim]`: those of K,
+    /// then those of V.
+    pub fn stored_tokens(&self, index: usize) -> Vec<Vec<Vec<f32>>> {
+        let memory_bytes = self.memory_bytes(index);
+        let Sequence { layer, rows, .. } = &self.sequences[index];
+        let stored = |tensor: &KvTensor| {
+            let coded = tensor.spec.first_tail_tile(rows.end());
+            let read = |token: usize| {
+                let location = tensor.spec.location(token / TILE, coded);
+                let (layout, offset) = tensor.locate(location);
+                let mut row = vec![f32::NAN; layout.dim()];
+                let tile = &memory_bytes.page(location)[offset..][..layout.bytes()];
+                layout.get(tile, token % TILE, &mut row);
+                row
+            };
+            (0..rows.end()).map(read).collect()
+        };
+        layer.tensors().map(stored).collect()
+    }
+
     /// Checks every stored token against the codec, in each form of storage.
     ///
     /// # Panics
@@ -290,27 +310,16 @@ impl<'a, B: Backend> Batch<'a, B> {
     #[track_caller]
     pub fn assert_stored_tokens(&mut self, what: &dyn Fn() -> String) {
         for index in 0..self.sequences.len() {
-            let memory_bytes = self.memory_bytes(index);
+            let stored = self.stored_tokens(index);
             let Sequence { tokens, layer, rows, .. } = &self.sequences[index];
-            for (tensor, record) in tensors(layer, tokens) {
-                let coded = tensor.spec.first_tail_tile(rows.end());
-                for token in 0..rows.end() {
-                    let location = tensor.spec.location(token / TILE, coded);
-                    let (layout, offset) = tensor.locate(location);
-                    let mut got = vec![f32::NAN; layout.dim()];
-                    layout.get(
-                        &memory_bytes.page(location)[offset..][..layout.bytes()],
-                        token % TILE,
-                        &mut got,
-                    );
-                    let is_main = matches!(location, TileLocation::Main(_));
-                    let want = if is_main { record.main(token) } else { record.sixteen(token) };
+            for ((tensor, record), stored) in tensors(layer, tokens).zip(stored) {
+                for (token, got) in stored.iter().enumerate() {
+                    let want = record.stored_since(0, token, rows.end());
                     assert!(
-                        got == want.stored,
-                        "{}: sequence {index}, {:?}, token {token} at {location:?} is {got:?}, want {:?}",
+                        got == want,
+                        "{}: sequence {index}, {:?}, token {token} is {got:?}, want {want:?}",
                         what(),
                         tensor.spec,
-                        want.stored
                     );
                 }
             }
@@ -352,6 +361,11 @@ impl<'a, B: Backend> Batch<'a, B> {
 }
 
 impl MemoryBytes {
+    /// Returns all of them in one list.
+    pub fn concat(&self) -> Vec<u8> {
+        [&self.sink[..], &self.tail[..], &self.blocks.concat()[..]].concat()
+    }
+
     fn page(&self, location: TileLocation) -> &[u8] {
         match location {
             TileLocation::Sink(_) => &self.sink,

@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Mul, Range};
 
-use kvant_backend::{KvTensorSpec, TOKENS_PER_BLOCK};
+use kvant_backend::{KvTensorSpec, TOKENS_PER_BLOCK, TileLocation};
 use kvant_codec::Side;
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre, restore_row};
 
@@ -148,6 +148,14 @@ impl Tokens {
         Self { shape, k, v, keys, values, queries, outs }
     }
 
+    /// Creates tokens to feed alone: without the records that answers and stored tokens are
+    /// compared with.
+    pub fn to_feed(shape: Shape, k: Vec<f32>, v: Vec<f32>) -> Self {
+        let (keys, values) = (Vec::new(), Vec::new());
+        let (queries, outs) = (Vec::new(), Vec::new());
+        Self { shape, k, v, keys, values, queries, outs }
+    }
+
     /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.k.len() / (self.shape.n_kv_heads * self.shape.k_head_dim)
@@ -162,7 +170,7 @@ impl Tokens {
 impl Record {
     /// Encodes rows. In a KV tensor with a tail, rows are rounded to f16 first; `alpha` scales the
     /// quantized rows.
-    fn new(spec: KvTensorSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
+    pub fn new(spec: KvTensorSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
         let (mut sixteen, mut rows_to_code) = (Vec::new(), Vec::new());
         for row in rows {
             let mut padded = vec![0.0; spec.stored_dim()];
@@ -212,9 +220,13 @@ impl Record {
         &self.sixteen[token]
     }
 
-    /// Returns the row of `token` in the blocks.
-    pub fn main(&self, token: usize) -> &Row {
-        &self.main[token]
+    /// Returns the row of `token` as it is stored once there are `n` tokens, `[dim]`; token
+    /// `first`, a multiple of [`TOKENS_PER_BLOCK`], is the first of this record.
+    pub fn stored_since(&self, first: usize, token: usize, n: usize) -> &[f32] {
+        let location = self.spec.location(token / TILE, self.spec.first_tail_tile(n));
+        let is_main = matches!(location, TileLocation::Main(_));
+        let rows = if is_main { &self.main } else { &self.sixteen };
+        &rows[token - first].stored
     }
 
     /// Returns the row of `token` as a query at `position` reads it, and whether it is quantized.

@@ -15,6 +15,8 @@ pub enum Failure {
     Output(io::Error),
     /// The reader of the output closed it, as `head` does; not an error.
     BrokenPipe,
+    /// A result that has an exit code of its own, and is printed.
+    Verdict(u8),
 }
 
 impl Failure {
@@ -23,12 +25,12 @@ impl Failure {
         Self::Work(format!("{doing}: {error}"))
     }
 
-    /// Returns the error in one line; `None` for a closed pipe.
+    /// Returns the error in one line; `None` for a closed pipe and for a verdict.
     pub fn line(&self) -> Option<String> {
         match self {
             Self::Work(line) | Self::Usage(line) => Some(one_line(line)),
             Self::Output(error) => Some(format!("stdout: {error}")),
-            Self::BrokenPipe => None,
+            Self::BrokenPipe | Self::Verdict(_) => None,
         }
     }
 
@@ -46,6 +48,7 @@ impl Failure {
             Self::Work(_) | Self::Output(_) => 1,
             Self::Usage(_) => 2,
             Self::BrokenPipe => 0,
+            Self::Verdict(code) => code,
         }
     }
 }

@@ -2,7 +2,7 @@
 //! that the wheel's library contains the command and a fuzzer can call the argument parser.
 //!
 //! Results go to stdout, progress and logs to stderr. Exit codes: 0 success, 1 failure, 2 wrong
-//! usage.
+//! usage; `kvant lab eval` has more.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -28,6 +28,7 @@ mod hub;
 mod inspect;
 mod interrupt;
 mod kv_cache;
+mod lab;
 mod log;
 mod model_source;
 mod open;

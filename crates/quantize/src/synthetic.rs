@@ -121,6 +121,11 @@ impl Shape {
         })
     }
 
+    /// Returns the number of tokens in its vocabulary.
+    pub fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
     /// Creates a model of this shape in memory, without a tokenizer. Its matrices have type
     /// `dtype`, or the next best where rows are not whole blocks. It loads like any file.
     ///

@@ -47,7 +47,21 @@ const EDGES: &[(&str, &[&str])] = &[
     ),
     ("kvant-eval", &["kvant", "kvant-codec"]),
     ("kvant-server", &["kvant"]),
-    ("kvant-cli", &["kvant", "kvant-eval", "kvant-quantize", "kvant-server"]),
+    (
+        "kvant-lab",
+        &[
+            "kvant",
+            "kvant-eval",
+            "kvant-quantize",
+            "kvant-conformance",
+            "kvant-cpu",
+            "kvant-cuda",
+            "kvant-wgpu",
+            "kvant-backend",
+            "kvant-codec",
+        ],
+    ),
+    ("kvant-cli", &["kvant", "kvant-eval", "kvant-lab", "kvant-quantize", "kvant-server"]),
     ("kvant-capi", &["kvant"]),
     ("kvant-python", &["kvant", "kvant-cli"]),
     ("kvant-web", &["kvant"]),
@@ -61,8 +75,9 @@ const FLOORS: &[(&str, &[&str])] = &[("cpu", &["simd", "host", "ops", "device"])
 
 /// Rooms whose files import a name from the module that defines it, not through the crate root:
 /// `lib.rs` re-exports for outsiders.
-const DEFINING_ROOMS: [&str; 12] = [
-    "capi", "cli", "engine", "eval", "generate", "gguf", "hf", "python", "quantize", "server", "text", "web",
+const DEFINING_ROOMS: [&str; 13] = [
+    "capi", "cli", "engine", "eval", "generate", "gguf", "hf", "lab", "python", "quantize", "server", "text",
+    "web",
 ];
 
 /// Rooms outside `crates`.

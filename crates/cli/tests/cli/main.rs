@@ -12,6 +12,7 @@ mod help;
 mod hostile;
 mod hub;
 mod images;
+mod lab;
 mod lora;
 mod prompts;
 mod quantize;
