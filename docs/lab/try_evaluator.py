@@ -2,9 +2,9 @@
 
     python3 docs/lab/try_evaluator.py path/to/kvant
 
-In a checkout of its own (target/lab/mutator) it commits a kernel that appends every row twice. To append once is the
-good change, to leave out one tensor the wrong one, to append three times the slower one. Needs openevolve, git, cargo
-and, for the first build, a quarter of an hour.
+In a checkout of its own (target/lab/mutator) it commits a kernel that wastes time. To waste none is the good change, to
+leave out one tensor the wrong one, to waste three times as much the slower one. Needs openevolve, git, cargo and, for the
+first build, a quarter of an hour.
 """
 
 import os
@@ -19,8 +19,9 @@ LAB = ROOT / "target/lab"
 CHECKOUT = LAB / "mutator"
 FILE = "crates/cpu/src/ops/append/mod.rs"
 TARGET = "append-turbo3t-128"
-LOOP = "    pool.for_each("
-END = "    });\n}\n"
+LINE = "        let part = &parts[index];\n"
+WASTE = "        (0..4_000_000u64).for_each(|i| { std::hint::black_box(i); });\n"
+SKIP = "        if item == 3 { return; }\n"
 EXPECTED = {"good": "better", "wrong": "wrong", "slower": "worse"}
 
 
@@ -28,14 +29,14 @@ def git(*args):
     subprocess.run(["git", "-C", CHECKOUT, *args], check=True, capture_output=True)
 
 
-def repeated(text, times):
-    """Returns the kernel with its loop run so many times."""
-    assert text.count(LOOP) == 1 and text.count(END) == 1, "the kernel has another form"
-    return text.replace(LOOP, f"    for _ in 0..{times} {{ pool.for_each(").replace(END, "    }); }\n}\n")
+def before(text, lines):
+    """Returns the kernel with lines at the beginning of its loop."""
+    assert text.count(LINE) == 1, "the kernel has another form"
+    return text.replace(LINE, lines + LINE)
 
 
 def prepare(text):
-    """Makes the checkout, in which every row is appended twice."""
+    """Makes the checkout, whose kernel wastes time."""
     if not CHECKOUT.exists():
         subprocess.run(["git", "-C", ROOT, "worktree", "prune"], check=True)
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", CHECKOUT, "HEAD"], check=True)
@@ -44,8 +45,8 @@ def prepare(text):
         (CHECKOUT / "target/lab").symlink_to(LAB)
     head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     git("checkout", "--quiet", "--force", "--detach", head.stdout.strip())
-    (CHECKOUT / FILE).write_text(repeated(text, 2))
-    git("-c", "user.name=lab", "-c", "user.email=lab@localhost", "commit", "--quiet", "--all", "-m", "lab: append twice")
+    (CHECKOUT / FILE).write_text(before(text, WASTE))
+    git("-c", "user.name=lab", "-c", "user.email=lab@localhost", "commit", "--quiet", "--all", "-m", "lab: waste time")
 
 
 def main(kvant):
@@ -55,12 +56,7 @@ def main(kvant):
 
     text = (ROOT / FILE).read_text()
     prepare(text)
-    start = "        let part = &parts[index];\n"
-    changes = {
-        "good": text,
-        "wrong": text.replace(start, "        if item == 3 { return; }\n" + start),
-        "slower": repeated(text, 3),
-    }
+    changes = {"good": text, "wrong": before(text, SKIP), "slower": before(text, 3 * WASTE)}
     program = LAB / "program.rs"
     failed = 0
     for name, change in changes.items():
@@ -68,7 +64,8 @@ def main(kvant):
         began = time.monotonic()
         result = evaluate(program)
         verdict, took = result.artifacts["verdict"], time.monotonic() - began
-        print(f"{name}: {verdict} (expected {EXPECTED[name]}), {result.metrics}, {took:.0f} s: {result.artifacts['reason']}")
+        metrics, reason = result.metrics, result.artifacts["reason"]
+        print(f"{name}: {verdict} (expected {EXPECTED[name]}), {metrics}, {took:.0f} s: {reason}", flush=True)
         failed += verdict != EXPECTED[name]
     return failed
 

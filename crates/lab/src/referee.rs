@@ -4,7 +4,7 @@
 //!
 //! 1. **Edges**: answers at edge sizes, on every kernel set of this machine, against the slow
 //!    reference, value by value; the same bits when repeated and on any number of threads; beyond
-//!    2^16 tokens.
+//!    2^16 tokens. Base's answers too, as the candidate's are compared with them later.
 //! 2. **Suites**: the conformance suites of the target, in the candidate's tree.
 //! 3. **Gate**: what the bundled model says, for targets of whole models ([`crate::gate`]).
 //! 4. **Race**: candidate against base at the size of the target ([`crate::race`]).
@@ -157,7 +157,7 @@ impl Referee<'_> {
         race(&mut lane, machine, goal, budget, random)
     }
 
-    /// Compares the candidate's answers with the reference.
+    /// Compares the candidate's answers with the reference, and those of base as it is timed.
     fn check_edges(
         &mut self,
         judgement: &mut Judgement,
@@ -178,8 +178,11 @@ impl Referee<'_> {
             (self.note)(&format!("edge: {case}"));
             let edge = Edge { case, seed: random.bits() };
             for &set in sets {
-                judgement.n_edges += edge.check(contenders, &self.settings(set), random)?;
+                let settings = self.settings(set);
+                judgement.n_edges += edge.check(Side::Candidate, contenders, &settings, random)?;
             }
+            // Timed outputs are compared with base's.
+            edge.check(Side::Base, contenders, &self.settings(None), random)?;
         }
         Ok(())
     }
@@ -192,18 +195,18 @@ struct Edge<'a> {
 }
 
 impl Edge<'_> {
-    /// Checks the candidate's answers, and returns the number of requests.
+    /// Checks the answers of a side, and returns the number of requests.
     fn check(
         &self,
+        side: Side,
         contenders: &mut Contenders<'_>,
         settings: &Settings,
         random: &mut Random,
     ) -> Result<usize, Fault> {
-        let failed = failure_of(Side::Candidate, self.case);
+        let failed = failure_of(side, self.case);
         let exam = exam(self.case, self.seed).map_err(Fault::Broken)?;
         let arithmetic = arithmetic(settings).map_err(Fault::Broken)?;
-        let on = settings.isa.map(|isa| format!(" on {isa}")).unwrap_or_default();
-        let wrong = |line: String| Fault::Wrong(format!("{}{on}: {line}", self.case));
+        let on = settings.isa.map(|isa| format!("on {isa}: ")).unwrap_or_default();
         let inputs = exam.inputs(EDGE_STEPS.min(exam.max_steps()), random);
         let mut n_requests = 0;
         let mut first: Option<Vec<u8>> = None;
@@ -211,19 +214,20 @@ impl Edge<'_> {
         let threads = if settings.device == "cpu" { &THREADS[..] } else { &THREADS[..1] };
         for &threads in threads {
             let settings = Settings { threads, ..settings.clone() };
-            let mut subject = contenders.start(Side::Candidate, self.case, exam.state(), &settings)?;
+            let mut subject = contenders.start(side, self.case, exam.state(), &settings)?;
             for _ in 0..EDGE_REPEATS {
                 let got = answers_of(&mut *subject, &inputs).map_err(&failed)?;
                 n_requests += 1;
                 match &first {
                     Some(first) if *first != got => {
-                        let what = format!("the same inputs give other bits, on {threads} threads");
-                        return Err(wrong(what));
+                        let what = "the same inputs give other bits";
+                        return Err(failed(format!("{on}{what}, on {threads} threads")));
                     }
                     Some(_) => {}
                     None => {
                         let answers = Answers { got: &got, base: None };
-                        exam.check(&arithmetic, &inputs, answers, random).map_err(wrong)?;
+                        let checked = exam.check(&arithmetic, &inputs, answers, random);
+                        checked.map_err(|line| failed(format!("{on}{line}")))?;
                         first = Some(got);
                     }
                 }

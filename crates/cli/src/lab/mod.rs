@@ -19,7 +19,7 @@ pub struct LabArgs {
 #[derive(Subcommand, Debug)]
 enum LabCommand {
     /// Judge this checkout against a commit: better, equal, worse, wrong or broken
-    Eval(eval::EvalArgs),
+    Eval(Box<eval::EvalArgs>),
     /// List what can be made faster
     Targets(targets::TargetsArgs),
     /// Run a case of this build for a judge, on stdin and stdout
@@ -30,7 +30,7 @@ enum LabCommand {
 /// Runs the command.
 pub fn lab(args: LabArgs) -> Result<(), Failure> {
     match args.command {
-        LabCommand::Eval(args) => eval::eval(args),
+        LabCommand::Eval(args) => eval::eval(*args),
         LabCommand::Targets(args) => targets::targets(args),
         LabCommand::Worker(args) => worker::worker(args),
     }

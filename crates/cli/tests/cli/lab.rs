@@ -97,14 +97,14 @@ fn workers_of_gpus_are_right_at_edges() {
         let target = target(name).unwrap();
         let settings = Settings { device: target.device.to_owned(), isa: None, threads: 1 };
         let mut program = Program { path: PathBuf::from(KVANT) };
-        for case in &target.edges[1..3] {
-            let exam = exam(case, random.bits()).unwrap();
-            let inputs = exam.inputs(2, &mut random);
-            let mut worker = program.start(case, exam.state(), &settings).unwrap();
-            let got = answers_of(&mut *worker, &inputs).unwrap();
-            let answers = Answers { got: &got, base: None };
-            let checked = exam.check(&arithmetic(&settings).unwrap(), &inputs, answers, &mut random);
-            assert_eq!(checked, Ok(()), "{case}");
-        }
+        // Lavapipe compiles a kernel in seconds.
+        let case = &target.edges[1];
+        let exam = exam(case, random.bits()).unwrap();
+        let inputs = exam.inputs(2, &mut random);
+        let mut worker = program.start(case, exam.state(), &settings).unwrap();
+        let got = answers_of(&mut *worker, &inputs).unwrap();
+        let answers = Answers { got: &got, base: None };
+        let checked = exam.check(&arithmetic(&settings).unwrap(), &inputs, answers, &mut random);
+        assert_eq!(checked, Ok(()), "{case}");
     }
 }

@@ -6,11 +6,18 @@ use kvant_lab::{Contenders, Judgement, Options, Referee, Verdict};
 
 use crate::fake::{Conduct, DEEP, DEPTH, FAR, Tree, VirtualMachine, target};
 
+/// A tree that does what base does.
+const SAME: Conduct = Conduct::Honest { near: 1.0, deep: 1.0 };
+
 /// Judges a tree that behaves like this against an honest one.
 fn judge_at(target: &Target, conduct: Conduct) -> Judgement {
+    judge_pair(target, conduct, SAME)
+}
+
+fn judge_pair(target: &Target, candidate: Conduct, base: Conduct) -> Judgement {
     let machine = VirtualMachine::new(0.001, 5);
-    let mut candidate = Tree::new(conduct, &machine, false);
-    let mut base = Tree::new(Conduct::Honest { near: 1.0, deep: 1.0 }, &machine, true);
+    let mut candidate = Tree::new(candidate, &machine, false);
+    let mut base = Tree::new(base, &machine, true);
     let mut referee = Referee {
         target,
         options: Options { budget: 60.0, threads: 1, seed: 11 },
@@ -45,7 +52,7 @@ fn an_honest_gain_is_better() {
 
 #[test]
 fn the_same_tree_is_equal_and_a_slow_one_worse() {
-    assert_caught(&judge(Conduct::Honest { near: 1.0, deep: 1.0 }), Verdict::Equal, &["within 1 %"]);
+    assert_caught(&judge(SAME), Verdict::Equal, &["within 1 %"]);
     assert_caught(&judge(Conduct::Honest { near: 1.05, deep: 1.0 }), Verdict::Worse, &["0.95"]);
 }
 
@@ -122,4 +129,10 @@ fn a_kernel_that_lowers_the_power_state_wins_nothing() {
 #[test]
 fn a_kernel_that_crashes_is_wrong() {
     assert_caught(&judge(Conduct::Crashes), Verdict::Wrong, &["the candidate fails", "signal: 11"]);
+}
+
+#[test]
+fn a_base_that_is_wrong_judges_no_candidate() {
+    let judgement = judge_pair(&target(), SAME, Conduct::RightOnAverageOnly);
+    assert_caught(&judgement, Verdict::Broken, &["base fails", "away, allowed"]);
 }
