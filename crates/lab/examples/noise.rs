@@ -1,6 +1,6 @@
 //! Races a program against itself, and prints how often it is equal: what the noise of a machine
 //! does to the referee. `cargo run --release -p kvant-lab --example noise -- PROGRAM TARGET [races]
-//! [seconds of each]`.
+//! [seconds of each] [threads]`.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -12,16 +12,14 @@ use kvant_lab::report::fresh_seed;
 use kvant_lab::subject::Settings;
 use kvant_lab::{Random, ThisMachine, target};
 
-/// Threads of a CPU.
-const THREADS: usize = 2;
-
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [program, name, rest @ ..] = &args[..] else { return Err("expected PROGRAM TARGET".into()) };
     let n_races = rest.first().map_or(Ok(20), |n| n.parse())?;
     let budget = rest.get(1).map_or(Ok(20.0), |seconds| seconds.parse())?;
+    let threads = rest.get(2).map_or(Ok(2), |n| n.parse())?;
     let target = target(name)?;
-    let settings = Settings { device: target.device.to_owned(), isa: None, threads: THREADS };
+    let settings = Settings { device: target.device.to_owned(), isa: None, threads };
     let mut random = Random::new(fresh_seed());
     let (mut n_equal, mut n_resolved) = (0, 0);
     println!(

@@ -4,7 +4,6 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kvant::limits::n_cores;
 use kvant_lab::device::unavailable;
 use kvant_lab::judge_files::compare;
 use kvant_lab::process::Program;
@@ -31,9 +30,9 @@ pub struct EvalArgs {
     /// Maximum seconds of timing at the target's size; a quarter for each guard
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = positive)]
     budget: usize,
-    /// Threads of a CPU [default: all cores]
-    #[arg(short, long, value_name = "N", value_parser = positive)]
-    threads: Option<usize>,
+    /// Threads of a CPU; several wait for each other, which multiplies noise
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    threads: usize,
     /// What the change does, for the table of experiments
     #[arg(long, value_name = "TEXT", default_value = "")]
     description: String,
@@ -100,11 +99,7 @@ impl EvalArgs {
         let mut base = Program { path: trees.base.build(self.target.device)? };
         self.note(&format!("build of the candidate, {}", trees.candidate.commit));
         let mut candidate = Program { path: trees.candidate.build(self.target.device)? };
-        let options = Options {
-            budget: self.budget as f64,
-            threads: self.threads.unwrap_or_else(n_cores),
-            seed: fresh_seed(),
-        };
+        let options = Options { budget: self.budget as f64, threads: self.threads, seed: fresh_seed() };
         let mut referee = Referee {
             target: &self.target,
             options,

@@ -14,8 +14,8 @@ use crate::device::DeviceArithmetic;
 use crate::wire::{to_bytes, to_values};
 
 /// Largest divergence of the candidate's next-token distribution from base's in nats, the mean over
-/// a request: eight times what scalar, AVX2 and AVX-512 kernels of one tree differ by on the bundled
-/// model (0.0002 to 0.0006 nats over 256 tokens, turbo3 and q8_0, decode and steps of 32).
+/// a request: eight times what scalar, AVX2 and AVX-512 kernels of one tree differ by on the
+/// bundled model (0.0002 to 0.0006 nats over 256 tokens, turbo3 and q8_0, decode and steps of 32).
 pub const MAX_KLD: f64 = 0.005;
 /// Most tokens of a request, and of a session beyond its depth.
 pub(crate) const MAX_TOKENS: usize = 512;
