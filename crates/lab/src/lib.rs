@@ -7,7 +7,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`target`] | what can be made faster, as data |
+//! | [`mod@target`] | what can be made faster, as data |
 //! | [`case`] | an op and its sizes, in one line |
 //! | [`exam`] | states, inputs, and what is right |
 //! | [`referee`] | the order of a judgement |
