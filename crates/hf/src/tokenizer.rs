@@ -233,6 +233,9 @@ fn write_bytes(writer: &mut GgufWriter, file: Object<'_>, model: Object<'_>) -> 
 }
 
 fn write_normalizer(writer: &mut GgufWriter, normalizer: Normalizer) -> Result<(), HfError> {
+    if let Some(charsmap) = &normalizer.charsmap {
+        writer.set_array("tokenizer.ggml.precompiled_charsmap", charsmap.iter().copied())?;
+    }
     Ok(writer.set_array(normalizer::KEY, normalizer.words.iter().map(String::as_str))?)
 }
 

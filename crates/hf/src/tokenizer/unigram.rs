@@ -41,9 +41,6 @@ pub(super) fn write_unigram(
     }
     writer.set("tokenizer.ggml.add_space_prefix", true)?;
     writer.set("tokenizer.ggml.remove_extra_whitespaces", splits_words)?;
-    if let Some(charsmap) = &normalizer.charsmap {
-        writer.set_array("tokenizer.ggml.precompiled_charsmap", charsmap.iter().copied())?;
-    }
     write_normalizer(writer, normalizer)?;
     Ok(vocab)
 }

@@ -35,7 +35,7 @@ impl VocabData {
         let tokens = strings("tokenizer.ggml.tokens", meta.get("tokenizer.ggml.tokens")?)?;
         let merges: Option<Strings<'_>> = meta.find("tokenizer.ggml.merges")?;
         let name = meta.text_lossy("general.name").unwrap_or_default().to_lowercase();
-        let normalizer = normalizer(meta)?;
+        let normalizer = normalizer(meta, model)?;
         let mut added = AddedTokens::default();
         for (key, ids) in added.keyed() {
             *ids = meta.find(key)?.unwrap_or_default();
@@ -94,21 +94,25 @@ impl FromValue<'_> for Score {
 }
 
 /// Reads the normalizer: the key that Kvant writes, or else those of SentencePiece.
-fn normalizer(meta: &Meta<'_>) -> Result<Option<Normalizer>, TokenizerError> {
-    let charsmap = meta.find::<Vec<u8>>("tokenizer.ggml.precompiled_charsmap")?;
-    let charsmap = charsmap.map(|bytes| Charsmap::new(&bytes)).transpose()?;
+fn normalizer(meta: &Meta<'_>, model: TokenizerModel) -> Result<Option<Normalizer>, TokenizerError> {
+    let charsmap = || {
+        let bytes = meta.find::<Vec<u8>>("tokenizer.ggml.precompiled_charsmap")?;
+        bytes.map(|bytes| Charsmap::new(&bytes)).transpose()
+    };
     if let Some(words) = meta.find::<Strings<'_>>(normalizer::KEY)? {
         let words = strings(normalizer::KEY, words)?;
-        return Normalizer::from_words(words.iter().map(String::as_str), charsmap).map(Some);
+        return Normalizer::from_words(words.iter().map(String::as_str), charsmap()?).map(Some);
     }
-    // What SentencePiece does, as in llama.cpp.
+    // Other models ignore the keys of SentencePiece, as in llama.cpp.
+    if model != TokenizerModel::T5 {
+        return Ok(None);
+    }
     let removes = meta.find("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false);
+    let charsmap = charsmap()?;
     let map = charsmap.is_some().then_some("charsmap");
     let removed = removes.then_some(["squeeze_whitespace", "strip_left", "strip_right"]);
     let words: Vec<&str> = map.into_iter().chain(removed.into_iter().flatten()).collect();
-    let is_empty = words.is_empty();
-    let normalizer = Normalizer::from_words(words, charsmap)?;
-    Ok((!is_empty).then_some(normalizer))
+    Normalizer::from_words(words, charsmap).map(Some)
 }
 
 /// Reads the strings of `key`, which must be UTF-8.
