@@ -14,7 +14,7 @@ use crate::verdict::Fault;
 use crate::wire::{to_bytes, to_values};
 
 /// The ten questions of the model's card, and a word of each answer.
-const QUESTIONS: [(&str, &str); 10] = [
+pub const QUESTIONS: [(&str, &str); 10] = [
     ("What is the capital of France?", "Paris"),
     ("What is the capital of Japan?", "Tokyo"),
     ("What is the capital of Peru?", "Lima"),

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use kvant_lab::gate::QUESTIONS;
 use serde_json::Value;
 
 pub fn kvant(args: &[&str]) -> Output {
@@ -53,20 +54,6 @@ pub fn assert_refused(output: &Output, code: i32, words: &[&str]) {
         assert!(line.contains(word), "'{word}' is not in: {line}");
     }
 }
-
-/// The ten questions of the model's card, and a word of each answer.
-const QUESTIONS: [(&str, &str); 10] = [
-    ("What is the capital of France?", "Paris"),
-    ("What is the capital of Japan?", "Tokyo"),
-    ("What is the capital of Peru?", "Lima"),
-    ("Oslo is the capital of which country?", "Norway"),
-    ("What is the opposite of hot?", "cold"),
-    ("What color is the sky?", "blue"),
-    ("Which day comes after Monday?", "Tuesday"),
-    ("Which month comes before March?", "February"),
-    ("How do you spell river?", "R-I-V-E-R"),
-    ("Count to five.", "one, two, three, four, five."),
-];
 
 fn assert_ten_of_ten(isa: &[(&str, &str)]) {
     for dtype in ["f16", "q8_0", "turbo4", "turbo3", "turbo2", "turbo3t", "turbo2t"] {
