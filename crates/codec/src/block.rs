@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
+use crate::kfit::Importance;
 use crate::{
     Codebook, CodecError, DType, LevelTable, Trellis, block32, fp4, grouped, iq, iq4, kquant, tq, turbo,
 };
@@ -17,6 +18,34 @@ use crate::{
 /// [`CodecError::NotWholeBlocks`] unless `values` is a whole number of blocks,
 /// [`CodecError::BufferSize`] unless `bytes` has exactly the length of these blocks.
 pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
+    encode_blocks(dtype, values, None, bytes)
+}
+
+/// As [`encode`], for weights whose inputs are known: minimizes the squared error of each value
+/// times `importance`, the mean square of the inputs that it is multiplied with, `[values.len()]`,
+/// finite and at least 0. GGML's formats of 2 to 6 bits use it (but mxfp4 and nvfp4); of others the
+/// bytes are those of [`encode`].
+///
+/// # Errors
+/// As [`encode`]; [`CodecError::Importance`] for another length of `importance`.
+pub fn encode_weighted(
+    dtype: DType,
+    values: &[f32],
+    importance: &[f32],
+    bytes: &mut [u8],
+) -> Result<(), CodecError> {
+    if importance.len() != values.len() {
+        return Err(CodecError::Importance { values: values.len(), got: importance.len() });
+    }
+    encode_blocks(dtype, values, Some(importance), bytes)
+}
+
+fn encode_blocks(
+    dtype: DType,
+    values: &[f32],
+    importance: Option<&[f32]>,
+    bytes: &mut [u8],
+) -> Result<(), CodecError> {
     check(dtype, values.len(), bytes.len())?;
     let table = || LevelTable::of(dtype).expect("codes of a table");
     match dtype {
@@ -26,10 +55,10 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
             pack(values, bytes, |&[v], b| *b = bf16::from_f32(clamp(v, dtype.max_abs())).to_le_bytes());
         }
         DType::Q8_0 => pack(values, bytes, block32::pack_q8_0),
-        DType::Q4_0 => pack(values, bytes, block32::pack_q4_0),
-        DType::Q4_1 => pack(values, bytes, block32::pack_q4_1),
-        DType::Q5_0 => pack(values, bytes, block32::pack_q5_0),
-        DType::Q5_1 => pack(values, bytes, block32::pack_q5_1),
+        DType::Q4_0 => pack_weighted(values, importance, bytes, block32::pack_q4_0),
+        DType::Q4_1 => pack_weighted(values, importance, bytes, block32::pack_q4_1),
+        DType::Q5_0 => pack_weighted(values, importance, bytes, block32::pack_q5_0),
+        DType::Q5_1 => pack_weighted(values, importance, bytes, block32::pack_q5_1),
         DType::Turbo2 => {
             pack(values, bytes, |x, b: &mut [u8; 34]| turbo::pack_block(&Codebook::GAUSS2, x, b));
         }
@@ -45,13 +74,15 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
         DType::Turbo3T => {
             pack(values, bytes, |x, b: &mut [u8; 50]| turbo::pack_block(&Trellis::TURBO3T, x, b));
         }
-        DType::Q2K => pack(values, bytes, kquant::pack_q2),
-        DType::Q3K => pack(values, bytes, kquant::pack_q3),
-        DType::Q4K => pack(values, bytes, kquant::pack_q4),
-        DType::Q5K => pack(values, bytes, kquant::pack_q5),
-        DType::Q6K => pack(values, bytes, kquant::pack_q6),
-        DType::IQ4NL => pack(values, bytes, iq4::pack_nl),
-        DType::IQ4XS | DType::IQ3 | DType::IQ3X => pack(values, bytes, |x, b| iq4::pack_xs(table(), x, b)),
+        DType::Q2K => pack_weighted(values, importance, bytes, kquant::pack_q2),
+        DType::Q3K => pack_weighted(values, importance, bytes, kquant::pack_q3),
+        DType::Q4K => pack_weighted(values, importance, bytes, kquant::pack_q4),
+        DType::Q5K => pack_weighted(values, importance, bytes, kquant::pack_q5),
+        DType::Q6K => pack_weighted(values, importance, bytes, kquant::pack_q6),
+        DType::IQ4NL => pack_weighted(values, importance, bytes, iq4::pack_nl),
+        DType::IQ4XS | DType::IQ3 | DType::IQ3X => {
+            pack_weighted(values, importance, bytes, |x, of, b| iq4::pack_xs(table(), x, of, b));
+        }
         DType::IQ1 | DType::IQ2 => pack(values, bytes, |x, b| iq::pack(table(), x, b)),
         DType::MXFP4 => pack(values, bytes, fp4::pack_mx),
         DType::NVFP4 => pack(values, bytes, fp4::pack_nv),
@@ -127,12 +158,24 @@ fn check(dtype: DType, values: usize, bytes: usize) -> Result<(), CodecError> {
 fn pack<const N: usize, const B: usize>(
     values: &[f32],
     bytes: &mut [u8],
-    block: impl Fn(&[f32; N], &mut [u8; B]),
+    mut block: impl FnMut(&[f32; N], &mut [u8; B]),
 ) {
     let ((values, []), (bytes, [])) = (values.as_chunks(), bytes.as_chunks_mut()) else {
         unreachable!("block of {N} values and {B} bytes disagrees with its DType");
     };
     values.iter().zip(bytes).for_each(|(v, b)| block(v, b));
+}
+
+/// As [`pack`], with the importance of each block's values.
+fn pack_weighted<const N: usize, const B: usize>(
+    values: &[f32],
+    importance: Option<&[f32]>,
+    bytes: &mut [u8],
+    block: impl Fn(&[f32; N], Importance<'_, N>, &mut [u8; B]),
+) {
+    let Some(importance) = importance else { return pack(values, bytes, |x, b| block(x, None, b)) };
+    let mut parts = importance.as_chunks().0.iter();
+    pack(values, bytes, |x, b| block(x, parts.next(), b));
 }
 
 /// Inverse of [`pack`]: runs `block` over the bytes of each block.
@@ -269,6 +312,61 @@ mod tests {
             let rmse = relative_rmse(&x, &round_trip(dtype, &x).1);
             assert!((rmse / want - 1.0).abs() <= 0.02, "{dtype}: {rmse}, measured {want}");
         }
+    }
+
+    /// What importance should achieve: less weighted error, and no nonsense where it is 0.
+    #[test]
+    fn importance_moves_error_to_where_inputs_are_small() {
+        let x = gaussian(64 * 256, 0.02);
+        let mut importance = gaussian(x.len(), 1.0);
+        importance.iter_mut().for_each(|v| *v = (2.0 * *v).exp());
+        for dtype in DType::ALL {
+            let coded = |importance: &[f32]| {
+                let mut bytes = vec![0; dtype.row_bytes(x.len()).unwrap()];
+                encode_weighted(dtype, &x, importance, &mut bytes).unwrap();
+                bytes
+            };
+            let error = |bytes: &[u8]| {
+                let mut back = vec![f32::NAN; x.len()];
+                decode(dtype, bytes, &mut back).unwrap();
+                let of = |i: usize| f64::from(importance[i]) * f64::from(x[i] - back[i]).powi(2);
+                (0..x.len()).map(of).sum::<f64>()
+            };
+            let plain = round_trip(dtype, &x).0;
+            let weighted = coded(&importance);
+            let uses_it = [
+                (DType::Q4_0, 0.50),
+                (DType::Q4_1, 0.68),
+                (DType::Q5_0, 0.51),
+                (DType::Q5_1, 0.68),
+                (DType::Q2K, 0.31),
+                (DType::Q3K, 0.49),
+                (DType::Q4K, 0.61),
+                (DType::Q5K, 0.82),
+                (DType::Q6K, 0.63),
+                (DType::IQ4NL, 0.53),
+                (DType::IQ4XS, 0.57),
+                (DType::IQ3, 0.51),
+                (DType::IQ3X, 0.55),
+            ];
+            let Some((_, max)) = uses_it.iter().find(|(with, _)| *with == dtype) else {
+                assert_eq!(weighted, plain, "{dtype}");
+                continue;
+            };
+            let ratio = error(&weighted) / error(&plain);
+            assert!(ratio < *max, "{dtype}: {ratio}");
+            for nothing in [0.0, f32::INFINITY] {
+                let rmse = |bytes: &[u8]| {
+                    let mut back = vec![f32::NAN; x.len()];
+                    decode(dtype, bytes, &mut back).unwrap();
+                    relative_rmse(&x, &back)
+                };
+                let got = rmse(&coded(&vec![nothing; x.len()]));
+                assert!(got <= 1.001 * rmse(&plain), "{dtype} {nothing}: {got}");
+            }
+        }
+        let error = encode_weighted(DType::Q4K, &x, &importance[1..], &mut []).unwrap_err();
+        assert_eq!(error.to_string(), "expected the importance of 16384 values, got that of 16383");
     }
 
     #[test]

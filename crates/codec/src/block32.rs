@@ -24,6 +24,7 @@ use half::f16;
 
 use crate::DType;
 use crate::finite::{F16_MAX, clamp, to_f16};
+use crate::kfit::{Importance, fit_symmetric, fit_with_min};
 
 /// Values per block.
 pub const LEN: usize = 32;
@@ -94,6 +95,25 @@ pub fn encode_min(x: &[f32; LEN], top: u8) -> AffineBlock {
     let id = inverse(d);
     let codes = x.map(|v| (((v - min) * id + 0.5) as u8).min(top));
     AffineBlock { scale: to_f16(d), min: to_f16(min), codes }
+}
+
+/// Encodes a block of q4_0 or q5_0 with the scale of least error, weighted by `importance`.
+fn fit_centred(x: &[f32; LEN], importance: &[f32; LEN], zero: u8) -> ScaledBlock {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let scale = to_f16(fit_symmetric(&x, Some(importance), zero) as f32);
+    let (id, top) = (inverse(scale.to_f32()), f32::from(2 * zero - 1));
+    ScaledBlock { scale, codes: x.map(|v| (v * id + f32::from(zero)).round().clamp(0.0, top) as u8) }
+}
+
+/// Encodes a block of q4_1 or q5_1 with the scale and the minimum of least error, weighted by
+/// `importance`.
+fn fit_min(x: &[f32; LEN], importance: &[f32; LEN], top: u8) -> AffineBlock {
+    let x = x.map(|v| clamp(v, F16_MAX));
+    let (scale, min) = fit_with_min(&x, Some(importance), top);
+    let (scale, min) = (to_f16(scale as f32), to_f16(-min as f32));
+    let (id, m) = (inverse(scale.to_f32()), min.to_f32());
+    let codes = x.map(|v| ((v - m) * id).round().clamp(0.0, f32::from(top)) as u8);
+    AffineBlock { scale, min, codes }
 }
 
 impl ScaledBlock {
@@ -170,8 +190,18 @@ pub(crate) fn unpack_q8_0(block: &[u8; 34]) -> [f32; LEN] {
     read_q8_0(block).decode(Q8_0_ZERO)
 }
 
-pub(crate) fn pack_q4_0(x: &[f32; LEN], block: &mut [u8; 18]) {
-    encode_centred(x, Q4_0_ZERO).write(DType::Q4_0, block);
+/// Encodes as GGML does, or for least error if importance is known.
+fn centred(x: &[f32; LEN], importance: Importance<'_, LEN>, zero: u8) -> ScaledBlock {
+    importance.map_or_else(|| encode_centred(x, zero), |importance| fit_centred(x, importance, zero))
+}
+
+/// See [`centred`].
+fn with_min(x: &[f32; LEN], importance: Importance<'_, LEN>, top: u8) -> AffineBlock {
+    importance.map_or_else(|| encode_min(x, top), |importance| fit_min(x, importance, top))
+}
+
+pub(crate) fn pack_q4_0(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 18]) {
+    centred(x, importance, Q4_0_ZERO).write(DType::Q4_0, block);
 }
 
 pub(crate) fn read_q4_0(block: &[u8; 18]) -> ScaledBlock {
@@ -183,8 +213,8 @@ pub(crate) fn unpack_q4_0(block: &[u8; 18]) -> [f32; LEN] {
     read_q4_0(block).decode(Q4_0_ZERO)
 }
 
-pub(crate) fn pack_q5_0(x: &[f32; LEN], block: &mut [u8; 22]) {
-    encode_centred(x, Q5_0_ZERO).write(DType::Q5_0, block);
+pub(crate) fn pack_q5_0(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 22]) {
+    centred(x, importance, Q5_0_ZERO).write(DType::Q5_0, block);
 }
 
 pub(crate) fn read_q5_0(block: &[u8; 22]) -> ScaledBlock {
@@ -196,8 +226,8 @@ pub(crate) fn unpack_q5_0(block: &[u8; 22]) -> [f32; LEN] {
     read_q5_0(block).decode(Q5_0_ZERO)
 }
 
-pub(crate) fn pack_q4_1(x: &[f32; LEN], block: &mut [u8; 20]) {
-    let coded = encode_min(x, 15);
+pub(crate) fn pack_q4_1(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 20]) {
+    let coded = with_min(x, importance, 15);
     block[..2].copy_from_slice(&coded.scale.to_le_bytes());
     block[2..4].copy_from_slice(&coded.min.to_le_bytes());
     put_nibbles(&coded.codes, &mut block[4..]);
@@ -212,8 +242,8 @@ pub(crate) fn unpack_q4_1(block: &[u8; 20]) -> [f32; LEN] {
     read_q4_1(block).decode()
 }
 
-pub(crate) fn pack_q5_1(x: &[f32; LEN], block: &mut [u8; 24]) {
-    let coded = encode_min(x, 31);
+pub(crate) fn pack_q5_1(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 24]) {
+    let coded = with_min(x, importance, 31);
     block[..2].copy_from_slice(&coded.scale.to_le_bytes());
     block[2..4].copy_from_slice(&coded.min.to_le_bytes());
     put_fifth_bits(&coded.codes, &mut block[4..8]);

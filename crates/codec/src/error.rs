@@ -35,6 +35,14 @@ pub enum CodecError {
         /// Bytes given.
         got: usize,
     },
+    /// Importance for another number of values.
+    #[error("expected the importance of {values} values, got that of {got}")]
+    Importance {
+        /// Values given.
+        values: usize,
+        /// Length of the importance.
+        got: usize,
+    },
     /// A size computation that does not fit `usize`.
     #[error("{dtype}: the size of {values} values does not fit the address space")]
     TooLarge {

@@ -49,7 +49,7 @@ fn sized<const B: usize>(block: &mut [u8]) -> &mut [u8; B] {
 
 /// Encodes a block of iq1 or iq2.
 pub(crate) fn pack(table: LevelTable, x: &[f32; kquant::LEN], block: &mut [u8; 110]) {
-    let coded = TableBlock16::fit(table, &kquant::in_range(x));
+    let coded = TableBlock16::fit(table, &kquant::in_range(x), None);
     kquant::put_q3(coded.d, &coded.scales, &coded.codes, block);
 }
 

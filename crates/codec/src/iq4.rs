@@ -22,7 +22,7 @@ use half::f16;
 
 use crate::block32::{Q8_0_MAX_SCALE, half_at, nibble, put_nibbles};
 use crate::finite::{F16_MAX, clamp, to_f16};
-use crate::kfit::round_signed;
+use crate::kfit::{Importance, best_unit, part, refine, round_signed};
 use crate::kquant;
 use crate::table::LevelTable;
 
@@ -41,18 +41,37 @@ pub(crate) struct Block<const S: usize, const N: usize> {
 }
 
 impl<const S: usize, const N: usize> Block<S, N> {
-    pub fn fit(table: LevelTable, x: &[f32; kquant::LEN]) -> Self {
+    pub fn fit(
+        table: LevelTable,
+        x: &[f32; kquant::LEN],
+        importance: Importance<'_, { kquant::LEN }>,
+    ) -> Self {
         const { assert!(S * N == kquant::LEN) };
         let (subs, _) = x.as_chunks::<N>();
         let unit = f64::from(table.unit());
-        let scales: [f64; S] = std::array::from_fn(|j| fit(table, &subs[j]) / unit);
+        let scales: [f64; S] = std::array::from_fn(|j| fit(table, &subs[j], part(importance, j)) / unit);
         let (d, scales) = round_signed(&scales, i32::from(SCALE_ZERO));
-        let mut coded = Self { d, scales, codes: [0; kquant::LEN] };
-        let (codes, _) = coded.codes.as_chunks_mut::<N>();
-        for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(scales) {
-            *codes = table.encode(sub, d.to_f32() * f32::from(scale) * table.unit());
+        let coded = Self { d, scales, codes: [0; kquant::LEN] }.with_codes(table, x);
+        refine(
+            coded,
+            x,
+            importance,
+            |coded| coded.decode(table),
+            |coded, weights| {
+                let level =
+                    |v: usize| f32::from(coded.scales[v / N]) * table.level(coded.codes[v]) * table.unit();
+                Some(Self { d: best_unit(x, weights, level)?, ..*coded }.with_codes(table, x))
+            },
+        )
+    }
+
+    /// Chooses the nearest codes.
+    fn with_codes(mut self, table: LevelTable, x: &[f32; kquant::LEN]) -> Self {
+        let (codes, subs) = (self.codes.as_chunks_mut::<N>().0, x.as_chunks::<N>().0);
+        for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(self.scales) {
+            *codes = table.encode(sub, self.d.to_f32() * f32::from(scale) * table.unit());
         }
-        coded
+        self
     }
 
     pub fn decode(&self, table: LevelTable) -> [f32; kquant::LEN] {
@@ -62,10 +81,10 @@ impl<const S: usize, const N: usize> Block<S, N> {
 }
 
 /// Returns the value of level 1 for values in range, limited so that every level fits f16.
-fn fit<const N: usize>(table: LevelTable, x: &[f32; N]) -> f64 {
+fn fit<const N: usize>(table: LevelTable, x: &[f32; N], importance: Importance<'_, N>) -> f64 {
     // The scale at which level 127 fits.
     let max = f64::from(Q8_0_MAX_SCALE) * 127.0 / f64::from(table.largest());
-    table.fit(x).clamp(-max, max)
+    table.fit(x, importance).clamp(-max, max)
 }
 
 /// Decodes a block of iq4_nl.
@@ -74,9 +93,9 @@ pub(crate) fn decode_nl(d: f16, codes: &[u8; LEN]) -> [f32; LEN] {
     codes.map(|code| d * LevelTable::IQ4.level(code))
 }
 
-pub(crate) fn pack_nl(x: &[f32; LEN], block: &mut [u8; 18]) {
+pub(crate) fn pack_nl(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 18]) {
     let x = x.map(|v| clamp(v, F16_MAX));
-    let d = to_f16(fit(LevelTable::IQ4, &x) as f32);
+    let d = to_f16(fit(LevelTable::IQ4, &x, importance) as f32);
     block[..2].copy_from_slice(&d.to_le_bytes());
     put_nibbles(&LevelTable::IQ4.encode(&x, d.to_f32()), &mut block[2..]);
 }
@@ -90,8 +109,13 @@ pub(crate) fn unpack_nl(block: &[u8; 18]) -> [f32; LEN] {
     decode_nl(d, &codes)
 }
 
-pub(crate) fn pack_xs(table: LevelTable, x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
-    put_xs(&Block::fit(table, &kquant::in_range(x)), block);
+pub(crate) fn pack_xs(
+    table: LevelTable,
+    x: &[f32; kquant::LEN],
+    importance: Importance<'_, { kquant::LEN }>,
+    block: &mut [u8; 136],
+) {
+    put_xs(&Block::fit(table, &kquant::in_range(x), importance), block);
 }
 
 /// Writes a block of iq4_xs.

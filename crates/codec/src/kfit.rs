@@ -3,7 +3,8 @@
 //! Two shapes of super-block, each solved in three steps: a float scale (and minimum) for every
 //! sub-block by trying slightly different step sizes, each followed by weighted least squares;
 //! these floats rounded to integers in units of one f16; codes chosen anew under the rounded
-//! scales. Larger values weigh more, because they contribute more to a dot product.
+//! scales. Larger values weigh more, because they contribute more to a dot product, and so do
+//! values of columns with large inputs, where these are known ([`weights`]).
 //!
 //! The search dominates the encoding time, with 21 steps per value, and is therefore written to
 //! vectorize on any instruction set: f32, sums in [`LANES`] lanes, rounding without a call. Loops
@@ -52,24 +53,64 @@ pub(crate) struct SymBlock {
 impl<const S: usize> MinBlock<S> {
     /// Fits codes of 0..=`top` and scales and minima of 0..=`scale_top` to values in range; `N`
     /// values share a scale.
-    pub fn fit<const N: usize>(x: &[f32; LEN], top: u8, scale_top: u8) -> Self {
+    pub fn fit<const N: usize>(
+        x: &[f32; LEN],
+        importance: Importance<'_, LEN>,
+        top: u8,
+        scale_top: u8,
+    ) -> Self {
         const { assert!(N * S == LEN) };
         let (subs, _) = x.as_chunks::<N>();
         let (mut scales, mut mins) = ([0.0; S], [0.0; S]);
-        for ((scale, min), sub) in scales.iter_mut().zip(&mut mins).zip(subs) {
-            (*scale, *min) = fit_with_min(sub, top);
+        for (j, sub) in subs.iter().enumerate() {
+            (scales[j], mins[j]) = fit_with_min(sub, part(importance, j), top);
         }
-        let (d, scales) = round_unsigned(&scales, scale_top);
-        let (dmin, mins) = round_unsigned(&mins, scale_top);
-        let mut coded = Self { d, dmin, scales, mins, codes: [0; LEN] };
-        let (codes, _) = coded.codes.as_chunks_mut::<N>();
-        for (((codes, sub), scale), min) in codes.iter_mut().zip(subs).zip(scales).zip(mins) {
-            let (step, min) = (d.to_f32() * f32::from(scale), dmin.to_f32() * f32::from(min));
+        let totals = importance.map(|_| totals::<N, S>(x, importance));
+        let (d, scales) = round_unsigned(&scales, totals.as_ref(), scale_top);
+        let (dmin, mins) = round_unsigned(&mins, totals.as_ref(), scale_top);
+        let coded = Self { d, dmin, scales, mins, codes: [0; LEN] }.with_codes::<N>(x, top);
+        refine(coded, x, importance, Self::decode, |coded, weights| {
+            Some(coded.with_best_units(x, weights)?.with_codes::<N>(x, top))
+        })
+    }
+
+    /// Chooses the nearest codes.
+    fn with_codes<const N: usize>(mut self, x: &[f32; LEN], top: u8) -> Self {
+        let (d, dmin) = (self.d.to_f32(), self.dmin.to_f32());
+        let (codes, subs) = (self.codes.as_chunks_mut::<N>().0, x.as_chunks::<N>().0);
+        for (((codes, sub), scale), min) in codes.iter_mut().zip(subs).zip(self.scales).zip(self.mins) {
+            let (step, min) = (d * f32::from(scale), dmin * f32::from(min));
             if step > 0.0 {
                 *codes = sub.map(|v| round_to_int_bytes(clamp_f32((v + min) / step, 0.0, f32::from(top)))[0]);
             }
         }
-        coded
+        self
+    }
+
+    /// Returns the block with the units that fit its integers best: weighted least squares of x
+    /// against d · scale · code - dmin · min. `None` without a positive solution.
+    fn with_best_units(&self, x: &[f32; LEN], weights: &[f32; LEN]) -> Option<Self> {
+        let sub = |v: usize| v / (LEN / S);
+        let [aa, ab, bb, xa, xb] = sums::<LEN, 5>(|v| {
+            let a = f32::from(self.scales[sub(v)]) * f32::from(self.codes[v]);
+            let b = f32::from(self.mins[sub(v)]);
+            [
+                weights[v] * a * a,
+                weights[v] * a * b,
+                weights[v] * b * b,
+                weights[v] * x[v] * a,
+                weights[v] * x[v] * b,
+            ]
+        });
+        let det = aa * bb - ab * ab;
+        let (d, dmin) =
+            if bb == 0.0 { (xa / aa, 0.0) } else { ((xa * bb - xb * ab) / det, (xa * ab - xb * aa) / det) };
+        // NaN, from a vanishing determinant, is none.
+        (d > 0.0 && dmin >= 0.0).then(|| Self {
+            d: to_f16(d as f32),
+            dmin: to_f16(dmin as f32),
+            ..self.clone()
+        })
     }
 
     pub fn decode(&self) -> [f32; LEN] {
@@ -83,19 +124,27 @@ impl<const S: usize> MinBlock<S> {
 
 impl SymBlock {
     /// Fits codes of -`n`..`n` and scales of -`scale_n`..`scale_n` to values in range.
-    pub fn fit(x: &[f32; LEN], n: u8, scale_n: i32) -> Self {
+    pub fn fit(x: &[f32; LEN], importance: Importance<'_, LEN>, n: u8, scale_n: i32) -> Self {
         let (subs, _) = x.as_chunks::<16>();
-        let scales: [f64; 16] = std::array::from_fn(|j| fit_symmetric(&subs[j], n));
+        let scales: [f64; 16] = std::array::from_fn(|j| fit_symmetric(&subs[j], part(importance, j), n));
         let (d, scales) = round_signed(&scales, scale_n);
-        let mut coded = Self { d, scales, codes: [0; LEN] };
-        let (codes, _) = coded.codes.as_chunks_mut::<16>();
-        for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(scales) {
-            let step = d.to_f32() * f32::from(scale);
+        let coded = Self { d, scales, codes: [0; LEN] }.with_codes(x, n);
+        refine(coded, x, importance, Self::decode, |coded, weights| {
+            let level = |v: usize| f32::from(coded.scales[v / 16]) * f32::from(coded.codes[v]);
+            Some(Self { d: best_unit(x, weights, level)?, ..coded.clone() }.with_codes(x, n))
+        })
+    }
+
+    /// Chooses the nearest codes.
+    fn with_codes(mut self, x: &[f32; LEN], n: u8) -> Self {
+        let (codes, subs) = (self.codes.as_chunks_mut::<16>().0, x.as_chunks::<16>().0);
+        for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(self.scales) {
+            let step = self.d.to_f32() * f32::from(scale);
             if step != 0.0 {
                 *codes = sub.map(|v| round_to_int_bytes(symmetric(v / step, f32::from(n)))[0] as i8);
             }
         }
-        coded
+        self
     }
 
     pub fn decode(&self) -> [f32; LEN] {
@@ -104,9 +153,57 @@ impl SymBlock {
     }
 }
 
+/// Improves a super-block whose values differ in importance, while `better` finds one with a
+/// smaller error: rounded to integers of one unit, the scale of an important part may be far from
+/// its best.
+pub(crate) fn refine<B>(
+    mut coded: B,
+    x: &[f32; LEN],
+    importance: Importance<'_, LEN>,
+    decode: impl Fn(&B) -> [f32; LEN],
+    better: impl Fn(&B, &[f32; LEN]) -> Option<B>,
+) -> B {
+    const ROUNDS: usize = 4;
+    if importance.is_none() {
+        return coded;
+    }
+    let weights = weights(x, importance);
+    let error = |coded: &B| {
+        let decoded = decode(coded);
+        let [error] = sums::<LEN, 1>(|v| [weights[v] * (x[v] - decoded[v]) * (x[v] - decoded[v])]);
+        error
+    };
+    let mut min_error = error(&coded);
+    for _ in 0..ROUNDS {
+        let Some(next) = better(&coded, &weights) else { break };
+        let next_error = error(&next);
+        // NaN is no improvement.
+        let is_better = next_error < min_error;
+        if !is_better {
+            break;
+        }
+        (coded, min_error) = (next, next_error);
+    }
+    coded
+}
+
+/// Returns the unit d that best fits x to d · level; `None` without a solution.
+pub(crate) fn best_unit(x: &[f32; LEN], weights: &[f32; LEN], level: impl Fn(usize) -> f32) -> Option<f16> {
+    let [xc, cc] = sums::<LEN, 2>(|v| {
+        let level = level(v);
+        [weights[v] * x[v] * level, weights[v] * level * level]
+    });
+    let unit = to_f16((xc / cc) as f32);
+    (cc > 0.0 && unit != f16::ZERO).then_some(unit)
+}
+
 /// Returns the scale and the minimum (as a subtrahend, >= 0) that best fit `x` with codes
 /// 0..=`top`.
-fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
+pub(crate) fn fit_with_min<const N: usize>(
+    x: &[f32; N],
+    importance: Importance<'_, N>,
+    top: u8,
+) -> (f64, f64) {
     // Codes start at the smallest value, if that is below 0, and need not reach 0 where no value
     // does.
     let lo = x.iter().fold(0.0f32, |min, &v| if v < min { v } else { min });
@@ -114,7 +211,7 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
     if hi - lo < FLAT_RANGE {
         return (0.0, f64::from(-lo));
     }
-    let (top, weights) = (f32::from(top), weights(x));
+    let (top, weights) = (f32::from(top), weights(x, importance));
     let error = |scale: f64, min: f64, codes: &[f32; N]| {
         let (scale, min) = (scale as f32, min as f32);
         let [error] = sums::<N, 1>(|i| {
@@ -160,12 +257,12 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
 
 /// Returns the scale, of either sign, that best fits `x` with codes -`n`..`n`. The value of largest
 /// magnitude maps near code -`n`, which has no positive twin.
-fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
+pub(crate) fn fit_symmetric<const N: usize>(x: &[f32; N], importance: Importance<'_, N>, n: u8) -> f64 {
     let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
     if extreme.abs() < FLAT_RANGE {
         return 0.0;
     }
-    let (n, weights) = (f32::from(n), weights(x));
+    let (n, weights) = (f32::from(n), weights(x, importance));
     let (mut best, mut max_gain) = (0.0, 0.0);
     for offset in OFFSETS {
         let inverse = -(n + offset) / extreme;
@@ -182,10 +279,28 @@ fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
     best
 }
 
-/// Returns the weight of each of `x` in the squared error.
-fn weights<const N: usize>(x: &[f32; N]) -> [f32; N] {
+/// Mean squares of the inputs that the values of a block are multiplied with, if known.
+pub type Importance<'a, const N: usize> = Option<&'a [f32; N]>;
+
+/// Returns the importance of part `j` of a block.
+pub(crate) fn part<const N: usize, const M: usize>(of: Importance<'_, N>, j: usize) -> Importance<'_, M> {
+    of.map(|of| &of.as_chunks::<M>().0[j])
+}
+
+/// Returns the weight of each of `x` in the squared error: its importance times `sqrt(mean square +
+/// x^2)`, the weight of `llama-quantize`; without importance `rms + |x|`. Importance that is 0 for
+/// all of `x`, or overflows, says nothing about them.
+pub fn weights<const N: usize>(x: &[f32; N], importance: Importance<'_, N>) -> [f32; N] {
     let [squares] = sums::<N, 1>(|i| [x[i] * x[i]]);
-    let rms = (squares / N as f64).sqrt() as f32;
+    let mean_square = squares / N as f64;
+    if let Some(importance) = importance {
+        let weights = std::array::from_fn(|i| importance[i] * (mean_square as f32 + x[i] * x[i]).sqrt());
+        let [total] = sums::<N, 1>(|i| [weights[i]]);
+        if total > 0.0 && total.is_finite() {
+            return weights.map(|weight: f32| (f64::from(weight) / total) as f32);
+        }
+    }
+    let rms = mean_square.sqrt() as f32;
     x.map(|v| rms + v.abs())
 }
 
@@ -228,9 +343,33 @@ fn round_to_int_bytes(v: f32) -> [u8; 4] {
     (v + ROUNDING_MAGIC).to_bits().to_le_bytes()
 }
 
-/// Rounds non-negative floats to integers 0..=`top` in units of one f16.
-fn round_unsigned<const S: usize>(floats: &[f64; S], top: u8) -> (f16, [u8; S]) {
-    let unit = unit(floats.iter().copied().fold(0.0, f64::max) / f64::from(top));
+/// Returns the total weight of each sub-block.
+fn totals<const N: usize, const S: usize>(x: &[f32; LEN], importance: Importance<'_, LEN>) -> [f64; S] {
+    let weights = weights(x, importance);
+    std::array::from_fn(|j| weights[j * N..(j + 1) * N].iter().copied().map(f64::from).sum())
+}
+
+/// Rounds non-negative floats to integers 0..=`top` in units of one f16: the unit of the largest, or
+/// with `weights`, the one of least weighted error.
+fn round_unsigned<const S: usize>(floats: &[f64; S], weights: Option<&[f64; S]>, top: u8) -> (f16, [u8; S]) {
+    let (max, top_f) = (floats.iter().copied().fold(0.0, f64::max), f64::from(top));
+    let mut best = max / top_f;
+    if let Some(weights) = weights {
+        let mut max_gain = 0.0;
+        for offset in OFFSETS {
+            let inverse = (top_f + f64::from(offset)) / max;
+            let (mut xc, mut cc) = (0.0, 0.0);
+            for (float, weight) in floats.iter().zip(weights) {
+                let code = (float * inverse).round().min(top_f);
+                xc += weight * float * code;
+                cc += weight * code * code;
+            }
+            if xc * xc > max_gain * cc {
+                (best, max_gain) = (xc / cc, xc * xc / cc);
+            }
+        }
+    }
+    let unit = unit(best);
     if unit == f16::ZERO {
         return (unit, [0; S]);
     }
@@ -276,23 +415,23 @@ mod tests {
     type Trip = fn(&[f32; LEN]) -> [f32; LEN];
 
     fn q2(x: &[f32; LEN]) -> [f32; LEN] {
-        MinBlock::<16>::fit::<16>(x, 3, 15).decode()
+        MinBlock::<16>::fit::<16>(x, None, 3, 15).decode()
     }
 
     fn q3(x: &[f32; LEN]) -> [f32; LEN] {
-        SymBlock::fit(x, 4, 32).decode()
+        SymBlock::fit(x, None, 4, 32).decode()
     }
 
     fn q4(x: &[f32; LEN]) -> [f32; LEN] {
-        MinBlock::<8>::fit::<32>(x, 15, 63).decode()
+        MinBlock::<8>::fit::<32>(x, None, 15, 63).decode()
     }
 
     fn q5(x: &[f32; LEN]) -> [f32; LEN] {
-        MinBlock::<8>::fit::<32>(x, 31, 63).decode()
+        MinBlock::<8>::fit::<32>(x, None, 31, 63).decode()
     }
 
     fn q6(x: &[f32; LEN]) -> [f32; LEN] {
-        SymBlock::fit(x, 32, 128).decode()
+        SymBlock::fit(x, None, 32, 128).decode()
     }
 
     #[test]
@@ -383,11 +522,11 @@ mod tests {
                 x.iter().zip(coded).map(|(&v, c)| (f64::from(v) - f64::from(c)).powi(2)).sum()
             };
             for (name, coded) in [
-                ("q2_K", MinBlock::<16>::fit::<16>(&x, 3, 15).decode()),
-                ("q4_K", MinBlock::<8>::fit::<32>(&x, 15, 63).decode()),
-                ("q5_K", MinBlock::<8>::fit::<32>(&x, 31, 63).decode()),
-                ("q3_K", SymBlock::fit(&x, 4, 32).decode()),
-                ("q6_K", SymBlock::fit(&x, 32, 128).decode()),
+                ("q2_K", MinBlock::<16>::fit::<16>(&x, None, 3, 15).decode()),
+                ("q4_K", MinBlock::<8>::fit::<32>(&x, None, 15, 63).decode()),
+                ("q5_K", MinBlock::<8>::fit::<32>(&x, None, 31, 63).decode()),
+                ("q3_K", SymBlock::fit(&x, None, 4, 32).decode()),
+                ("q6_K", SymBlock::fit(&x, None, 32, 128).decode()),
             ] {
                 let error = off(coded);
                 assert!(error <= whole, "{name}: {error:e} of {whole:e}: {x:?}");

@@ -38,7 +38,7 @@
 use half::f16;
 
 use crate::finite::{F16_MAX, clamp};
-use crate::kfit::{MinBlock, SymBlock};
+use crate::kfit::{Importance, MinBlock, SymBlock};
 
 /// Values per super-block.
 pub const LEN: usize = 256;
@@ -139,8 +139,8 @@ pub(crate) fn in_range(x: &[f32; LEN]) -> [f32; LEN] {
     x.map(|v| clamp(v, F16_MAX))
 }
 
-pub(crate) fn pack_q2(x: &[f32; LEN], block: &mut [u8; 84]) {
-    let coded = MinBlock::<16>::fit::<16>(&in_range(x), 3, 15);
+pub(crate) fn pack_q2(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 84]) {
+    let coded = MinBlock::<16>::fit::<16>(&in_range(x), importance, 3, 15);
     block.fill(0);
     for (byte, (scale, min)) in block.iter_mut().zip(coded.scales.into_iter().zip(coded.mins)) {
         *byte = scale | min << 4;
@@ -166,8 +166,8 @@ pub(crate) fn unpack_q2(block: &[u8; 84]) -> [f32; LEN] {
     read_q2(block).decode()
 }
 
-pub(crate) fn pack_q3(x: &[f32; LEN], block: &mut [u8; 110]) {
-    let coded = SymBlock::fit(&in_range(x), 4, 32);
+pub(crate) fn pack_q3(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 110]) {
+    let coded = SymBlock::fit(&in_range(x), importance, 4, 32);
     put_q3(coded.d, &coded.scales, &coded.codes.map(|c| (c + 4) as u8), block);
 }
 
@@ -197,8 +197,8 @@ pub(crate) fn unpack_q3(block: &[u8; 110]) -> [f32; LEN] {
     read_q3(block).decode()
 }
 
-pub(crate) fn pack_q4(x: &[f32; LEN], block: &mut [u8; 144]) {
-    let coded = MinBlock::<8>::fit::<32>(&in_range(x), 15, 63);
+pub(crate) fn pack_q4(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 144]) {
+    let coded = MinBlock::<8>::fit::<32>(&in_range(x), importance, 15, 63);
     block.fill(0);
     put_half(block, 0, coded.d);
     put_half(block, 2, coded.dmin);
@@ -217,8 +217,8 @@ pub(crate) fn unpack_q4(block: &[u8; 144]) -> [f32; LEN] {
     read_q4(block).decode()
 }
 
-pub(crate) fn pack_q5(x: &[f32; LEN], block: &mut [u8; 176]) {
-    let coded = MinBlock::<8>::fit::<32>(&in_range(x), 31, 63);
+pub(crate) fn pack_q5(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 176]) {
+    let coded = MinBlock::<8>::fit::<32>(&in_range(x), importance, 31, 63);
     block.fill(0);
     put_half(block, 0, coded.d);
     put_half(block, 2, coded.dmin);
@@ -239,8 +239,8 @@ pub(crate) fn unpack_q5(block: &[u8; 176]) -> [f32; LEN] {
     read_q5(block).decode()
 }
 
-pub(crate) fn pack_q6(x: &[f32; LEN], block: &mut [u8; 210]) {
-    let coded = SymBlock::fit(&in_range(x), 32, 128);
+pub(crate) fn pack_q6(x: &[f32; LEN], importance: Importance<'_, LEN>, block: &mut [u8; 210]) {
+    let coded = SymBlock::fit(&in_range(x), importance, 32, 128);
     let stored = coded.codes.map(|c| (c + 32) as u8);
     block.fill(0);
     put(&mut block[..128], &stored, 0, 15, wide_nibble_at);

@@ -58,11 +58,12 @@ pub mod trellis;
 pub mod turbo;
 pub mod two_axis;
 
-pub use block::{decode, encode};
+pub use block::{decode, encode, encode_weighted};
 pub use byte_book::ByteBook;
 pub use codebook::Codebook;
 pub use dtype::{DType, FormatSpec, KvCode, KvEncoding, Levels};
 pub use error::CodecError;
+pub use kfit::{Importance, weights as error_weights};
 pub use rotation::Rotation;
 pub use table::LevelTable;
 pub use tile::{Side, TILE, TileLayout};

@@ -1,6 +1,7 @@
 //! Integer level tables for codes of up to 4 bits, and the search for their scale.
 
 use crate::DType;
+use crate::kfit::{Importance, weights};
 
 /// The levels of a format's codes, in units of its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -148,22 +149,21 @@ impl LevelTable {
     }
 
     /// Returns the scale, of either sign, that best fits `x`: maps the value of largest magnitude
-    /// near both ends of the table, each time followed by weighted least squares. Larger values
-    /// weigh more, as in k-quants.
-    pub(crate) fn fit<const N: usize>(&self, x: &[f32; N]) -> f64 {
+    /// near both ends of the table, each time followed by least squares with the
+    /// [weights](weights) of k-quants.
+    pub(crate) fn fit<const N: usize>(&self, x: &[f32; N], importance: Importance<'_, N>) -> f64 {
         let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
         if !extreme.is_normal() {
             return 0.0;
         }
         let ends = [self.ascending[0], self.ascending[self.n - 1]].map(|end| self.level(end));
-        let rms = (x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / N as f64).sqrt();
+        let weights = weights(x, importance);
         let (mut best, mut max_gain) = (0.0, 0.0);
         for target in ends.iter().flat_map(|&end| TARGETS.map(|by| by * end)) {
             let levels = self.nearest_levels(x, target / extreme);
             let (mut xc, mut cc) = (0.0, 0.0);
-            for (&v, level) in x.iter().zip(levels) {
-                let (v, c) = (f64::from(v), f64::from(level));
-                let weight = rms + v.abs();
+            for ((&v, level), weight) in x.iter().zip(levels).zip(weights) {
+                let (v, c, weight) = (f64::from(v), f64::from(level), f64::from(weight));
                 xc += weight * v * c;
                 cc += weight * c * c;
             }

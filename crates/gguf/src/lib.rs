@@ -46,7 +46,7 @@ mod writer;
 
 pub use error::{GgufError, Item, Problem};
 pub use file::Gguf;
-pub use load_only::LoadOnlyType;
+pub use load_only::{LoadOnlyType, encode_iq3_s};
 pub use meta::{Meta, MetaIter};
 pub use printable::{printable, printable_path};
 pub use source::{RangeReader, Source};

@@ -7,6 +7,7 @@ use std::path::Path;
 use kvant_codec::DType;
 
 use crate::error::{GgufError, Item, Problem};
+use crate::load_only::LoadOnlyType;
 use crate::meta::Meta;
 use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME, StoredType};
 use crate::tensor::TensorInfo;
@@ -137,6 +138,15 @@ impl GgufWriter {
     /// [`Problem::Row`], or [`Problem::NotStorable`] for the turbo formats.
     pub fn add_tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<(), GgufError> {
         self.add(name, shape, StoredType::Plain(dtype))
+    }
+
+    /// Adds a tensor in a type that loading converts, as [`encode_iq3_s`](crate::encode_iq3_s)
+    /// writes one.
+    ///
+    /// # Errors
+    /// [`Problem::Declared`].
+    pub fn add_packed(&mut self, name: &str, shape: &[usize], dtype: LoadOnlyType) -> Result<(), GgufError> {
+        self.add(name, shape, StoredType::Packed(dtype))
     }
 
     /// Adds a tensor in the type that the file of `info` has; its data is

@@ -26,7 +26,10 @@
 use kvant_codec::DType;
 
 mod number;
+mod pack;
 mod unpack;
+
+pub use pack::encode_iq3_s;
 
 /// A load-only type: stored in files, converted on loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

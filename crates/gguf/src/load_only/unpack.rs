@@ -38,6 +38,12 @@ impl Grid {
     }
 }
 
+/// Returns the codes of a row of iq3_s: the indices of its levels 1, 3 ... 15.
+pub(super) fn iq3_s_row(row: usize) -> [u8; 4] {
+    let levels = word(&GRIDS[IQ3_S.0], row);
+    std::array::from_fn(|i| (levels >> (4 * i) & 7) as u8)
+}
+
 /// Returns bit `at`.
 fn bit(bytes: &[u8], at: usize) -> usize {
     usize::from(bytes[at / 8] >> (at % 8) & 1)
