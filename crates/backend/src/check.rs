@@ -9,7 +9,9 @@ use crate::device::{
     Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
 };
 use crate::kv::{batch_rows, check_append};
-use crate::{Backend, BackendError, Columns, ExpertGroups, Heads, KvBatchEntry, Norm, Rope, RopeParams};
+use crate::{
+    Backend, BackendError, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry, Norm, Rope, RopeParams,
+};
 
 /// Checks [`Backend::write`].
 pub(crate) fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -33,6 +35,13 @@ pub(crate) fn check_read(src: &impl Buffer, offset: usize, dst: &[f32]) -> Resul
 pub(crate) fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Result<()> {
     let end = offset.saturating_add(n_vocab);
     BackendError::check_at_least("top_k", "length of the buffer", end, logits.n_values())
+}
+
+/// Checks the sums of `n` matrices with `n_in` columns.
+pub(crate) fn check_watch(n_in: usize, n: usize, squares: &InputSquares) -> Result<()> {
+    const OP: &str = "watch_inputs";
+    BackendError::check_equal(OP, "columns of the sums", n_in, squares.n_in())?;
+    BackendError::check_equal(OP, "matrices of the sums", n, squares.n_matrices())
 }
 
 /// Checks [`Backend::upload_matrix`] and [`Backend::table`].

@@ -13,6 +13,7 @@ mod bytes;
 mod check;
 mod device;
 mod error;
+mod input_squares;
 mod kv;
 pub mod limits;
 mod ops;
@@ -26,6 +27,7 @@ pub use device::{
     PageTable, Result, Router, WeightSource,
 };
 pub use error::BackendError;
+pub use input_squares::{ColumnSquares, InputSquares};
 pub use kv::{
     ChannelScaleLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec,
     PREFIX_ALIGNMENT, PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,

@@ -2,11 +2,13 @@
 //! stand together, once: [`Kernels`], which a device implements, and [`Backend`], which a model
 //! calls.
 
+use std::sync::Arc;
+
 use crate::check::{
     check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
     check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
     check_project, check_project_each, check_read, check_rope, check_rope_append, check_scale,
-    check_soft_cap, check_top_k, check_write,
+    check_soft_cap, check_top_k, check_watch, check_write,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
@@ -15,8 +17,8 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append, check_attend};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, KvBatchEntry, Norm, Rope,
-    RopeParams, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, InputSquares, KvBatchEntry,
+    Norm, Rope, RopeParams, ShortConv, StateBatchEntry, StateHeads, StateInputs,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -190,6 +192,19 @@ ops! {
         _ = (source, n_experts);
         let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
         Err(BackendError::Unsupported { op: "mapped_experts", requested: wanted, has })
+    };
+    /// From now on adds the squares of each input of products with `w`, after its norm, to
+    /// `squares`. A device without support returns an error.
+    fn watch_inputs(&self, w: &mut Self::Matrix, squares: &Arc<InputSquares>) -> Result<()>
+        where check_watch(w.n_in(), 1, squares) => {
+        _ = (w, squares);
+        Err(no_input_squares())
+    };
+    /// As [`Backend::watch_inputs`], with the sums of each expert apart.
+    fn watch_expert_inputs(&self, w: &mut Self::Experts, squares: &Arc<InputSquares>) -> Result<()>
+        where check_watch(w.n_in(), w.n_experts(), squares) => {
+        _ = (w, squares);
+        Err(no_input_squares())
     };
     /// Allocates zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
@@ -466,4 +481,10 @@ ops! {
             has: format!("{} stages", self.attend_stages().len()),
         })
     };
+}
+
+/// Returns the error of a device without statistics of inputs.
+fn no_input_squares() -> BackendError {
+    let (requested, has) = ("sums of squared inputs".to_owned(), "products alone".to_owned());
+    BackendError::Unsupported { op: "watch_inputs", requested, has }
 }

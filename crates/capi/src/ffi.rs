@@ -23,14 +23,14 @@ pub enum KvantStatus {
 /// Why a call failed.
 pub(crate) enum CallError {
     /// An error of the engine.
-    Refused(kvant::Error),
+    Refused(String),
     /// The faulty argument.
     Argument(String),
 }
 
-impl<E: Into<kvant::Error>> From<E> for CallError {
+impl<E: std::error::Error> From<E> for CallError {
     fn from(error: E) -> Self {
-        Self::Refused(error.into())
+        Self::Refused(error.to_string())
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) unsafe fn call(
     // A panic may leave the objects of `work` half changed; the header documents the consequence.
     let (status, message) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => (KvantStatus::Ok, None),
-        Ok(Err(CallError::Refused(reason))) => (KvantStatus::Refused, Some(reason.to_string())),
+        Ok(Err(CallError::Refused(reason))) => (KvantStatus::Refused, Some(reason)),
         Ok(Err(CallError::Argument(reason))) => (KvantStatus::Argument, Some(reason)),
         Err(panic) => (KvantStatus::Fault, Some(format!("a fault of Kvant: {}", panic_text(&*panic)))),
     };
@@ -152,6 +152,23 @@ pub(crate) unsafe fn values<'a, T>(values: *const T, n: usize, name: &str) -> Re
         _ if values.is_null() => Err(missing(name)),
         // SAFETY: not NULL, and holds `n` values, as the caller guarantees.
         _ => Ok(unsafe { slice::from_raw_parts(values, n) }),
+    }
+}
+
+/// Works as [`values`], for values that the call writes.
+///
+/// # Safety
+/// As [`values`]; nothing else refers to them.
+pub(crate) unsafe fn values_mut<'a, T>(
+    values: *mut T,
+    n: usize,
+    name: &str,
+) -> Result<&'a mut [T], CallError> {
+    match n {
+        0 => Ok(&mut []),
+        _ if values.is_null() => Err(missing(name)),
+        // SAFETY: not NULL, and holds `n` values, as the caller guarantees.
+        _ => Ok(unsafe { slice::from_raw_parts_mut(values, n) }),
     }
 }
 

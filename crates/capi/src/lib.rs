@@ -13,6 +13,7 @@
 mod chat;
 mod ffi;
 mod generate;
+mod linear;
 mod model;
 mod session;
 
@@ -21,6 +22,11 @@ pub use ffi::{KvantStatus, kvant_string_free};
 pub use generate::{
     KvantFinish, KvantGenerateOptions, KvantGenerated, KvantOnText, kvant_generate_options_default,
     kvant_session_generate,
+};
+pub use linear::{
+    KvantCall, KvantLinear, KvantMatrix, kvant_fused_rmsnorm_gemv_quantized, kvant_gemv_quantized,
+    kvant_linear_free, kvant_linear_new, kvant_linear_run, kvant_matrix_free, kvant_matrix_from_gguf,
+    kvant_matrix_new, kvant_matrix_shape, kvant_quantize_weights, kvant_quantized_size,
 };
 pub use model::{
     KvantImage, KvantLora, KvantMessage, KvantModel, KvantModelOptions, kvant_model_bundled,

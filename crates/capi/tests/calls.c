@@ -57,6 +57,61 @@ static void faulty_models_are_refused_with_a_message(void) {
     kvant_string_free(NULL);
 }
 
+static void quantized_products_need_no_model(const char *model_path) {
+    enum { N_OUT = 3, N_IN = 64, ROWS = 2 };
+    size_t size = 0;
+    HOLDS(kvant_quantized_size("q8_0", N_OUT, N_IN, &size, &error) == KVANT_STATUS_OK && size == N_OUT * 68);
+    HOLDS(refused(kvant_quantized_size("q8_0", N_OUT, 33, &size, &error), KVANT_STATUS_REFUSED, "multiple of the block"));
+    HOLDS(refused(kvant_quantized_size("turbo3", N_OUT, 128, &size, &error), KVANT_STATUS_REFUSED, "turbo3"));
+    HOLDS(refused(kvant_quantized_size("q9", N_OUT, N_IN, &size, &error), KVANT_STATUS_REFUSED, "q9"));
+    HOLDS(refused(kvant_quantized_size(NULL, N_OUT, N_IN, &size, &error), KVANT_STATUS_ARGUMENT, "type"));
+    float weights[N_OUT * N_IN], x[ROWS * N_IN], gain[N_IN], y[ROWS * N_OUT], z[ROWS * N_OUT];
+    for (int i = 0; i < N_OUT * N_IN; i++) weights[i] = (float)(i % 7 - 3);
+    for (int i = 0; i < ROWS * N_IN; i++) x[i] = (float)(i % 5);
+    for (int i = 0; i < N_IN; i++) gain[i] = 2;
+    uint8_t bytes[N_OUT * 68];
+    HOLDS(refused(kvant_quantize_weights("q8_0", weights, N_OUT, N_IN, bytes, 7, &error), KVANT_STATUS_ARGUMENT, "capacity"));
+    HOLDS(kvant_quantize_weights("q8_0", weights, N_OUT, N_IN, bytes, sizeof bytes, &error) == KVANT_STATUS_OK);
+    kvant_linear *linear = NULL;
+    HOLDS(refused(kvant_linear_new("double", 1, &linear, &error), KVANT_STATUS_ARGUMENT, "activations"));
+    HOLDS(kvant_linear_new("float", 1, &linear, &error) == KVANT_STATUS_OK);
+    kvant_matrix *matrix = NULL;
+    HOLDS(refused(kvant_matrix_new(linear, "q8_0", N_OUT, N_IN, bytes, 7, &matrix, &error), KVANT_STATUS_REFUSED, "204 bytes"));
+    HOLDS(kvant_matrix_new(linear, "q8_0", N_OUT, N_IN, bytes, sizeof bytes, &matrix, &error) == KVANT_STATUS_OK);
+    size_t n_out = 0, n_in = 0;
+    HOLDS(kvant_matrix_shape(matrix, &n_out, &n_in, &error) == KVANT_STATUS_OK && n_out == N_OUT && n_in == N_IN);
+    HOLDS(kvant_gemv_quantized(linear, matrix, x, ROWS, y, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_fused_rmsnorm_gemv_quantized(linear, matrix, gain, 0, x, ROWS, z, &error) == KVANT_STATUS_OK);
+    for (int row = 0; row < ROWS; row++) {
+        double mean = 0;
+        for (int i = 0; i < N_IN; i++) mean += x[row * N_IN + i] * x[row * N_IN + i] / (double)N_IN;
+        for (int o = 0; o < N_OUT; o++) {
+            double sum = 0;
+            for (int i = 0; i < N_IN; i++) sum += weights[o * N_IN + i] * x[row * N_IN + i];
+            // The scale of a block, 3 / 127, is rounded to 11 bits.
+            HOLDS(fabs(y[row * N_OUT + o] - sum) <= 1e-3 * 600);
+            HOLDS(fabs(z[row * N_OUT + o] - 2 * sum / sqrt(mean)) <= 1e-3 * 600);
+        }
+    }
+    float together[2][ROWS * N_OUT];
+    kvant_call calls[2] = {{matrix, x, ROWS, NULL, 0, together[0]}, {matrix, x, ROWS, gain, 0, together[1]}};
+    HOLDS(kvant_linear_run(linear, calls, 2, &error) == KVANT_STATUS_OK);
+    HOLDS(memcmp(together[0], y, sizeof y) == 0 && memcmp(together[1], z, sizeof z) == 0);
+    calls[1].matrix = NULL;
+    HOLDS(refused(kvant_linear_run(linear, calls, 2, &error), KVANT_STATUS_ARGUMENT, "matrix"));
+    HOLDS(refused(kvant_gemv_quantized(linear, matrix, NULL, ROWS, y, &error), KVANT_STATUS_ARGUMENT, "x: expected"));
+    HOLDS(refused(kvant_gemv_quantized(linear, matrix, x, SIZE_MAX, y, &error), KVANT_STATUS_ARGUMENT, "rows"));
+    HOLDS(refused(kvant_fused_rmsnorm_gemv_quantized(linear, matrix, NULL, 0, x, ROWS, z, &error), KVANT_STATUS_ARGUMENT, "gain"));
+    kvant_matrix *of_file = NULL;
+    HOLDS(kvant_matrix_from_gguf(linear, model_path, "blk.0.attn_q.weight", &of_file, &error) == KVANT_STATUS_OK);
+    HOLDS(refused(kvant_matrix_from_gguf(linear, model_path, "absent", &of_file, &error), KVANT_STATUS_REFUSED, "absent"));
+    kvant_matrix_free(of_file);
+    kvant_matrix_free(matrix);
+    kvant_matrix_free(NULL);
+    kvant_linear_free(linear);
+    kvant_linear_free(NULL);
+}
+
 static void tokens_decode_to_their_text(const kvant_model *model) {
     uint32_t tokens[16];
     size_t n_tokens = 0;
@@ -294,6 +349,7 @@ int main(int argc, char *argv[]) {
     HOLDS(argc == 7);
     sessions_have_their_own_lora_scales(argv + 1);
     a_vision_model_encodes_an_image(argv + 4);
+    quantized_products_need_no_model(argv[1]);
     kvant_model *model = NULL;
     HOLDS(kvant_model_bundled(NULL, &model, &error) == KVANT_STATUS_OK);
     tokens_decode_to_their_text(model);

@@ -22,7 +22,7 @@ fn compile(source: &Path, name: &str) -> Option<PathBuf> {
     command
         .args(["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I"])
         .arg(path_in_crate("include"));
-    command.arg(source).arg("-L").arg(&libraries).arg("-lkvant_capi");
+    command.arg(source).arg("-L").arg(&libraries).args(["-lkvant_capi", "-lm"]);
     command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-o").arg(&program);
     let Output { status, stderr, .. } = command.output().unwrap();
     assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
@@ -38,7 +38,8 @@ fn run(program: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 #[test]
 fn the_header_matches_the_code() {
     let config = cbindgen::Config::from_file(path_in_crate("cbindgen.toml")).unwrap();
-    let sources = ["src/ffi.rs", "src/model.rs", "src/session.rs", "src/generate.rs", "src/chat.rs"];
+    let sources =
+        ["src/ffi.rs", "src/model.rs", "src/session.rs", "src/generate.rs", "src/chat.rs", "src/linear.rs"];
     let builder =
         sources.iter().fold(cbindgen::Builder::new(), |builder, file| builder.with_src(path_in_crate(file)));
     let mut generated = Vec::new();

@@ -4,7 +4,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, chat, completions, convert, doctor, embed, eval, inspect, lab, log, plan, quantize, run, serve,
+    bench, chat, completions, convert, doctor, embed, eval, imatrix, inspect, lab, log, plan, quantize, run,
+    serve,
 };
 
 /// Run large language models on a compressed KV cache.
@@ -44,6 +45,8 @@ pub enum Command {
     Convert(convert::ConvertArgs),
     /// Quantize the weights of a model to another type
     Quantize(quantize::QuantizeArgs),
+    /// Measure which columns of a model's matrices matter, for quantize
+    Imatrix(imatrix::ImatrixArgs),
     /// Judge a change to a kernel: right, and faster beyond doubt
     Lab(lab::LabArgs),
     /// Print a shell completion script
@@ -66,6 +69,7 @@ pub fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Plan(args) => plan::plan(args),
         Command::Convert(args) => convert::convert(args),
         Command::Quantize(args) => quantize::quantize(args),
+        Command::Imatrix(args) => imatrix::imatrix(args),
         Command::Lab(args) => lab::lab(args),
         Command::Completions(args) => completions::completions(&args, Cli::command()),
         Command::Man(args) => completions::man(&args, Cli::command()),

@@ -1,6 +1,7 @@
 //! `kvant doctor`: reports the machine's capabilities, the kernel of each type, and what a model
 //! needs here.
 
+mod evidence;
 pub mod fit;
 
 use std::path::PathBuf;
@@ -38,6 +39,10 @@ pub struct DoctorArgs {
     /// Device that --tune times: cpu, or wgpu:N for an adapter [default: cpu]
     #[arg(long, value_name = "DEVICE", requires = "tune", value_parser = device)]
     device: Option<DeviceChoice>,
+    /// Run the conformance suites on every kernel set of this CPU and on its GPUs (minutes), and
+    /// write what passed, failed or cannot run here, in JSON
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tune", "word", "model"])]
+    evidence: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -47,6 +52,9 @@ pub struct DoctorArgs {
 pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     if args.tune {
         return tune(&args);
+    }
+    if let Some(path) = &args.evidence {
+        return evidence::write(path, args.json);
     }
     for Unusable { device, why } in tuning::unusable() {
         let of_device =

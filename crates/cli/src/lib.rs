@@ -25,6 +25,7 @@ mod gpu;
 mod hints;
 #[cfg(feature = "hub")]
 mod hub;
+mod imatrix;
 mod inspect;
 mod interrupt;
 mod kv_cache;

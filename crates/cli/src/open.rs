@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use kvant::chat::builtin;
 use kvant::{
-    Config, DeviceChoice, Error, Gguf, LoraFile, Model, OpenOptions, Requirements, devices, open_lora,
+    Config, DeviceChoice, Error, Gguf, InputStatistics, LoraFile, Model, OpenOptions, Requirements, devices,
+    open_lora,
 };
 
 use crate::args::decode::DraftArgs;
@@ -27,6 +28,8 @@ pub struct ModelRequirements<'a> {
     pub draft: Option<&'a DraftArgs>,
     /// Options of the vision encoder.
     pub vision: Option<VisionOptions<'a>>,
+    /// Receives the inputs of the model's matrices.
+    pub input_statistics: Option<Arc<InputStatistics>>,
     /// Whether the command takes text encoders, which embed or rank texts and generate none.
     pub takes_encoders: bool,
 }
@@ -47,7 +50,8 @@ impl ModelArgs {
     /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
     /// before the weights are loaded.
     pub fn open_with(&self, quiet: bool, requirements: ModelRequirements<'_>) -> Result<Model, Failure> {
-        let ModelRequirements { needs, chat_template, draft, vision, takes_encoders } = requirements;
+        let ModelRequirements { needs, chat_template, draft, vision, input_statistics, takes_encoders } =
+            requirements;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         if !takes_encoders {
@@ -71,6 +75,7 @@ impl ModelArgs {
             mtp,
             draft: draft_file,
             mmproj: mmproj_file,
+            input_statistics: input_statistics.clone(),
             ..options
         };
         let model = match Model::from_gguf(gguf.clone(), options) {
@@ -81,7 +86,8 @@ impl ModelArgs {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu.into(), None);
                 let options = self.options(loras, Some(&mut on_progress));
-                let options = OpenOptions { needs, chat_template, mtp, draft, mmproj, ..options };
+                let options =
+                    OpenOptions { needs, chat_template, mtp, draft, mmproj, input_statistics, ..options };
                 let options = OpenOptions { device, n_gpu_layers, ..options };
                 Model::from_gguf(gguf, options)
             }

@@ -265,7 +265,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
     let takes_encoders = true;
     let needs = Requirements::Tokenizer;
-    let requirements = ModelRequirements { needs, chat_template, draft, vision, takes_encoders };
+    let requirements =
+        ModelRequirements { needs, chat_template, draft, vision, takes_encoders, input_statistics: None };
     let model = args.model.open_with(false, requirements)?;
     let (drawing, recommended) = sampling_defaults(&args.sampling, &model)?;
     let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;

@@ -182,6 +182,7 @@ fn check_options(options: &OpenOptions<'_>) -> Result<(), Error> {
     let others = [
         ("draft", options.draft.is_some()),
         ("mmproj", options.mmproj.is_some()),
+        ("input_statistics", options.input_statistics.is_some()),
         ("maps_experts", options.maps_experts),
     ];
     match others.into_iter().find(|(_, is_given)| *is_given) {

@@ -267,7 +267,7 @@ pub use kvant_kv::{
     ChannelScales, HeadTypes, KvError, KvLayerShape, KvShape, LayerScales, Plan, Policies, Policy, TableRule,
     WeightStatistics, balance_factors, five_digits,
 };
-pub use kvant_model::{Config, ExpertSpec, LayerRange, LayerSpec, LogitsFor, ModelError};
+pub use kvant_model::{Config, ExpertSpec, InputStatistics, LayerRange, LayerSpec, LogitsFor, ModelError};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;

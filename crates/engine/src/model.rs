@@ -14,7 +14,7 @@ use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::encoder::EncoderConfig;
-use kvant_model::{Config, LayerRange, Lora, ModelError};
+use kvant_model::{Config, InputStatistics, LayerRange, Lora, ModelError};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
@@ -63,6 +63,9 @@ pub struct OpenOptions<'a> {
     pub draft: Option<Arc<Gguf>>,
     /// LoRA adapters, applied together.
     pub loras: Vec<LoraFile>,
+    /// Receives the inputs of the model's matrices while it runs, to compute an importance matrix
+    /// from. CPU only.
+    pub input_statistics: Option<Arc<InputStatistics>>,
     /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::encode_image`]. It
     /// runs on the CPU.
     pub mmproj: Option<Arc<Gguf>>,
@@ -234,6 +237,7 @@ impl Model {
             mtp: options.mtp && options.draft.is_none(),
             prefill_precision: options.prefill_precision,
             loras: loras.collect::<Result<_, Error>>()?,
+            input_statistics: options.input_statistics,
         };
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));

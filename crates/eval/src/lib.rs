@@ -9,6 +9,7 @@
 //! | [`plan`] | the effect of each KV type; the best types and channel scales |
 //! | [`agree`] | tokens for which greedy answers equal those with an f16 cache |
 //! | [`niah`] | retrieval of a sentence hidden in a long text |
+//! | [`feed_chunks`] | nothing itself: the model's [`kvant::InputStatistics`] do |
 //! | [`distortion`] | distortion of the codecs, on random vectors or a model's keys and values |
 //!
 //! # The 16-bit tail
@@ -34,6 +35,7 @@ mod config;
 pub mod distortion;
 mod error;
 mod haystack;
+mod inputs;
 mod kld;
 mod needle_form;
 mod niah;
@@ -51,6 +53,7 @@ pub use base_file::{BaseReader, BaseWriter};
 pub use chunks::Chunks;
 pub use config::KvConfig;
 pub use error::EvalError;
+pub use inputs::feed_chunks;
 pub use kld::{Base, Kld, KldOptions, LayerKld, kld, kld_by_layer};
 pub use needle_form::NeedleForm;
 pub use niah::{NiahCell, NiahOptions, niah};

@@ -1,7 +1,7 @@
 //! Devices by name, and their arithmetic.
 
 use kvant_backend::Backend;
-use kvant_conformance::{Arithmetic, Attention, CpuSet, DeviceUnderTest};
+use kvant_conformance::{Arithmetic, Attention, Coverage, CpuSet, DeviceUnderTest};
 use kvant_cpu::{CpuDevice, Isa};
 
 use crate::subject::Settings;
@@ -24,6 +24,9 @@ const CUDA: DeviceArithmetic =
 
 /// What is done with a device once it is open.
 pub(crate) trait Visitor {
+    /// Which combinations of edge sizes suites run.
+    const COVERAGE: Coverage = Coverage::Every;
+
     /// Visits the device.
     fn visit<B: Backend>(self, device: &DeviceUnderTest<B>) -> Result<(), String>;
 }
@@ -49,23 +52,26 @@ pub fn arithmetic(settings: &Settings) -> Result<DeviceArithmetic, String> {
 /// # Errors
 ///
 /// As [`arithmetic`], and those of the device and the visitor.
-pub(crate) fn open(settings: &Settings, visitor: impl Visitor) -> Result<(), String> {
+pub(crate) fn open<V: Visitor>(settings: &Settings, visitor: V) -> Result<(), String> {
     match kind(&settings.device)? {
         Kind::Cpu => {
             let isa = isa(settings)?;
             let set = cpu_set(isa)?;
             let device = CpuDevice::new(isa, settings.threads).map_err(|error| error.to_string())?;
-            visitor.visit(&DeviceUnderTest::new(set.name, device, set.arithmetic, set.attention))
+            let device = DeviceUnderTest::new(set.name, device, set.arithmetic, set.attention);
+            visitor.visit(&device.with_coverage(V::COVERAGE))
         }
         #[cfg(feature = "wgpu")]
         Kind::Wgpu(index) => {
             let device = kvant_wgpu::WgpuDevice::open(index).map_err(|error| error.to_string())?;
-            visitor.visit(&DeviceUnderTest::new("wgpu", device, WGPU.products, WGPU.attention))
+            let device = DeviceUnderTest::new("wgpu", device, WGPU.products, WGPU.attention);
+            visitor.visit(&device.with_coverage(V::COVERAGE))
         }
         #[cfg(feature = "cuda")]
         Kind::Cuda(index) => {
             let device = kvant_cuda::CudaDevice::open(index).map_err(|error| error.to_string())?;
-            visitor.visit(&DeviceUnderTest::new("cuda", device, CUDA.products, CUDA.attention))
+            let device = DeviceUnderTest::new("cuda", device, CUDA.products, CUDA.attention);
+            visitor.visit(&device.with_coverage(V::COVERAGE))
         }
         #[allow(unreachable_patterns, reason = "with both features there is no other device")]
         _ => Err(format!("{}: this program is built without it", settings.device)),

@@ -15,6 +15,7 @@
 //! | [`gate`] | what a whole model says |
 //! | [`subject`], [`wire`], [`worker`], [`process`] | both trees as processes |
 //! | [`judge_files`], [`tree`] | the files that no candidate may change, git and cargo |
+//! | [`evidence`] | the conformance suites on this machine, as a report |
 //! | [`report`] | `METRIC` lines, the table of experiments, JSON |
 //!
 //! Each of these frauds has a test of its name in `tests/lab/frauds.rs`:
@@ -37,6 +38,7 @@
 
 pub mod case;
 pub mod device;
+pub mod evidence;
 pub mod exam;
 pub mod gate;
 pub mod interval;

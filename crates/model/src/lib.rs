@@ -11,6 +11,7 @@ pub mod encoder;
 mod error;
 mod family;
 pub mod host_ops;
+mod input_statistics;
 pub mod linear;
 mod lora;
 pub mod retype;
@@ -23,6 +24,7 @@ pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueri
 pub use embedding_inputs::{EmbeddingInput, EmbeddingRows, SoftTokens};
 pub use error::ModelError;
 pub use family::{Family, NormKind, Norms, QkNorm, SharedExpert};
+pub use input_statistics::InputStatistics;
 pub use lora::Lora;
 pub use rope::{Position, Rope, Scaling, Temperature};
 pub use weights::{LayerRange, SCORE_HEAD, Weights, check_finite, decode_values};

@@ -84,7 +84,7 @@ pub fn is_matrix(info: &TensorInfo) -> bool {
 /// for q2_K and q3_K: iq4_nl has a smaller error in as many bytes.
 pub fn next_best(dtype: DType) -> Option<DType> {
     match dtype {
-        DType::Q2K | DType::Q3K | DType::IQ4XS | DType::NVFP4 => Some(DType::IQ4NL),
+        DType::Q2K | DType::Q3K | DType::IQ3 | DType::IQ4XS | DType::NVFP4 => Some(DType::IQ4NL),
         DType::Q4K => Some(DType::Q5_0),
         DType::Q5K => Some(DType::Q5_1),
         DType::Q6K => Some(DType::Q8_0),
@@ -100,27 +100,54 @@ pub fn next_best(dtype: DType) -> Option<DType> {
 ///
 /// When `n` values are not whole blocks of both types, or `bytes` has the wrong length.
 pub fn convert(from: DType, bytes: &[u8], n: usize, to: DType) -> Result<Vec<u8>, CodecError> {
-    let mut out = vec![0; to.row_bytes(n)?];
+    // Rejects values that are not whole blocks.
+    to.row_bytes(n)?;
+    let block = [to.block_len(), to.block_bytes()];
+    recode(from, bytes, n, block, |_, values, out| kvant_codec::encode(to, values, out))
+}
+
+/// Decodes `n` values, and encodes them in chunks on every core, in blocks of as many values and
+/// bytes as `block`: `encode` receives the index of the first value, the values, and memory for
+/// their blocks.
+///
+/// # Errors
+///
+/// Those of `encode`; `bytes` of the wrong length.
+pub fn recode(
+    from: DType,
+    bytes: &[u8],
+    n: usize,
+    block: [usize; 2],
+    encode: impl Fn(usize, &[f32], &mut [u8]) -> Result<(), CodecError> + Sync,
+) -> Result<Vec<u8>, CodecError> {
+    let [block_len, block_bytes] = block;
+    let mut out = vec![0; n / block_len * block_bytes];
     let chunks = n.div_ceil(CHUNK).div_ceil(limits::n_cores()).max(1);
-    let (in_share, out_share) = (from.row_bytes(chunks * CHUNK)?, to.row_bytes(chunks * CHUNK)?);
-    let work = |bytes: &[u8], out: &mut [u8]| {
+    let share = chunks * CHUNK;
+    let (in_share, out_share) = (from.row_bytes(share)?, share / block_len * block_bytes);
+    let in_chunk = from.row_bytes(CHUNK)?;
+    let work = |first: usize, bytes: &[u8], out: &mut [u8]| {
         let mut values = vec![0.0; CHUNK];
-        let pieces = bytes.chunks(from.row_bytes(CHUNK)?).zip(out.chunks_mut(to.row_bytes(CHUNK)?));
-        for (bytes, out) in pieces {
-            let values = &mut values[..out.len() / to.block_bytes() * to.block_len()];
+        let pieces = bytes.chunks(in_chunk).zip(out.chunks_mut(CHUNK / block_len * block_bytes));
+        for (piece, (bytes, out)) in pieces.enumerate() {
+            let values = &mut values[..out.len() / block_bytes * block_len];
             kvant_codec::decode(from, bytes, values)?;
-            kvant_codec::encode(to, values, out)?;
+            encode(first + piece * CHUNK, values, out)?;
         }
         Ok(())
     };
     // Threads are unavailable on some systems.
     if in_share >= bytes.len() {
-        work(bytes, &mut out)?;
+        work(0, bytes, &mut out)?;
         return Ok(out);
     }
+    let work = &work;
     std::thread::scope(|scope| {
         let shares = bytes.chunks(in_share).zip(out.chunks_mut(out_share));
-        let shares: Vec<_> = shares.map(|(bytes, out)| scope.spawn(move || work(bytes, out))).collect();
+        let shares: Vec<_> = shares
+            .enumerate()
+            .map(|(i, (bytes, out))| scope.spawn(move || work(i * share, bytes, out)))
+            .collect();
         shares.into_iter().try_for_each(|share| share.join().expect("codecs do not panic"))
     })?;
     Ok(out)

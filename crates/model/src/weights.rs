@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, Backend, SharedBytes, WeightSource, limits};
+use kvant_backend::{Activation, Backend, Experts as _, Matrix as _, SharedBytes, WeightSource, limits};
 use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
@@ -329,13 +329,30 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<B::Matrix, ModelError> {
         let source = self.source(name, n_in, n_out)?;
-        Ok(self.backend.upload_matrix(source)?)
+        let mut matrix = self.backend.upload_matrix(source)?;
+        self.watch(name, &mut matrix)?;
+        Ok(matrix)
+    }
+
+    /// Makes a matrix, rows of a tensor, report its inputs if statistics want them.
+    fn watch(&self, tensor: &str, matrix: &mut B::Matrix) -> Result<(), ModelError> {
+        let inputs = self.part.inputs().and_then(|inputs| inputs.of(tensor, matrix.n_in(), 1));
+        inputs.map_or(Ok(()), |inputs| Ok(self.backend.watch_inputs(matrix, &inputs)?))
+    }
+
+    /// As [`Loader::watch`], for the matrices of experts.
+    fn watch_experts(&self, tensor: &str, experts: &mut B::Experts) -> Result<(), ModelError> {
+        let statistics = self.part.inputs();
+        let inputs = statistics.and_then(|inputs| inputs.of(tensor, experts.n_in(), experts.n_experts()));
+        inputs.map_or(Ok(()), |inputs| Ok(self.backend.watch_expert_inputs(experts, &inputs)?))
     }
 
     /// Loads the matrices of `n` experts, each `[n_out, n_in]`.
     fn stack(&mut self, name: &str, [n_in, n_out, n]: [usize; 3]) -> Result<B::Experts, ModelError> {
         let source = self.rows(name, &[n_in, n_out, n], 0..n_out * n)?;
-        Ok(self.backend.upload_experts(source, n)?)
+        let mut experts = self.backend.upload_experts(source, n)?;
+        self.watch_experts(name, &mut experts)?;
+        Ok(experts)
     }
 
     /// Returns the rows of matrices of layer `index` with these sizes: separate tensors or, if the

@@ -18,6 +18,14 @@ pub enum QuantizeError {
     /// A tensor cannot be encoded.
     #[error(transparent)]
     Codec(#[from] CodecError),
+    /// The file is no importance matrix.
+    #[error("{path}: expected an importance matrix of kvant imatrix or llama-imatrix, got {got}")]
+    Importance {
+        /// The file.
+        path: String,
+        /// What it is instead.
+        got: String,
+    },
     /// An argument is not allowed: a setting, a type, or the file to write.
     #[error("{name}: expected {expected}, got {got}")]
     Setting {

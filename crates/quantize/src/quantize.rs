@@ -2,13 +2,35 @@
 
 use std::path::Path;
 
-use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, printable_path};
+use kvant_codec::{CodecError, DType};
+use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, encode_iq3_s, printable_path};
 use kvant_model::check_finite;
-use kvant_model::retype::{convert, for_rows, is_matrix};
+use kvant_model::retype::{for_rows, is_matrix, recode};
 
 use crate::error::QuantizeError;
+use crate::importance::ImportanceMatrix;
 use crate::recipe::Recipe;
+
+/// How to quantize: [`from`](Self::from) a recipe or one type, nothing is known of the inputs.
+#[derive(Debug, Clone)]
+pub struct QuantizeOptions<'a> {
+    /// The type of each matrix.
+    pub recipe: Recipe,
+    /// How much an error in each column counts, for the matrices that it covers.
+    pub importance: Option<&'a ImportanceMatrix>,
+}
+
+impl From<Recipe> for QuantizeOptions<'_> {
+    fn from(recipe: Recipe) -> Self {
+        Self { recipe, importance: None }
+    }
+}
+
+impl From<DType> for QuantizeOptions<'_> {
+    fn from(dtype: DType) -> Self {
+        Recipe::from(dtype).into()
+    }
+}
 
 /// Result of a quantization.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +40,8 @@ pub struct Quantized {
     /// Types of the weight matrices: first the type of most of them; each requested type is
     /// followed by its substitutes.
     pub types: Vec<TypeCount>,
+    /// Matrices whose importance was known.
+    pub n_weighted: usize,
 }
 
 /// Number of weight matrices of one type.
@@ -31,27 +55,27 @@ pub struct TypeCount {
     pub n: usize,
 }
 
-/// Writes `gguf` to `path` with weight matrices in the types of `recipe` (a [`DType`] applies to
+/// Writes `gguf` to `path` with weight matrices in the types of a recipe (a [`DType`] applies to
 /// all of them), or in the next best type where rows are not whole blocks; norms, biases and other
 /// tensors stay unchanged. Replaces the file at `path` atomically.
 ///
 /// # Errors
-/// A type that GGUF files cannot hold, a tensor with NaN or an infinity (it is named), a `path`
-/// that is one of several files of the model itself, or a file that cannot be written.
-pub fn quantize(
+/// A type that GGUF files cannot hold, a tensor with NaN or an infinity (it is named), importance of
+/// another model, a `path` that is one of several files of the model itself, or a file that cannot be written.
+pub fn quantize<'a>(
     gguf: &Gguf,
     path: &Path,
-    recipe: impl Into<Recipe>,
+    options: impl Into<QuantizeOptions<'a>>,
     progress: &mut dyn FnMut(&TensorInfo),
 ) -> Result<Quantized, QuantizeError> {
-    let recipe = recipe.into();
+    let QuantizeOptions { recipe, importance } = options.into();
     let file_type = recipe.file_type().ok_or_else(|| QuantizeError::Setting {
         name: "type",
         expected: "a weight type that GGUF files hold".to_owned(),
         got: recipe.to_string(),
     })?;
     refuse_shard(gguf, path)?;
-    let requested = recipe.types(gguf);
+    let requested = recipe.types(gguf, importance.is_some());
     let tensors = || {
         gguf.tensors()
             .iter()
@@ -63,6 +87,7 @@ pub fn quantize(
     writer.set("general.file_type", file_type)?;
     for (info, becomes) in tensors() {
         match becomes {
+            Some(DType::IQ3) => writer.add_packed(&info.name, &info.shape, LoadOnlyType::Iq3S)?,
             Some(dtype) => writer.add_tensor(&info.name, &info.shape, dtype)?,
             None => writer.add_stored(info)?,
         }
@@ -70,13 +95,16 @@ pub fn quantize(
             writer.add_tensor(&name, &[scales.len()], DType::F32)?;
         }
     }
+    let mut n_weighted = 0;
     writer.save(path, |sink| {
         for (info, becomes) in tensors() {
             let data = gguf.data(info);
             check_finite(info, &data)?;
             match becomes {
                 Some(dtype) => {
-                    sink.bytes(&info.name, &convert(info.dtype, &data, info.elements(), dtype)?)?;
+                    let of = importance.map_or(Ok(None), |importance| importance.mean_squares(info))?;
+                    n_weighted += usize::from(of.is_some());
+                    sink.bytes(&info.name, &encoded(info, &data, of.as_deref(), dtype)?)?;
                 }
                 None => sink.bytes(&info.name, &gguf.stored_data(info))?,
             }
@@ -89,7 +117,28 @@ pub fn quantize(
         Ok::<(), QuantizeError>(())
     })?;
     let n_bytes = std::fs::metadata(path).map_or(0, |meta| meta.len());
-    Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &requested) })
+    Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &requested), n_weighted })
+}
+
+/// Returns the values of a tensor in another type. `importance` is that of the columns of each of
+/// its matrices, `[n_matrices, n_in]`.
+fn encoded(
+    info: &TensorInfo,
+    data: &[u8],
+    importance: Option<&[f32]>,
+    dtype: DType,
+) -> Result<Vec<u8>, CodecError> {
+    let block = stored_block(dtype);
+    let (n_in, per_matrix) = (info.row_len(), info.row_len() * info.shape[1]);
+    let of = |value: usize| importance.map(|all| all[value / per_matrix * n_in + value % n_in]);
+    recode(info.dtype, data, info.elements(), block, |first, values, out| {
+        let weights: Option<Vec<f32>> = (first..first + values.len()).map(of).collect();
+        match (dtype, &weights) {
+            (DType::IQ3, weights) => encode_iq3_s(values, weights.as_deref(), out),
+            (dtype, Some(weights)) => kvant_codec::encode_weighted(dtype, values, weights, out),
+            (dtype, None) => kvant_codec::encode(dtype, values, out),
+        }
+    })
 }
 
 /// Returns the resulting type of a tensor with a requested type; its own type for `None`.
@@ -103,6 +152,7 @@ fn converted_type(info: &TensorInfo, requested: Option<DType>) -> Option<DType> 
     let is_there = match info.packed {
         None => dtype == info.dtype,
         Some(LoadOnlyType::ScaledNvfp4) => dtype == DType::NVFP4,
+        Some(LoadOnlyType::Iq3S) => dtype == DType::IQ3,
         Some(_) => false,
     };
     (!is_there).then_some(dtype)
@@ -122,6 +172,19 @@ fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), QuantizeError> {
         });
     }
     Ok(())
+}
+
+/// Returns the name of a type in files, where iq3 is packed as iq3_s.
+pub fn stored_name(dtype: DType) -> &'static str {
+    if dtype == DType::IQ3 { LoadOnlyType::Iq3S.name() } else { dtype.name() }
+}
+
+/// Returns the values and the bytes of a block in files.
+pub(crate) fn stored_block(dtype: DType) -> [usize; 2] {
+    match dtype {
+        DType::IQ3 => [LoadOnlyType::Iq3S.block_len(), LoadOnlyType::Iq3S.block_bytes()],
+        dtype => [dtype.block_len(), dtype.block_bytes()],
+    }
 }
 
 /// Returns the type of most values of a model's matrices.

@@ -4,8 +4,9 @@
 //! Mixes have llama.cpp's names, ids (`general.file_type`) and rules, so that a file of a given
 //! name has the expected contents. In each mix the matrix that produces the logits
 //! (`output.weight`, or tied embeddings) is q6_K; [`RECIPES`] lists the other exceptions to the
-//! main type.
+//! main type. A recipe may also be a text ([`Recipe::parse_file`]).
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,19 +14,32 @@ use kvant_codec::DType;
 use kvant_gguf::Gguf;
 use kvant_model::retype::is_matrix;
 
+use crate::quantize::{stored_block, stored_name};
+use crate::recipe_file::{self, RecipeFile, RecipeFileError};
+
 use DType::{
-    IQ4NL, IQ4XS, MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S,
+    IQ3, IQ4NL, IQ4XS, MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S,
 };
 
 /// The type of each weight matrix: [`Recipe::from`] a type applies it to all of them,
 /// [`str::parse`] finds a mix by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recipe {
-    name: &'static str,
+    name: Cow<'static, str>,
     dtype: DType,
     file_type: Option<u32>,
-    /// `None` where all matrices have one type; else the first matching rule determines the type.
-    rules: Option<&'static [Rule]>,
+    rules: Rules,
+}
+
+/// What determines the type of a matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Rules {
+    /// All have the main type.
+    None,
+    /// The first matching rule of a mix, or else the main type.
+    Mix(&'static [Rule]),
+    /// A recipe file.
+    File(RecipeFile),
 }
 
 /// The type of some matrices of a mix.
@@ -55,7 +69,7 @@ enum Layers {
     Half,
 }
 
-/// Selects models.
+/// Selects models, or what is known of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Models {
     All,
@@ -64,20 +78,25 @@ enum Models {
     /// Eight experts: attention weights are small beside them.
     EightExperts,
     Other,
+    /// An importance matrix is known.
+    Weighted,
+    /// None is known.
+    Unweighted,
 }
 
-use Models::{EightExperts, Grouped, Other};
+use Models::{EightExperts, Grouped, Other, Unweighted, Weighted};
 
 /// Rules of every mix, before its own.
 const ALWAYS: [Rule; 2] =
     [Rule(Role::Value, Layers::All, EightExperts, Q8_0), Rule(Role::Key, Layers::All, EightExperts, Q8_0)];
 
 /// All mixes.
-static RECIPES: [Recipe; 21] = [
+static RECIPES: [Recipe; 22] = [
     mix("q8_0", Q8_0, 7, &[]),
-    mix("q4_0", Q4_0, 2, &[]),
+    // Types with minima are better in the first layers, but only with importance.
+    mix("q4_0", Q4_0, 2, &[Rule(Role::Down, Layers::Part(8), Weighted, Q4_1)]),
     mix("q4_1", Q4_1, 3, &[]),
-    mix("q5_0", Q5_0, 8, &[]),
+    mix("q5_0", Q5_0, 8, &[Rule(Role::Down, Layers::Part(8), Weighted, Q5_1)]),
     mix("q5_1", Q5_1, 9, &[]),
     mix(
         "q2_K",
@@ -152,6 +171,12 @@ static RECIPES: [Recipe; 21] = [
         ],
     ),
     mix("q6_K", Q6K, 18, &[]),
+    mix(
+        "iq3_s",
+        IQ3,
+        26,
+        &[Rule(Role::Value, Layers::All, Grouped, Q4K), Rule(Role::Attended, Layers::All, EightExperts, Q5K)],
+    ),
     mix("iq4_nl", IQ4NL, 25, &IQ4),
     mix("iq4_xs", IQ4XS, 30, &IQ4),
     // llama.cpp has no mix of these; the ids are those that it, or its fork, gives files of mostly
@@ -164,7 +189,7 @@ static RECIPES: [Recipe; 21] = [
 
 const IQ4: [Rule; 3] = [
     Rule(Role::Value, Layers::All, Grouped, Q5K),
-    Rule(Role::Down, Layers::Part(8), Models::All, Q5K),
+    Rule(Role::Down, Layers::Part(8), Unweighted, Q5K),
     Rule(Role::Attended, Layers::All, EightExperts, Q5K),
 ];
 
@@ -172,7 +197,7 @@ const IQ4: [Rule; 3] = [
 const ALIASES: [(&str, &str); 3] = [("q3_K", "q3_K_M"), ("q4_K", "q4_K_M"), ("q5_K", "q5_K_M")];
 
 const fn mix(name: &'static str, dtype: DType, file_type: u32, rules: &'static [Rule]) -> Recipe {
-    Recipe { name, dtype, file_type: Some(file_type), rules: Some(rules) }
+    Recipe { name: Cow::Borrowed(name), dtype, file_type: Some(file_type), rules: Rules::Mix(rules) }
 }
 
 /// Not the name of a recipe.
@@ -184,12 +209,37 @@ impl Recipe {
     /// Iterates over the names of all recipes.
     pub fn names() -> impl Iterator<Item = &'static str> {
         let floats = [DType::F32, DType::F16, DType::BF16].map(DType::name);
-        floats.into_iter().chain(RECIPES.iter().map(|recipe| recipe.name))
+        let mixes = RECIPES.iter().map(|recipe| match &recipe.name {
+            Cow::Borrowed(name) => *name,
+            Cow::Owned(_) => unreachable!("the names of mixes are constants"),
+        });
+        floats.into_iter().chain(mixes).chain(recipe_file::BUILT_IN.iter().map(|built_in| built_in.name))
+    }
+
+    /// Parses a recipe file. Each line has a type and the matrices that have it: `*` for all, the
+    /// layers `first:N` and `last:N`, or a part of tensor names; the last line that has a matrix
+    /// counts, and the first must have all. `#` begins a comment.
+    ///
+    /// # Errors
+    /// A line of another form, or with a type that files cannot hold.
+    pub fn parse_file(name: &str, text: &str) -> Result<Self, RecipeFileError> {
+        Ok(Self::from_file(name, text.parse()?))
+    }
+
+    fn from_file(name: &str, file: RecipeFile) -> Self {
+        let Self { dtype, file_type, .. } = file.main_type().into();
+        Self { name: Cow::Owned(name.to_owned()), dtype, file_type, rules: Rules::File(file) }
     }
 
     /// Returns the type of most matrices.
     pub fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// Returns the bits per value of most matrices in a file.
+    pub fn main_bits(&self) -> f64 {
+        let [len, bytes] = stored_block(self.dtype);
+        8.0 * bytes as f64 / len as f64
     }
 
     /// Returns llama.cpp's id of such a file, `None` where files cannot hold the type.
@@ -199,8 +249,8 @@ impl Recipe {
 
     /// Returns the requested type of each tensor, in the order of `gguf`, regardless of row
     /// lengths; `None` for unchanged tensors.
-    pub(crate) fn types(&self, gguf: &Gguf) -> Vec<Option<DType>> {
-        let facts = ModelFacts::of(gguf);
+    pub(crate) fn types(&self, gguf: &Gguf, is_weighted: bool) -> Vec<Option<DType>> {
+        let facts = ModelFacts { is_weighted, ..ModelFacts::of(gguf) };
         let name = |at: usize| gguf.tensors()[at].name.as_str();
         // Layers are counted in layer order, whatever the order in the file.
         let mut order: Vec<usize> = (0..gguf.tensors().len()).collect();
@@ -223,14 +273,18 @@ impl Recipe {
 
     /// Returns the type of one matrix, the `i`th of its role.
     fn of_matrix(&self, name: &str, part: Option<Role>, i: usize, facts: &ModelFacts) -> DType {
-        let Some(rules) = self.rules else { return self.dtype };
+        let rules = match &self.rules {
+            Rules::None => return self.dtype,
+            Rules::File(file) => return file.type_of(name, facts.n_layers),
+            Rules::Mix(rules) => rules,
+        };
         if facts.is_output(name) {
             return if self.dtype == Q8_0 { Q8_0 } else { Q6K };
         }
         let Some(part) = part else { return self.dtype };
         let n = if part == Role::Value { facts.n_values } else { facts.n_layers };
         let holds = |rule: &&Rule| rule.0 == part && rule.1.contains(i, n) && rule.2.match_model(facts);
-        let dtype = ALWAYS.iter().chain(rules).find(holds).map_or(self.dtype, |rule| rule.3);
+        let dtype = ALWAYS.iter().chain(*rules).find(holds).map_or(self.dtype, |rule| rule.3);
         // There the value projections have an eighth of the rows of the query projections.
         let is_small = part == Role::Value && facts.is_70b;
         if is_small && [Q3K, Q4K].contains(&dtype) { Q5K } else { dtype }
@@ -248,7 +302,7 @@ impl From<DType> for Recipe {
             Q2K => Some(21),
             _ => RECIPES.iter().find(|recipe| recipe.dtype == dtype).and_then(Self::file_type),
         };
-        Self { name: dtype.name(), dtype, file_type, rules: None }
+        Self { name: Cow::Borrowed(stored_name(dtype)), dtype, file_type, rules: Rules::None }
     }
 }
 
@@ -260,14 +314,17 @@ impl FromStr for Recipe {
         let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(text));
         let name = alias.map_or(text, |(_, name)| name);
         let floats = [DType::F32, DType::F16, DType::BF16].map(Self::from);
-        let mut known = RECIPES.iter().copied().chain(floats);
+        if let Some(built_in) = recipe_file::BUILT_IN.iter().find(|of| of.name.eq_ignore_ascii_case(name)) {
+            return Ok(Self::from_file(built_in.name, built_in.parsed()));
+        }
+        let mut known = RECIPES.iter().cloned().chain(floats);
         known.find(|recipe| recipe.name.eq_ignore_ascii_case(name)).ok_or(UnknownRecipe)
     }
 }
 
 impl fmt::Display for Recipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
+        f.write_str(&self.name)
     }
 }
 
@@ -303,6 +360,8 @@ impl Models {
             Self::Grouped => facts.heads_per_kv >= 4,
             Self::EightExperts => facts.n_experts == 8,
             Self::Other => facts.n_experts != 8,
+            Self::Weighted => facts.is_weighted,
+            Self::Unweighted => !facts.is_weighted,
         }
     }
 }
@@ -318,6 +377,8 @@ struct ModelFacts {
     /// Whether the embeddings are also the output matrix.
     is_tied: bool,
     is_70b: bool,
+    /// Whether importance is known.
+    is_weighted: bool,
 }
 
 impl ModelFacts {
@@ -342,6 +403,7 @@ impl ModelFacts {
             n_experts: number("expert_count").unwrap_or_default(),
             is_tied: gguf.find_info("output.weight").is_none(),
             is_70b: n_layers == 80 && n_heads != n_kv_heads,
+            is_weighted: false,
         }
     }
 
@@ -352,7 +414,7 @@ impl ModelFacts {
 }
 
 /// Returns the layer index in a tensor name.
-fn layer(name: &str) -> Option<usize> {
+pub(crate) fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
@@ -400,13 +462,13 @@ mod tests {
     fn type_of(recipe: &str, shape: &Shape, name: &str) -> Option<DType> {
         let (gguf, recipe) = (file(shape), recipe.parse::<Recipe>().unwrap());
         let at = gguf.tensors().iter().position(|info| info.name == name).unwrap();
-        recipe.types(&gguf)[at]
+        recipe.types(&gguf, false)[at]
     }
 
     /// Returns the type of a role in each layer.
     fn types(recipe: &str, shape: &Shape, part: &str) -> Vec<DType> {
         let (gguf, recipe) = (file(shape), recipe.parse::<Recipe>().unwrap());
-        let types = recipe.types(&gguf);
+        let types = recipe.types(&gguf, false);
         let at = |layer: usize| {
             let name = format!("blk.{layer}.{part}.weight");
             gguf.tensors().iter().position(|info| info.name == name).unwrap()
@@ -501,7 +563,10 @@ mod tests {
         for (dtype, number) in [(Q2K, 21), (Q3K, 11), (Q4K, 14), (Q5K, 16), (Q4_0, 2), (DType::BF16, 32)] {
             let recipe = Recipe::from(dtype);
             assert_eq!(recipe.file_type(), Some(number), "{dtype}");
-            assert!(recipe.types(&file(&PLAIN)).into_iter().flatten().all(|other| other == dtype), "{dtype}");
+            assert!(
+                recipe.types(&file(&PLAIN), false).into_iter().flatten().all(|other| other == dtype),
+                "{dtype}"
+            );
         }
         assert_eq!(Recipe::from(DType::Turbo3).file_type(), None);
     }
@@ -535,7 +600,7 @@ mod tests {
             writer.write_to(&mut bytes, |sink| sink.bytes(&name, &[0; 8])).unwrap();
             let gguf = Gguf::from_bytes(bytes).unwrap();
             for name in Recipe::names() {
-                assert_eq!(name.parse::<Recipe>().unwrap().types(&gguf).len(), 1);
+                assert_eq!(name.parse::<Recipe>().unwrap().types(&gguf, false).len(), 1);
             }
         }
     }

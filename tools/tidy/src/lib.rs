@@ -27,6 +27,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     ("kvant-vision", &["kvant-model", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     ("kvant-quantize", &["kvant-model", "kvant-gguf", "kvant-codec"]),
+    ("kvant-linear", &["kvant-cpu", "kvant-gguf", "kvant-backend", "kvant-codec"]),
     (
         "kvant",
         &[
@@ -52,6 +53,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "kvant",
             "kvant-eval",
+            "kvant-linear",
             "kvant-quantize",
             "kvant-conformance",
             "kvant-cpu",
@@ -62,7 +64,7 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("kvant-cli", &["kvant", "kvant-eval", "kvant-lab", "kvant-quantize", "kvant-server"]),
-    ("kvant-capi", &["kvant"]),
+    ("kvant-capi", &["kvant", "kvant-linear"]),
     ("kvant-python", &["kvant", "kvant-cli"]),
     ("kvant-web", &["kvant"]),
     ("kvant-conformance", &["kvant-backend", "kvant-codec"]),

@@ -3,12 +3,12 @@
 mod roofline;
 pub(crate) mod tuning;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
-    Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams,
-    Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, limits,
+    Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
+    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, limits,
 };
 use kvant_codec::DType;
 
@@ -200,6 +200,16 @@ impl Kernels for CpuDevice {
 
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
         Ok(CpuExperts::mapped(source, n_experts))
+    }
+
+    fn watch_inputs(&self, w: &mut CpuMatrix, squares: &Arc<InputSquares>) -> Result<()> {
+        w.watch_inputs(squares);
+        Ok(())
+    }
+
+    fn watch_expert_inputs(&self, w: &mut CpuExperts, squares: &Arc<InputSquares>) -> Result<()> {
+        w.watch_inputs(squares);
+        Ok(())
     }
 
     fn page(&self, n_bytes: usize) -> Result<CpuPage> {

@@ -6,7 +6,7 @@ use kvant_backend::limits;
 use kvant_codec::DType;
 use kvant_cpu::PrefillPrecision;
 use kvant_gguf::Gguf;
-use kvant_model::{Config, LayerRange, Lora};
+use kvant_model::{Config, InputStatistics, LayerRange, Lora};
 
 use super::{DeviceChoice, DeviceList, OpenDevice, cpu, open_gpu};
 use crate::error::Error;
@@ -31,6 +31,8 @@ pub(crate) struct Placement {
     pub prefill_precision: PrefillPrecision,
     /// See [`OpenOptions::loras`](crate::OpenOptions::loras).
     pub loras: Vec<Lora>,
+    /// See [`OpenOptions::input_statistics`](crate::OpenOptions::input_statistics).
+    pub input_statistics: Option<Arc<InputStatistics>>,
 }
 
 /// An open device, and the number of layers that it gets.
@@ -50,6 +52,7 @@ impl Placement {
             .with_mapped_experts(self.maps_experts)
             .with_mtp(self.mtp && !self.maps_experts)
             .with_loras(self.loras.clone())
+            .with_input_statistics(self.input_statistics.clone())
     }
 
     /// Returns the devices to open: the CPU where it takes all layers, and never `Auto` with a
@@ -190,6 +193,7 @@ mod tests {
             mtp: false,
             prefill_precision: PrefillPrecision::Exact,
             loras: Vec::new(),
+            input_statistics: None,
         }
     }
 

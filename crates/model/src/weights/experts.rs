@@ -180,7 +180,9 @@ impl<B: Backend> Loader<'_, B> {
         }
         let [_, n_out, n] = shape;
         let source = self.rows(name, &shape, 0..n_out * n)?;
-        Ok(self.backend.map_experts(source, n)?)
+        let mut experts = self.backend.map_experts(source, n)?;
+        self.watch_experts(name, &mut experts)?;
+        Ok(experts)
     }
 
     /// Loads `n` matrices, each a range of rows of an expert's matrix in the file, `[n_out, n_in]`.
@@ -202,8 +204,9 @@ impl<B: Backend> Loader<'_, B> {
             all.extend_from_slice(&source.bytes);
         }
         let dtype = dtype.expect("a MoE layer has experts");
-        Ok(self
-            .backend
-            .upload_experts(WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() }, n)?)
+        let source = WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() };
+        let mut experts = self.backend.upload_experts(source, n)?;
+        self.watch_experts(name, &mut experts)?;
+        Ok(experts)
     }
 }

@@ -1,13 +1,14 @@
 //! The part of a model on one device: its layers and options.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, TensorInfo};
 
 use super::experts;
 use crate::retype::retyped;
-use crate::{Config, ExpertSpec, Lora, ModelError};
+use crate::{Config, ExpertSpec, InputStatistics, Lora, ModelError};
 
 /// A range of decoder layers on one device, with the embedding if it includes the first layer and
 /// the output if it includes the last.
@@ -23,6 +24,8 @@ pub struct LayerRange {
     has_mtp: bool,
     /// Adapters of its matrices.
     loras: Vec<Lora>,
+    /// Receives the inputs of its matrices.
+    inputs: Option<Arc<InputStatistics>>,
 }
 
 impl LayerRange {
@@ -33,7 +36,15 @@ impl LayerRange {
     /// Unless they are layers of the model, at least one.
     pub fn new(layers: Range<usize>, n_layers: usize) -> Self {
         assert!(!layers.is_empty() && layers.end <= n_layers, "layers {layers:?} of {n_layers}");
-        Self { layers, n_layers, weights: None, maps_experts: false, has_mtp: false, loras: Vec::new() }
+        Self {
+            layers,
+            n_layers,
+            weights: None,
+            maps_experts: false,
+            has_mtp: false,
+            loras: Vec::new(),
+            inputs: None,
+        }
     }
 
     /// Returns all of a model of `n_layers`.
@@ -73,6 +84,17 @@ impl LayerRange {
     #[must_use]
     pub fn with_loras(self, loras: Vec<Lora>) -> Self {
         Self { loras, ..self }
+    }
+
+    /// Sets the statistics that receive the inputs of its matrices, on a device that supports them.
+    #[must_use]
+    pub fn with_input_statistics(self, inputs: Option<Arc<InputStatistics>>) -> Self {
+        Self { inputs, ..self }
+    }
+
+    /// Returns the statistics that receive the inputs of its matrices.
+    pub(super) fn inputs(&self) -> Option<&InputStatistics> {
+        self.inputs.as_deref()
     }
 
     /// Returns its adapters.

@@ -95,7 +95,9 @@ impl<B: Backend> Loader<'_, B> {
             if source.dtype.block_len() > 1 && n_in.is_multiple_of(DType::Q8_0.block_len()) {
                 dtype = DType::Q8_0;
             }
-            matrices.push(self.backend.upload_matrix(source)?);
+            let mut matrix = self.backend.upload_matrix(source)?;
+            self.watch(&rows.tensor, &mut matrix)?;
+            matrices.push(matrix);
         }
         let low_rank = self.added(n_in, &rows, dtype)?;
         Ok((matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each")), low_rank))

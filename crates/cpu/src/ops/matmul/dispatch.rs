@@ -68,6 +68,7 @@ pub(crate) fn project<'a>(
             let of_product = |product: &Product<'_>| InputForm::of_run(isa, product.w.dtype, in_halves);
             products.iter().flatten().any(|product| of_product(product) == form)
         };
+        watch(pool, &mut scratch.normed, input, products);
         let x = prepare(isa, pool, &mut scratch.forms, &mut scratch.normed, input, wants);
         let workspaces = for_threads(&mut scratch.workspaces, pool);
         let mut tiles =
@@ -100,6 +101,17 @@ pub(crate) fn project<'a>(
                 _ => file_rows(outputs, x)
             );
         });
+    }
+}
+
+/// Adds the rows of the input, normalized if products want them so, to the statistics of the
+/// matrices.
+fn watch(pool: &Pool, normed: &mut Vec<f32>, input: Operand<'_>, products: &Products<'_>) {
+    let matrices = products.iter().flatten().flat_map(|of| [Some(of.w), of.gate.map(|gate| gate.w)]);
+    let mut inputs = matrices.flatten().filter_map(|w| w.inputs.as_ref()).peekable();
+    if inputs.peek().is_some() {
+        let x = normalize(pool, normed, input);
+        inputs.for_each(|inputs| inputs.add(0, x.chunks_exact(input.n_in)));
     }
 }
 

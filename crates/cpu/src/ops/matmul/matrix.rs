@@ -1,8 +1,9 @@
 //! A weight matrix on the CPU, in the layout that the kernels of an [`Isa`] read.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use kvant_backend::{BackendError, Matrix, SharedBytes, WeightSource};
+use kvant_backend::{BackendError, InputSquares, Matrix, SharedBytes, WeightSource};
 use kvant_codec::DType;
 
 use super::panel::{Line, Panels};
@@ -17,6 +18,8 @@ pub struct CpuMatrix {
     pub(super) n_out: usize,
     pub(super) n_in: usize,
     pub(super) store: WeightLayout,
+    /// Receives the inputs of products, if they are watched.
+    pub(super) inputs: Option<Arc<InputSquares>>,
 }
 
 /// Memory layout of the weights.
@@ -45,7 +48,12 @@ impl CpuMatrix {
         } else {
             WeightLayout::Rows(bytes)
         };
-        Ok(Self { dtype, n_out, n_in, store })
+        Ok(Self { dtype, n_out, n_in, store, inputs: None })
+    }
+
+    /// Adds the squares of inputs to `squares` from now on.
+    pub(crate) fn watch_inputs(&mut self, squares: &Arc<InputSquares>) {
+        self.inputs = Some(Arc::clone(squares));
     }
 
     /// Returns the storage type of the weights.

@@ -2,6 +2,7 @@
 
 mod batch_invariance;
 mod experts;
+mod inputs;
 mod unit;
 
 use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};

@@ -24,8 +24,9 @@ mod select;
 
 use std::ops::Range;
 use std::ptr;
+use std::sync::Arc;
 
-use kvant_backend::{Activation, BackendError, Experts, WeightSource};
+use kvant_backend::{Activation, BackendError, Experts, InputSquares, WeightSource};
 
 use super::dispatch::{blocked, file_rows, panels_of_pairs};
 use super::forms::{Forms, InputForm, normalize, tile_rows};
@@ -53,6 +54,8 @@ use scratch::ExpertScratch;
 #[derive(Debug)]
 pub struct CpuExperts {
     matrices: Vec<CpuMatrix>,
+    /// Receives the inputs of each, if they are watched.
+    inputs: Option<Arc<InputSquares>>,
 }
 
 impl CpuExperts {
@@ -69,7 +72,7 @@ impl CpuExperts {
     ) -> Result<Self, BackendError> {
         let mapped = Self::mapped(source, n_experts);
         let laid_out = mapped.packed(isa, pool, 0..n_experts)?;
-        Ok(laid_out.map_or(mapped, |matrices| Self { matrices }))
+        Ok(laid_out.map_or(mapped, |matrices| Self { matrices, inputs: None }))
     }
 
     /// Takes the weights of `source` and leaves them in the mapped file.
@@ -77,8 +80,8 @@ impl CpuExperts {
         let WeightSource { dtype, n_out, n_in, bytes } = source;
         let (n_out, len) = (n_out / n_experts, bytes.len() / n_experts);
         let part = |e: usize| WeightLayout::Rows(bytes.slice(e * len..(e + 1) * len));
-        let matrix = |e: usize| CpuMatrix { dtype, n_out, n_in, store: part(e) };
-        Self { matrices: (0..n_experts).map(matrix).collect() }
+        let matrix = |e: usize| CpuMatrix { dtype, n_out, n_in, store: part(e), inputs: None };
+        Self { matrices: (0..n_experts).map(matrix).collect(), inputs: None }
     }
 
     /// Returns these experts packed for the kernels of `isa`; `None` if they already have the
@@ -99,8 +102,14 @@ impl CpuExperts {
         let Some(rows) = rows.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let CpuMatrix { dtype, n_out, n_in, .. } = *self.any();
         let all = Panels::several(pool, dtype, [n_out, n_in], &rows)?;
-        let matrix = |panels| CpuMatrix { dtype, n_out, n_in, store: WeightLayout::Panels(panels) };
+        let matrix =
+            |panels| CpuMatrix { dtype, n_out, n_in, store: WeightLayout::Panels(panels), inputs: None };
         Ok(Some(all.into_iter().map(matrix).collect()))
+    }
+
+    /// Adds the squares of inputs to `squares` from now on.
+    pub(crate) fn watch_inputs(&mut self, squares: &Arc<InputSquares>) {
+        self.inputs = Some(Arc::clone(squares));
     }
 
     /// Returns one of the matrices, for their common shape and type.
@@ -188,6 +197,7 @@ pub(crate) fn moe_ffn(
     grow(hidden, n_hidden);
 
     let input = Operand { x, n_in: gate.w.n_in(), norm };
+    routes.watch([gate.w, up.w], pool, normed, input);
     stage.pick(forms, [gate.w, up.w], input, &routes.rows, normed, picked);
     if is_alone {
         stage.project_slots(forms, workspaces, picked, up, None, hidden);
@@ -203,6 +213,7 @@ pub(crate) fn moe_ffn(
             gate::gate(activation, &gates[slot * n_ff..(slot + 1) * n_ff], u);
         });
     }
+    routes.watch_slots(down.w, hidden);
     let source =
         Source { x: &hidden[..n_hidden], row_indices: None, n_in: down.w.n_in(), norm: None, rotates: false };
     stage.fill(forms, [down.w, down.w], source, hidden);
@@ -215,6 +226,31 @@ pub(crate) fn moe_ffn(
     };
     stage.combine_slots(forms, workspaces, hidden, down, routes, sum);
     Ok(())
+}
+
+impl Routes {
+    /// Adds the rows of `input` to the statistics of the experts that they are routed to.
+    fn watch(&self, weights: [&CpuExperts; 2], pool: &Pool, normed: &mut Vec<f32>, input: Operand<'_>) {
+        if weights.iter().all(|of| of.inputs.is_none()) {
+            return;
+        }
+        let x = normalize(pool, normed, input);
+        let row = |slot: usize| &x[self.rows[slot] as usize * input.n_in..][..input.n_in];
+        for inputs in weights.iter().filter_map(|of| of.inputs.as_ref()) {
+            for Group { expert, slots } in &self.groups {
+                inputs.add(*expert, slots.clone().map(row));
+            }
+        }
+    }
+
+    /// Adds rows in slot order, `[slots, n_in]`, to the statistics of their experts.
+    fn watch_slots(&self, weights: &CpuExperts, x: &[f32]) {
+        let Some(inputs) = &weights.inputs else { return };
+        let n_in = weights.n_in();
+        for Group { expert, slots } in &self.groups {
+            inputs.add(*expert, slots.clone().map(|slot| &x[slot * n_in..][..n_in]));
+        }
+    }
 }
 
 /// Returns the positions of the tiles of each group; see [`ExpertScratch::tiles`].
