@@ -382,7 +382,8 @@ kvant_status kvant_matrix_new(const kvant_linear *linear,
                               kvant_matrix **matrix,
                               char **error);
 
-// Loads a tensor of a GGUF file, whose shape there is `[n_in, n_out]`, as a matrix `[n_out, n_in]`.
+// Loads a tensor of a GGUF file, whose shape there is `[n_in, n_out]`, as a matrix `[n_out,
+// n_in]`.
 kvant_status kvant_matrix_from_gguf(const kvant_linear *linear,
                                     const char *path,
                                     const char *tensor,
@@ -414,8 +415,9 @@ kvant_status kvant_fused_rmsnorm_gemv_quantized(const kvant_linear *linear,
                                                 float *y,
                                                 char **error);
 
-// Runs products in their order. Neighbours with the same `x`, `rows`, `gain` and `eps` are one step:
-// the input is prepared once. Outputs must not overlap. If an argument is wrong, none has run.
+// Runs products in their order. Neighbours with the same `x`, `rows`, `gain` and `eps` are one
+// step: the input is prepared once. Outputs must not overlap. If an argument is wrong, none has
+// run.
 kvant_status kvant_linear_run(const kvant_linear *linear, const kvant_call *calls, size_t n_calls, char **error);
 
 #ifdef __cplusplus

@@ -172,7 +172,8 @@ pub unsafe extern "C" fn kvant_matrix_new(
     }
 }
 
-/// Loads a tensor of a GGUF file, whose shape there is `[n_in, n_out]`, as a matrix `[n_out, n_in]`.
+/// Loads a tensor of a GGUF file, whose shape there is `[n_in, n_out]`, as a matrix `[n_out,
+/// n_in]`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_matrix_from_gguf(
     linear: *const KvantLinear,
@@ -261,8 +262,9 @@ pub unsafe extern "C" fn kvant_fused_rmsnorm_gemv_quantized(
     }
 }
 
-/// Runs products in their order. Neighbours with the same `x`, `rows`, `gain` and `eps` are one step:
-/// the input is prepared once. Outputs must not overlap. If an argument is wrong, none has run.
+/// Runs products in their order. Neighbours with the same `x`, `rows`, `gain` and `eps` are one
+/// step: the input is prepared once. Outputs must not overlap. If an argument is wrong, none has
+/// run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_linear_run(
     linear: *const KvantLinear,

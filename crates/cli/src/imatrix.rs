@@ -24,8 +24,8 @@ use crate::{console, log, output, progress};
 pub struct ImatrixArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Calibration text; - for stdin [default: a built-in mixture of prose, code, dialogue and other
-    /// scripts]
+    /// Calibration text; - for stdin [default: a built-in mixture of prose, code, dialogue and
+    /// other scripts]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// File to write (replaced atomically)

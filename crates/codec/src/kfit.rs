@@ -349,8 +349,8 @@ fn totals<const N: usize, const S: usize>(x: &[f32; LEN], importance: Importance
     std::array::from_fn(|j| weights[j * N..(j + 1) * N].iter().copied().map(f64::from).sum())
 }
 
-/// Rounds non-negative floats to integers 0..=`top` in units of one f16: the unit of the largest, or
-/// with `weights`, the one of least weighted error.
+/// Rounds non-negative floats to integers 0..=`top` in units of one f16: the unit of the largest,
+/// or with `weights`, the one of least weighted error.
 fn round_unsigned<const S: usize>(floats: &[f64; S], weights: Option<&[f64; S]>, top: u8) -> (f16, [u8; S]) {
     let (max, top_f) = (floats.iter().copied().fold(0.0, f64::max), f64::from(top));
     let mut best = max / top_f;

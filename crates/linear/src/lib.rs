@@ -18,11 +18,11 @@
 //!
 //! | item | does |
 //! |---|---|
-//! | [`quantized_size`], [`quantize_weights`] | bytes of a matrix in a type, and the bytes themselves |
-//! | [`Products::load`], [`Products::load_gguf`] | a matrix, repacked for the kernels of the device |
+//! | [`quantized_size`], [`quantize_weights`] | bytes of a matrix in a type |
+//! | [`Products::load`], [`Products::load_gguf`] | a matrix, repacked for the device |
 //! | [`Products::gemv_quantized`] | `y = W x` for any number of rows |
-//! | [`Products::fused_rmsnorm_gemv_quantized`] | `y = W norm(x)`, normalized and multiplied at once |
-//! | [`Products::run`] | many calls, in their order; neighbours with one input share its preparation |
+//! | [`Products::fused_rmsnorm_gemv_quantized`] | `y = W norm(x)` in one pass |
+//! | [`Products::run`] | many calls in their order; neighbours share the preparation of one input |
 //!
 //! Matrices are `[n_out, n_in]`, rows contiguous; activations `[rows, n_in]`, outputs `[rows,
 //! n_out]`, all row by row without padding. Types are those of [`DType::weights`], their layouts in

@@ -67,8 +67,8 @@ impl Products<CpuDevice> {
     /// Opens the CPU with `n_threads` threads, or as many as it runs at once.
     ///
     /// # Errors
-    /// No threads or too many, or those that the system does not start; `KVANT_ISA` with another set
-    /// than this CPU has.
+    /// No threads or too many, or those that the system does not start; `KVANT_ISA` with another
+    /// set than this CPU has.
     pub fn on_cpu(activations: Activations, n_threads: Option<usize>) -> Result<Self, LinearError> {
         let device = match activations {
             Activations::EightBit => CpuDevice::from_env(n_threads)?,
@@ -112,9 +112,9 @@ impl<B: Backend> Products<B> {
         Ok(QuantizedMatrix { w, dtype })
     }
 
-    /// Loads a tensor of a GGUF file, whose shape there is `[n_in, n_out]`, innermost first: the same
-    /// bytes are the rows of a matrix `[n_out, n_in]`. Types without kernels are converted as in
-    /// models.
+    /// Loads a tensor of a GGUF file, whose shape there is `[n_in, n_out]`, innermost first: the
+    /// same bytes are the rows of a matrix `[n_out, n_in]`. Types without kernels are converted as
+    /// in models.
     ///
     /// # Errors
     /// As [`Products::load`]; a missing tensor, or one that is not a matrix.

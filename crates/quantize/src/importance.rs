@@ -2,8 +2,9 @@
 //!
 //! An error of a weight counts as much as the input that it is multiplied with; so the mean square
 //! of each input, over a calibration text, tells an encoder where to be exact
-//! ([`kvant_codec::encode_weighted`]). The file is that of `llama-imatrix`: GGUF with two f32 tensors
-//! for each matrix, `NAME.in_sum2` `[n_in, n_matrices]`, the sums of the squares, and `NAME.counts`
+//! ([`kvant_codec::encode_weighted`]). The file is that of `llama-imatrix`: GGUF with two f32
+//! tensors for each matrix, `NAME.in_sum2` `[n_in, n_matrices]`, the sums of the squares, and
+//! `NAME.counts`
 //! `[1, n_matrices]`, the number of inputs.
 
 use std::collections::BTreeMap;

@@ -60,8 +60,9 @@ pub struct TypeCount {
 /// tensors stay unchanged. Replaces the file at `path` atomically.
 ///
 /// # Errors
-/// A type that GGUF files cannot hold, a tensor with NaN or an infinity (it is named), importance of
-/// another model, a `path` that is one of several files of the model itself, or a file that cannot be written.
+/// A type that GGUF files cannot hold, a tensor with NaN or an infinity (it is named), importance
+/// of another model, a `path` that is one of several files of the model itself, or a file that
+/// cannot be written.
 pub fn quantize<'a>(
     gguf: &Gguf,
     path: &Path,
