@@ -9,7 +9,7 @@
 //! | [`DType`] | the formats and their sizes in bytes |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
 //! | [`fields`] | codes and scales of a block as stored, for devices that repack weights |
-//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`fp4`], [`tq`], [`turbo`] | data sheets by family |
+//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`fp4`], [`fp8`], [`grouped`], [`tq`], [`turbo`] | data sheets by family |
 //! | [`rotation`] | the signed Hadamard rotation applied before the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | Lloyd-Max tables of N(0, 1), and the solver that verifies them |
 //! | [`trellis`] | codebooks with memory, and how they are trained |
@@ -41,6 +41,7 @@ mod error;
 pub mod fields;
 pub mod finite;
 pub mod fp4;
+pub mod fp8;
 pub mod grouped;
 pub mod iq;
 pub mod iq4;

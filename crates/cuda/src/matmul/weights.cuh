@@ -1,4 +1,4 @@
-// Reads 32 consecutive weights of any type (crates/codec/src/{block32,grouped,kquant,iq4,fp4,tq}.rs
+// Reads 32 consecutive weights of any type (crates/codec/src/{block32,grouped,kquant,iq4,fp4,fp8,tq}.rs
 // have the layouts). TYPE is one of the type numbers of matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
@@ -8,7 +8,7 @@
 #include "half.cuh"
 #include "expert_tiles.cuh"
 
-#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
+#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16 || TYPE == FP8_G128)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
 // Whether codes are indices of a table of signed bytes.
 #define HAS_TABLE (TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4 || TYPE == NVFP4 || TYPE == IQ1 || TYPE == IQ2)
@@ -33,7 +33,28 @@ struct Codebook {
     u32 signs;  // of the rotation, before its butterfly
 };
 
-#if IS_FLOAT
+#if TYPE == FP8_G128
+// 32 weights: E4M3 bytes, and their scale.
+struct Group {
+    u32 words[8];
+    float scale;
+};
+
+// Reads weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+__device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook&) {
+    uint4 a = ((const uint4*)row)[2 * g], b = ((const uint4*)row)[2 * g + 1];
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, *(const float*)(row + n + 4 * (g / 4))};
+}
+
+__device__ __forceinline__ void decode_group(const Group& group, const Codebook&, float (&w)[32]) {
+#pragma unroll
+    for (u32 i = 0; i < 32; i++) {
+        u32 code = group.words[i / 4] >> (8 * (i % 4));
+        // Reinterprets an exponent with bias 7 as one with bias 127 (a factor of 2^120).
+        w[i] = 0x1p120f * __uint_as_float((code & 128) << 24 | (code & 127) << 20) * group.scale;
+    }
+}
+#elif IS_FLOAT
 // 32 weights as stored in memory; the last group of a row may have fewer, and zeros.
 struct Group {
     u32 words[TYPE == F32 ? 32 : 16];

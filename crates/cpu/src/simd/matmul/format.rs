@@ -4,6 +4,7 @@
 use kvant_codec::codebook::SIGMA_128;
 use kvant_codec::fields::FieldSpec;
 use kvant_codec::fp4::ByteFloat;
+use kvant_codec::fp8;
 use kvant_codec::grouped::LEN as GROUP_LEN;
 use kvant_codec::{ByteBook, DType, LevelTable};
 
@@ -105,8 +106,26 @@ formats!(
 /// A float weight format, as a type.
 pub(crate) trait Values {
     const DTYPE: DType;
-    /// Columns in a line.
-    const PER_LINE: usize = 64 / (PANEL * Self::DTYPE.block_bytes());
+    /// Columns in a line of values.
+    const PER_LINE: usize = 64 / (PANEL * value_bytes(Self::DTYPE));
+    /// Columns that follow a line of their scales, an f32 for each row, if values have scales.
+    const GROUP: Option<usize> = match Self::DTYPE {
+        DType::FP8G128 => Some(fp8::LEN),
+        _ => None,
+    };
+
+    /// Returns the lines of the first `n` columns: whole lines, and whole groups if there are any.
+    fn lines(n: usize) -> usize {
+        match Self::GROUP {
+            Some(group) => n / group * (1 + group / Self::PER_LINE),
+            None => n.div_ceil(Self::PER_LINE),
+        }
+    }
+}
+
+/// Returns the bytes of a value without its scale.
+const fn value_bytes(dtype: DType) -> usize {
+    dtype.block_bytes() / dtype.block_len()
 }
 
 macro_rules! values {
@@ -117,7 +136,7 @@ macro_rules! values {
         }
     )*};
 }
-values!(F32, F16, BF16);
+values!(F32, F16, BF16, FP8G128);
 
 /// Calls a generic function with the [`Values`] of a dtype.
 macro_rules! with_values {
@@ -134,6 +153,10 @@ macro_rules! with_values {
             }
             DType::BF16 => {
                 type $V = formats::BF16;
+                $body
+            }
+            DType::FP8G128 => {
+                type $V = formats::FP8G128;
                 $body
             }
             dtype => unreachable!("{dtype} has no float panels"),
@@ -286,5 +309,5 @@ pub(crate) fn has_halves(dtype: DType, of_codes: bool) -> bool {
 }
 
 pub(crate) fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
 }

@@ -10,7 +10,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
 
-const WEIGHTS: [DType; 24] = [
+const WEIGHTS: [DType; 25] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -29,6 +29,7 @@ const WEIGHTS: [DType; 24] = [
     DType::MXFP4,
     DType::NVFP4,
     DType::Q4G128,
+    DType::FP8G128,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,
@@ -120,7 +121,7 @@ const SHAPES: [(usize, usize); 12] = [
 /// Returns whether `isa` multiplies weights of this type with activations in 8 bits: the reference
 /// uses f32.
 fn is_in_8_bits(isa: Isa, dtype: DType) -> bool {
-    uses_panels(isa) && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+    uses_panels(isa) && FieldSpec::of(dtype).is_some()
 }
 
 /// Returns whether `isa` reads weights from panels, and not in file order.
