@@ -183,7 +183,9 @@ impl Module<'_> {
             scales: scales.clone(),
             block,
             dtype: self.method.dtype,
-        })
+            dense_dtype: self.method.dtype,
+        }
+        .with_dtype())
     }
 
     /// Returns the inputs that `weight_shape` tells, which are not always a whole word.
