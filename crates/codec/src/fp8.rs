@@ -8,8 +8,8 @@
 //! d f32, then 128 bytes: a sign, four bits of exponent biased by 7, three of mantissa
 //! ```
 //!
-//! The scale is an f32 because checkpoints store one (of a tensor, a row or a block of 128x128), and
-//! no f16 holds it. Values are the f32 product of code and scale, rounded once. 0x7f and 0xff are
+//! The scale is an f32 because checkpoints store one, of a tensor, a row or a block of 128x128,
+//! that no f16 holds. Values are the f32 product of code and scale, rounded once. 0x7f and 0xff are
 //! NaN; there is no infinity.
 //!
 //! E4M3: Micikevicius et al. 2022 (arXiv 2209.05433).

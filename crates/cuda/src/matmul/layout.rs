@@ -2,14 +2,14 @@
 //!
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
 //! q8_0, q4_0, q5_0, q3_K, q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of
-//! nvfp4, q4_g128 and fp8_g128 four and of iq4_xs eight: these bytes, scales, move behind the last block of
-//! the row, so that the codes are aligned for reads of 4 or 16 bytes. A row of blocks takes a
-//! multiple of 16 bytes.
+//! nvfp4, q4_g128 and fp8_g128 four, of iq4_xs eight and of nvfp4_g256 20: these bytes, scales,
+//! move behind the last block of the row, so that the codes are aligned for reads of 4 or 16 bytes.
+//! A row of blocks takes a multiple of 16 bytes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kvant_codec::{DType, fp8};
+use kvant_codec::{DType, factored_fp4, fp8};
 
 use crate::memory::Block;
 use crate::{Context, CudaError, DevicePtr};
@@ -75,6 +75,7 @@ fn moved(dtype: DType) -> Option<Range<usize>> {
         DType::IQ4XS => Some(0..8),
         DType::MXFP4 => Some(0..1),
         DType::NVFP4 | DType::Q4G128 | DType::FP8G128 => Some(0..4),
+        DType::NVFP4G256 => Some(0..factored_fp4::HEADER),
         _ => None,
     }
 }

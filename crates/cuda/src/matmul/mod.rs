@@ -88,7 +88,7 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 25] = [
+pub(crate) const TYPES: [DType; 26] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -108,6 +108,7 @@ pub(crate) const TYPES: [DType; 25] = [
     DType::NVFP4,
     DType::Q4G128,
     DType::FP8G128,
+    DType::NVFP4G256,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,

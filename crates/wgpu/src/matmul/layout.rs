@@ -3,8 +3,9 @@
 //!
 //! A row is divided into *vectors* of 16 bytes. Vector c of row r of a panel that has n rows is at
 //! index `c n + r` of it; all panels have 32 rows except the last. Floats stay as in the file,
-//! padded to a whole vector; the scales of fp8_g128, padded so too, are before its bytes. Quantized rows are divided into units of 256 columns, of which the
-//! last may be shorter (the formats of blocks of 32 or 64 columns):
+//! padded to a whole vector; the scales of fp8_g128, padded so too, are before its bytes. Quantized
+//! rows are divided into units of 256 columns, of which the last may be shorter (the formats of
+//! blocks of 32 or 64 columns):
 //!
 //! ```text
 //! row      separate data of all units, in sequence; then the units
@@ -27,6 +28,7 @@
 //! | iq4_xs iq3 iq3x | d, scales | | | | nibbles |
 //! | mxfp4 | scales | | | | nibbles |
 //! | nvfp4 | | scales | | | nibbles |
+//! | nvfp4_g256 | f | scales | | | nibbles |
 //! | q4_g128 | d, zero | | | | nibbles |
 //! | tq3_1s | | d; d of second halves | lower bits | third bits | |
 //! | tq4_1s | | d; d of second halves | | | nibbles |
@@ -73,7 +75,7 @@ impl Layout {
         let spec = FieldSpec::of(dtype)?;
         let (separate, scales) = match dtype.layout() {
             DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
-            DType::Q2K => (4, 1),
+            DType::Q2K | DType::NVFP4G256 => (4, 1),
             DType::Q6K => (2, 1),
             DType::IQ4XS | DType::MXFP4 | DType::Q4G128 => (8, 0),
             _ => (0, 1),
@@ -223,6 +225,7 @@ fn field_destinations(dtype: DType) -> Vec<(Range<usize>, Destination)> {
         DType::IQ4XS => vec![(0..8, separate(0))],
         DType::MXFP4 => vec![(0..1, separate(1))],
         DType::NVFP4 => vec![(0..4, scales(4))],
+        DType::NVFP4G256 => vec![(0..4, separate(0)), (4..20, scales(0))],
         DType::Q4G128 => vec![(0..4, separate(4))],
         _ => vec![(0..2, halves(0))],
     }
@@ -308,6 +311,7 @@ mod tests {
             (DType::MXFP4, 136, 136),
             (DType::NVFP4, 144, 144),
             (DType::Q4G128, 136, 136),
+            (DType::NVFP4G256, 148, 148),
             (DType::IQ1, 112, 110),
             (DType::IQ2, 112, 110),
             (DType::IQ3, 136, 136),

@@ -229,15 +229,17 @@ fn multiply_floats<S: Simd, const T: usize>(
 ) {
     let Workspace { float_chunk, float_scales, sums, .. } = workspace;
     let mut totals = Totals::<T>::new(sums, rows, pairs);
-    let unpacked = (float_chunk, float_scales);
-    with_values!(pairs.dtype, V => add_floats::<S, V, T>(simd, unpacked, &mut totals, pairs, floats));
+    with_values!(pairs.dtype, V => {
+        add_floats::<S, V, T>(simd, float_chunk, float_scales, &mut totals, pairs, floats);
+    });
     totals.put(put);
 }
 
 /// Adds the products of some pairs to their sums.
 fn add_floats<S: Simd, V: Values, const T: usize>(
     simd: S,
-    (chunk, scales): (&mut FloatChunk, &mut FloatScales),
+    chunk: &mut FloatChunk,
+    scales: &mut FloatScales,
     totals: &mut Totals<'_, T>,
     pairs: Pairs<'_>,
     floats: FloatTiles<'_>,

@@ -35,8 +35,9 @@ pub(crate) trait WeightFormat {
     };
     /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a
     /// power of two times a scale is exact.
-    const HAS_SHORT_SCALES: bool =
-        Self::SPEC.book.is_none() && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
+    const HAS_SHORT_SCALES: bool = Self::SPEC.book.is_none()
+        && !Self::SPEC.has_factor
+        && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
     /// Factor on stored scales.
     const SCALE_FACTOR: f32 = match Self::TABLE {
         Some(table) => table.unit,
@@ -99,8 +100,8 @@ macro_rules! formats {
     )*};
 }
 formats!(
-    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, IQ1, IQ2, IQ3,
-    IQ3X, TQ3_1S, TQ4_1S
+    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, NVFP4G256,
+    IQ1, IQ2, IQ3, IQ3X, TQ3_1S, TQ4_1S
 );
 
 /// A float weight format, as a type.
@@ -230,6 +231,10 @@ macro_rules! with_format {
                 type $F = formats::Q4G128;
                 $body
             }
+            DType::NVFP4G256 => {
+                type $F = formats::NVFP4G256;
+                $body
+            }
             DType::IQ1 => {
                 type $F = formats::IQ1;
                 $body
@@ -274,6 +279,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub const fn of(spec: FieldSpec) -> Self {
         let (unit, header) = match (spec.len, spec.bits) {
+            _ if spec.has_factor => (spec.len, 5),
             // Byte scales fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
             (GROUP_LEN, _) => (GROUP_LEN, 1),

@@ -141,8 +141,8 @@ impl<Q: Quad> Simd for Quads<Q> {
         })
     }
 
-    /// Puts mantissa and exponent at their f32 bits; the f32 exponent bias is larger by 120, that of
-    /// the unit by 112.
+    /// Puts mantissa and exponent at their f32 bits; the f32 exponent bias is larger by 120, that
+    /// of the unit by 112.
     #[inline(always)]
     fn load_signed_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats {
         let (q, x) = (self.0, pieces(line, 2 * quarter + part));

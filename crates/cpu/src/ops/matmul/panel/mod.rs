@@ -41,6 +41,7 @@
 //! | iq4_xs iq3 iq3x | two lines of bytes sc; d |
 //! | mxfp4 | a line of bytes `[16·block + row]`: E8M0, four blocks |
 //! | nvfp4 | a line of bytes `[16·s + row]`: E4M3 |
+//! | nvfp4_g256 | four such lines; f: f32 `[row]` |
 //! | q4_g128 | d: f16 `[row]`; zero: byte `[32 + row]` |
 //! | tq3_1s tq4_1s | a line per block, two blocks: f16 `[16·half + row]` = d of that half |
 //!
@@ -331,6 +332,7 @@ mod tests {
                                 // Scales are compared as bits: random ones may be NaN.
                                 assert_eq!(got.scale.to_bits(), want.scale.to_bits(), "{dtype}");
                                 assert_eq!(got.min.to_bits(), want.min.to_bits(), "{dtype}");
+                                assert_eq!(got.factor.to_bits(), want.factor.to_bits(), "{dtype}");
                                 assert_eq!(got.sub_scales, want.sub_scales, "{dtype}");
                                 assert_eq!(got.sub_mins, want.sub_mins, "{dtype}");
                                 assert_eq!(got.codes, want.codes, "{dtype} {n_out}x{n_in} row {r}");
@@ -371,6 +373,7 @@ mod tests {
             (DType::NVFP4, 0.0),
             (DType::Q4G128, 0.0),
             (DType::FP8G128, 0.0),
+            (DType::NVFP4G256, 0.0),
             (DType::IQ1, 1.82),
             (DType::IQ2, 1.82),
             (DType::IQ3, 2.94),
