@@ -22,11 +22,11 @@ pub(crate) struct Floats {
 }
 
 impl Floats {
-    /// Chooses fp8_g128 where 128 inputs share a scale, which holds the same numbers: the product of
-    /// code and scale in f32.
+    /// Chooses fp8_g128 where 128 inputs share a scale, which holds the same numbers: the product
+    /// of code and scale in f32.
     ///
-    /// The values of others are rounded to the 16 bits in which the libraries compute, and take twice
-    /// the memory of the file.
+    /// The values of others are rounded to the 16 bits in which the libraries compute, and take
+    /// twice the memory of the file.
     pub fn with_dtype(self) -> Self {
         let columns = self.block[1];
         let is_whole = columns.is_multiple_of(fp8::LEN) || columns >= self.n_in;
@@ -98,5 +98,38 @@ pub(super) fn put(dtype: DType, value: f32, out: &mut [u8]) {
         DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
         DType::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
         _ => out.copy_from_slice(&value.to_le_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(n_in: usize, block: [usize; 2]) -> Floats {
+        let (codes, scales) = (Stored::empty(), Stored::empty());
+        Floats { n_out: 5, n_in, codes, scales, block, dtype: DType::F32, dense_dtype: DType::F32 }
+    }
+
+    #[test]
+    fn blocks_have_the_values_of_codes_and_scales() {
+        for block in [[5, 512], [1, 512], [128, 128], [2, 256], [1, 1024]] {
+            let floats = floats(512, block);
+            // Without 0x7f and 0xff, which are NaN.
+            let codes: Vec<u8> = (0..5 * 512).map(|i| (i * 31 % 127 + i % 2 * 128) as u8).collect();
+            let n_scales = 5usize.div_ceil(block[0]) * 512usize.div_ceil(block[1]);
+            let scales: Vec<f32> = (0..n_scales).map(|i| 0.001_37 * (i + 1) as f32).collect();
+            let mut values = vec![0.0; codes.len()];
+            kvant_codec::decode(DType::FP8G128, &floats.blocks(&codes, &scales), &mut values).unwrap();
+            let want: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(floats.values(&codes, &scales), want, "{block:?}");
+            assert_eq!(floats.with_dtype().dtype, DType::FP8G128, "{block:?}");
+        }
+    }
+
+    #[test]
+    fn other_groups_than_of_128_become_values() {
+        for (n_in, block) in [(500, [1, 500]), (512, [64, 64]), (512, [1, 192]), (64, [1, 64])] {
+            assert_eq!(floats(n_in, block).with_dtype().dtype, DType::F32, "{n_in} {block:?}");
+        }
     }
 }
