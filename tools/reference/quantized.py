@@ -133,12 +133,15 @@ def by_llmcompressor(base, out, kind, dtype, scheme):
     config = CompressedTensorsConfig(run_compressed=False)
     model = AutoModelForCausalLM.from_pretrained(out, quantization_config=config, dtype="auto")
     weights = dict(model.named_parameters())
-    return weights, weights if "FP" in scheme else {**weights, **dequantized(out)}
+    if scheme.startswith("NVFP4"):
+        # Those that the compressor dequantizes differ from those of the loaded model.
+        return {**weights, **dequantized(out, None)}, weights
+    return weights, weights if "FP" in scheme else {**weights, **dequantized(out, torch.float32)}
 
 
-def dequantized(folder):
-    """Returns the quantized weights of a folder, as compressed-tensors dequantizes them with scales
-    in f32."""
+def dequantized(folder, dtype):
+    """Returns the quantized weights of a folder, as compressed-tensors dequantizes them: with scales
+    of this type, or as they are stored."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
@@ -149,9 +152,10 @@ def dequantized(folder):
     weights = {}
     for name in [name.removesuffix(".weight_scale") for name in stored if name.endswith(".weight_scale")]:
         parts = {end.removeprefix(f"{name}."): value for end, value in stored.items() if end.startswith(f"{name}.")}
-        parts["weight_scale"] = parts["weight_scale"].float()
+        if dtype is not None:
+            parts["weight_scale"] = parts["weight_scale"].to(dtype)
         weights[f"{name}.weight"] = compressor.decompress(parts, scheme)["weight"]
-        assert weights[f"{name}.weight"].dtype == torch.float32
+        assert dtype is None or weights[f"{name}.weight"].dtype == dtype
     return weights
 
 

@@ -117,7 +117,8 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print("memory   kvant doctor MODEL tells what fits\n")?;
     output::print_rows(&kernels, Format::Md)?;
-    console::print(format_args!("\nunpacked on load: {}", output::unpacked(&LoadOnlyType::ALL)))?;
+    let types = LoadOnlyType::ALL.map(|packed| (packed, packed.loaded_type()));
+    console::print(format_args!("\nunpacked on load: {}", output::unpacked(&types)))?;
     Ok(())
 }
 

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use clap::ValueEnum;
-use kvant::Gguf;
 use kvant::gguf::{LoadOnlyType, printable};
+use kvant::{DType, Gguf};
 use serde_json::{Map, Value};
 
 use crate::console;
@@ -104,17 +104,23 @@ fn quoted(cell: &str) -> String {
 /// Returns the model's types without kernels and the types that they are unpacked to on load;
 /// `None` if all have kernels.
 pub fn packed(gguf: &Gguf) -> Option<String> {
-    let is_used = |packed: &LoadOnlyType| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
-    let types: Vec<LoadOnlyType> = LoadOnlyType::ALL.into_iter().filter(is_used).collect();
+    let mut types: Vec<(LoadOnlyType, DType)> = Vec::new();
+    for packed in LoadOnlyType::ALL {
+        for info in gguf.tensors().iter().filter(|info| info.packed == Some(packed)) {
+            if !types.contains(&(packed, info.dtype)) {
+                types.push((packed, info.dtype));
+            }
+        }
+    }
     (!types.is_empty()).then(|| unpacked(&types))
 }
 
-/// Formats such types: `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
-pub fn unpacked(types: &[LoadOnlyType]) -> String {
-    let runs = types.chunk_by(|a, b| a.loaded_type() == b.loaded_type());
-    let describe = |run: &[LoadOnlyType]| {
-        let names: Vec<&str> = run.iter().map(|packed| packed.name()).collect();
-        format!("{} as {}", names.join(", "), run[0].loaded_type())
+/// Formats such types and what they become: `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
+pub fn unpacked(types: &[(LoadOnlyType, DType)]) -> String {
+    let runs = types.chunk_by(|a, b| a.1 == b.1);
+    let describe = |run: &[(LoadOnlyType, DType)]| {
+        let names: Vec<&str> = run.iter().map(|(packed, _)| packed.name()).collect();
+        format!("{} as {}", names.join(", "), run[0].1)
     };
     runs.map(describe).collect::<Vec<_>>().join("; ")
 }
@@ -140,8 +146,9 @@ mod tests {
     #[test]
     fn types_with_one_unpacked_type_are_grouped() {
         use LoadOnlyType::{Iq2S, Iq2Xs, Iq3S};
-        assert_eq!(unpacked(&[Iq2Xs, Iq2S, Iq3S]), "iq2_xs, iq2_s as iq2; iq3_s as iq3");
-        assert_eq!(unpacked(&[Iq3S]), "iq3_s as iq3");
+        let types = [Iq2Xs, Iq2S, Iq3S].map(|packed| (packed, packed.loaded_type()));
+        assert_eq!(unpacked(&types), "iq2_xs, iq2_s as iq2; iq3_s as iq3");
+        assert_eq!(unpacked(&types[2..]), "iq3_s as iq3");
     }
 
     #[test]

@@ -5,7 +5,8 @@ use half::{bf16, f16};
 use crate::finite::{clamp, to_f16};
 use crate::kfit::Importance;
 use crate::{
-    Codebook, CodecError, DType, LevelTable, Trellis, block32, fp4, grouped, iq, iq4, kquant, tq, turbo,
+    Codebook, CodecError, DType, LevelTable, Trellis, block32, factored_fp4, fp4, fp8, grouped, iq, iq4,
+    kquant, tq, turbo,
 };
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
@@ -87,6 +88,8 @@ fn encode_blocks(
         DType::MXFP4 => pack(values, bytes, fp4::pack_mx),
         DType::NVFP4 => pack(values, bytes, fp4::pack_nv),
         DType::Q4G128 => pack(values, bytes, grouped::pack),
+        DType::FP8G128 => pack(values, bytes, fp8::pack),
+        DType::NVFP4G256 => pack(values, bytes, factored_fp4::pack),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
     }
@@ -138,6 +141,8 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::MXFP4 => unpack(bytes, values, fp4::unpack_mx),
         DType::NVFP4 => unpack(bytes, values, fp4::unpack_nv),
         DType::Q4G128 => unpack(bytes, values, grouped::unpack),
+        DType::FP8G128 => unpack(bytes, values, fp8::unpack),
+        DType::NVFP4G256 => unpack(bytes, values, factored_fp4::unpack),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
     }
@@ -302,6 +307,8 @@ mod tests {
             (DType::IQ4XS, 0.07449),
             (DType::MXFP4, 0.11157),
             (DType::NVFP4, 0.08956),
+            (DType::FP8G128, 0.02556),
+            (DType::NVFP4G256, 0.0870),
             (DType::IQ1, 0.28780),
             (DType::IQ2, 0.18296),
             (DType::IQ3, 0.08614),
@@ -405,8 +412,10 @@ mod tests {
     fn zeros_and_values_below_f16_decode_to_zeros() {
         for dtype in DType::ALL {
             assert!(round_trip(dtype, &[0.0; 256]).1.iter().all(|&v| v == 0.0), "{dtype}");
-            // The exponents of f32, bf16 and mxfp4 reach far below f16.
-            if !matches!(dtype, DType::F32 | DType::BF16 | DType::MXFP4) {
+            // Exponents, or scales in f32, reach far below f16.
+            let reaches =
+                [DType::F32, DType::BF16, DType::MXFP4, DType::FP8G128, DType::NVFP4G256].contains(&dtype);
+            if !reaches {
                 for x in [f32::from_bits(1), 1e-30, 1e-12] {
                     assert!(round_trip(dtype, &[x; 256]).1.iter().all(|&v| v == 0.0), "{dtype} {x}");
                 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Codebook, CodecError, Trellis, block32, grouped};
+use crate::{Codebook, CodecError, Trellis, block32, factored_fp4, fp8, grouped};
 
 /// A storage format for a row of numbers.
 ///
@@ -46,6 +46,11 @@ pub enum DType {
     NVFP4,
     /// 128 values: f16 scale, integer zero, nibbles. AWQ and GPTQ.
     Q4G128,
+    /// 128 values: f32 scale, E4M3 floats. FP8 checkpoints.
+    FP8G128,
+    /// 256 values: f32 factor, 16 sub-blocks of 16 with E4M3 scales, E2M1 floats. NVFP4
+    /// checkpoints.
+    NVFP4G256,
     /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit indices of a table. Expanded iq1_s
     /// and iq1_m.
     IQ1,
@@ -75,7 +80,7 @@ pub enum DType {
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 31] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -94,6 +99,8 @@ impl DType {
         Self::MXFP4,
         Self::NVFP4,
         Self::Q4G128,
+        Self::FP8G128,
+        Self::NVFP4G256,
         Self::IQ1,
         Self::IQ2,
         Self::IQ3,
@@ -165,7 +172,8 @@ impl DType {
     /// and iq1 to iq3x ([`crate::iq`]).
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may assign them another
-    /// meaning. That of q4_g128 is Kvant's own.
+    /// meaning. Those of q4_g128, fp8_g128 and nvfp4_g256 are Kvant's
+    /// own.
     pub const fn ggml_id(self) -> Option<u32> {
         self.format().ggml_id
     }
@@ -327,11 +335,13 @@ const fn trellis(trellis: Trellis) -> KvEncoding {
     KvEncoding::Coded(KvCode { bits: trellis.bits() as usize, levels: Levels::Trellis(trellis) })
 }
 
-/// Tensor type id of q4_g128, which only Kvant writes: far beyond GGML's own.
+/// Tensor type ids of types that only Kvant writes: far beyond GGML's own.
 const Q4G128_ID: u32 = 19_318;
+const FP8G128_ID: u32 = 19_319;
+const NVFP4G256_ID: u32 = 19_320;
 
 /// The formats, in the order of [`DType`].
-static FORMATS: [FormatSpec; 29] = [
+static FORMATS: [FormatSpec; 31] = [
     format(DType::F32, "f32", Some(0), [1, 4], KvEncoding::Float),
     format(DType::F16, "f16", Some(1), [1, 2], KvEncoding::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], KvEncoding::Float),
@@ -350,6 +360,14 @@ static FORMATS: [FormatSpec; 29] = [
     format(DType::MXFP4, "mxfp4", Some(39), [32, 17], KvEncoding::No),
     format(DType::NVFP4, "nvfp4", Some(40), [64, 36], KvEncoding::No),
     format(DType::Q4G128, "q4_g128", Some(Q4G128_ID), [grouped::LEN, grouped::BYTES], KvEncoding::No),
+    format(DType::FP8G128, "fp8_g128", Some(FP8G128_ID), [fp8::LEN, fp8::BYTES], KvEncoding::No),
+    format(
+        DType::NVFP4G256,
+        "nvfp4_g256",
+        Some(NVFP4G256_ID),
+        [factored_fp4::LEN, factored_fp4::BYTES],
+        KvEncoding::No,
+    ),
     format(DType::IQ1, "iq1", None, [256, 110], KvEncoding::No),
     format(DType::IQ2, "iq2", None, [256, 110], KvEncoding::No),
     format(DType::IQ3, "iq3", None, [256, 136], KvEncoding::No),
@@ -411,6 +429,8 @@ mod tests {
             (DType::MXFP4, 32, 17, 4.25),
             (DType::NVFP4, 64, 36, 4.5),
             (DType::Q4G128, 128, 68, 4.25),
+            (DType::FP8G128, 128, 132, 8.25),
+            (DType::NVFP4G256, 256, 148, 4.625),
             (DType::IQ1, 256, 110, 3.4375),
             (DType::IQ2, 256, 110, 3.4375),
             (DType::IQ3, 256, 136, 4.25),

@@ -10,6 +10,7 @@
 //! iq1 iq2             value = d · (sc - sc_zero) · level(code)     sub-blocks of 16
 //! q4_g128             value = d · code - d · zero
 //! mxfp4 nvfp4         value = float(sc) · level(code)              sub-blocks of 32, of 16
+//! nvfp4_g256          value = float(sc) · f · level(code)          sub-blocks of 16
 //! tq3_1s tq4_1s       value = level(code) · d of the half, then the inverse of Rotation::tq()
 //! ```
 //!
@@ -18,6 +19,7 @@
 
 use half::f16;
 
+use crate::factored_fp4::FactoredBlock;
 use crate::fp4::ByteFloat;
 use crate::grouped::{self, GroupBlock};
 use crate::kfit::{MinBlock, SymBlock};
@@ -43,8 +45,11 @@ pub struct FieldSpec {
     /// The levels of codes in formats of unevenly spaced integers. Without `book` and `table`, a
     /// code is a number.
     pub table: Option<LevelTable>,
-    /// The encoding of sub-block scales that are floats; the block then has no other scale.
+    /// The encoding of sub-block scales that are floats; the block then has no other scale, or
+    /// `has_factor`.
     pub float: Option<ByteFloat>,
+    /// Whether the block has a factor in f32.
+    pub has_factor: bool,
 }
 
 /// The fields of one block. Fields that a format lacks are 0.
@@ -54,6 +59,8 @@ pub struct Fields {
     pub scale: f16,
     /// `m`, or the unit of the sub-block minima, or `d` of the second half.
     pub min: f16,
+    /// `f`.
+    pub factor: f32,
     /// `sc` of each sub-block.
     pub sub_scales: [u8; 16],
     /// `sm` of each sub-block.
@@ -90,7 +97,7 @@ impl FieldSpec {
             DType::IQ4XS | DType::IQ3 | DType::IQ3X => (4, 0, 32, iq4::SCALE_ZERO, false),
             DType::IQ1 | DType::IQ2 => (3, 0, 16, iq4::SCALE_ZERO, false),
             DType::MXFP4 => (4, 0, 32, 0, false),
-            DType::NVFP4 => (4, 0, 16, 0, false),
+            DType::NVFP4 | DType::NVFP4G256 => (4, 0, 16, 0, false),
             DType::Q4G128 => (4, 0, 32, 0, true),
             DType::TQ3_1S => (3, 0, 16, 0, false),
             DType::TQ4_1S => (4, 0, 16, 0, false),
@@ -98,11 +105,22 @@ impl FieldSpec {
         };
         let float = match dtype {
             DType::MXFP4 => Some(ByteFloat::E8M0),
-            DType::NVFP4 => Some(ByteFloat::E4M3),
+            DType::NVFP4 | DType::NVFP4G256 => Some(ByteFloat::E4M3),
             _ => None,
         };
         let (book, table) = (Self::book_of(dtype), LevelTable::of(dtype));
-        Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book, table, float })
+        Some(Self {
+            len: dtype.block_len(),
+            bits,
+            zero,
+            sub_len,
+            scale_zero,
+            has_min,
+            book,
+            table,
+            float,
+            has_factor: matches!(dtype, DType::NVFP4G256),
+        })
     }
 
     /// Returns the levels of the codes of `dtype`, if its weights are stored rotated.
@@ -121,6 +139,7 @@ impl Fields {
     pub const EMPTY: Self = Self {
         scale: f16::ZERO,
         min: f16::ZERO,
+        factor: 0.0,
         sub_scales: [0; 16],
         sub_mins: [0; 16],
         codes: [0; kquant::LEN],
@@ -160,6 +179,10 @@ impl Fields {
             DType::MXFP4 => (self.sub_scales[0], *self.first_codes()) = fp4::read_mx(sized(block)),
             DType::NVFP4 => (*self.first_scales(), *self.first_codes()) = fp4::read_nv(sized(block)),
             DType::Q4G128 => self.set_group_block(GroupBlock::from_bytes(sized(block))),
+            DType::NVFP4G256 => {
+                let block = FactoredBlock::from_bytes(sized(block));
+                (self.factor, self.sub_scales, self.codes) = (block.factor, block.scales, block.codes);
+            }
             DType::TQ3_1S => self.set_halves(tq::scaled_indices_tq3(sized(block))),
             DType::TQ4_1S => self.set_halves(tq::scaled_indices_tq4(sized(block))),
             _ => panic!("{dtype} has no fields"),
@@ -201,6 +224,10 @@ impl Fields {
                 out.copy_from_slice(&fp4::decode_nv(&scales, &std::array::from_fn(|j| self.codes[j])));
             }
             DType::Q4G128 => out.copy_from_slice(&self.as_group_block().decode()),
+            DType::NVFP4G256 => {
+                let (factor, scales, codes) = (self.factor, self.sub_scales, self.codes);
+                out.copy_from_slice(&FactoredBlock { factor, scales, codes }.decode());
+            }
             DType::TQ3_1S => out.copy_from_slice(&halves(&Codebook::TQ3)),
             DType::TQ4_1S => out.copy_from_slice(&halves(&Codebook::GAUSS4)),
             _ => panic!("{dtype} has no fields"),
@@ -338,7 +365,10 @@ mod tests {
                 };
                 let sub = j / spec.sub_len;
                 let want = match (spec.book, spec.len) {
-                    _ if spec.float.is_some() => spec.float.unwrap().to_f32(fields.sub_scales[sub]) * code,
+                    _ if spec.float.is_some() => {
+                        let factor = if spec.has_factor { fields.factor } else { 1.0 };
+                        spec.float.unwrap().to_f32(fields.sub_scales[sub]) * factor * code
+                    }
                     (Some(book), _) => book.levels()[usize::from(fields.codes[j])] * [d, m][sub],
                     (None, block32::LEN) => d * code + m,
                     _ => {

@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 
 use crate::fp4::{self, ByteFloat};
-use crate::{DType, decode};
+use crate::{DType, decode, factored_fp4, fp8};
 
 /// The largest finite f16: the range of every format whose scale is an f16.
 pub const F16_MAX: f32 = 65504.0;
@@ -28,8 +28,8 @@ pub fn to_f16(x: f32) -> f16 {
 /// number.
 ///
 /// This crate's encoder writes no such block. A file may contain some: float values, f16 scales
-/// that are NaN or infinite, NaN scales of nvfp4 and mxfp4, and mxfp4 scales with which a value
-/// overflows f32.
+/// that are NaN or infinite, NaN scales of nvfp4 and mxfp4, NaN codes of fp8_g128, and
+/// scales and factors that are not finite or with which a value overflows f32.
 pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     match dtype {
         DType::F32 => find_value::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
@@ -40,6 +40,8 @@ pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
             let is_nan = |scale: &u8| ByteFloat::E4M3.to_f32(*scale).is_nan();
             bytes.chunks_exact(dtype.block_bytes()).position(|block| block[..4].iter().any(is_nan))
         }
+        DType::FP8G128 => bytes.as_chunks().0.iter().position(fp8::is_broken),
+        DType::NVFP4G256 => bytes.as_chunks().0.iter().position(factored_fp4::is_broken),
         dtype => {
             let is_broken =
                 |at| move |block: &[u8]| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
@@ -67,7 +69,8 @@ fn is_broken_mx(block: &[u8]) -> bool {
 /// Returns the byte offsets of a block's f16 scales.
 const fn f16_scale_offsets(dtype: DType) -> &'static [usize] {
     match dtype.layout() {
-        DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::NVFP4 => &[],
+        DType::F32 | DType::F16 | DType::BF16 => &[],
+        DType::MXFP4 | DType::NVFP4 | DType::FP8G128 | DType::NVFP4G256 => &[],
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::Q4G128 | DType::IQ4NL | DType::IQ4XS => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],
         DType::Q2K => &[80, 82],

@@ -85,7 +85,7 @@ impl ByteFloat {
 
     /// Returns the scale of least squared error for `x`, at one of `offsets` from the
     /// smallest scale under which every value is in range.
-    fn fit<const N: usize>(self, x: &[f32; N], offsets: RangeInclusive<i16>) -> u8 {
+    pub(crate) fn fit<const N: usize>(self, x: &[f32; N], offsets: RangeInclusive<i16>) -> u8 {
         let largest = x.iter().fold(0.0f32, |max, v| max.max(v.abs()));
         let base = i16::from(self.at_least(largest / E2M1_MAX));
         let (mut best, mut min_loss) = (0, f64::INFINITY);

@@ -9,7 +9,8 @@
 //! | [`DType`] | the formats and their sizes in bytes |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
 //! | [`fields`] | codes and scales of a block as stored, for devices that repack weights |
-//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`fp4`], [`tq`], [`turbo`] | data sheets by family |
+//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`tq`], [`turbo`] | data sheets by family |
+//! | [`grouped`], [`fp4`], [`factored_fp4`], [`fp8`] | those of other programs' checkpoints |
 //! | [`rotation`] | the signed Hadamard rotation applied before the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | Lloyd-Max tables of N(0, 1), and the solver that verifies them |
 //! | [`trellis`] | codebooks with memory, and how they are trained |
@@ -38,9 +39,11 @@ pub mod codebook;
 pub mod distortion;
 mod dtype;
 mod error;
+pub mod factored_fp4;
 pub mod fields;
 pub mod finite;
 pub mod fp4;
+pub mod fp8;
 pub mod grouped;
 pub mod iq;
 pub mod iq4;

@@ -72,7 +72,7 @@ impl LevelTable {
     pub const fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::IQ4NL | DType::IQ4XS => Some(Self::IQ4),
-            DType::MXFP4 | DType::NVFP4 => Some(Self::E2M1),
+            DType::MXFP4 | DType::NVFP4 | DType::NVFP4G256 => Some(Self::E2M1),
             DType::IQ1 => Some(Self::IQ1),
             DType::IQ2 => Some(Self::IQ2),
             DType::IQ3 => Some(Self::IQ3),

@@ -153,7 +153,7 @@ impl Gguf {
         }
         let bytes = self.stored_data(info);
         match (info.scales, info.packed) {
-            (Some(scales), _) => Cow::Owned(self.scaled(&bytes, scales)),
+            (Some(scales), _) => Cow::Owned(self.scaled(&bytes, scales, info.dtype)),
             (None, Some(packed)) => Cow::Owned(packed.unpack(&bytes)),
             (None, None) => bytes,
         }

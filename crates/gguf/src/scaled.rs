@@ -1,14 +1,16 @@
 //! Per-tensor scales of nvfp4, which converters store as separate tensors: `blk.0.attn_q.scale` for
 //! `blk.0.attn_q.weight`, one f32, or one per matrix where experts are stacked.
 //!
-//! No type with kernels has such a scale, so loading multiplies the weights by it and converts them
-//! to q8_0. (The additional error is at most the 254th part of the largest of 32 values, a
-//! twentieth of nvfp4's own error.) These tensors and the activation scales (`.input_scale`),
-//! unused as activations are not coded in 4 bits here, are removed from the model.
+//! In rows of a multiple of 256, loading makes it the factor of blocks of nvfp4_g256. Other rows
+//! are multiplied by it and converted to q8_0. (The additional error is at most the 254th part of
+//! the largest of 32 values, a twentieth of nvfp4's own error.) These tensors and the activation
+//! scales (`.input_scale`), unused as activations are not coded in 4 bits here, are removed from
+//! the model.
 
 use std::collections::HashSet;
 
 use kvant_codec::DType;
+use kvant_codec::factored_fp4::{self, FactoredBlock};
 
 use crate::file::Gguf;
 use crate::load_only::LoadOnlyType;
@@ -25,7 +27,8 @@ impl Gguf {
         for at in 0..self.tensors.len() {
             let Some((scales, names)) = self.scales_of(&self.tensors[at]) else { continue };
             let info = &mut self.tensors[at];
-            info.dtype = LoadOnlyType::ScaledNvfp4.loaded_type();
+            let is_whole = info.row_len().is_multiple_of(factored_fp4::LEN);
+            info.dtype = if is_whole { LoadOnlyType::ScaledNvfp4.loaded_type() } else { DType::Q8_0 };
             info.n_bytes = info.elements() / info.dtype.block_len() * info.dtype.block_bytes();
             info.packed = Some(LoadOnlyType::ScaledNvfp4);
             info.scales = Some(scales);
@@ -62,9 +65,17 @@ impl Gguf {
         bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
     }
 
-    /// Converts blocks of nvfp4, times their scales, to q8_0.
-    pub(crate) fn scaled(&self, bytes: &[u8], scales: TensorScales) -> Vec<u8> {
-        let (from, to) = (DType::NVFP4, LoadOnlyType::ScaledNvfp4.loaded_type());
+    /// Converts blocks of nvfp4, times their scales, to nvfp4_g256 or q8_0.
+    pub(crate) fn scaled(&self, bytes: &[u8], scales: TensorScales, to: DType) -> Vec<u8> {
+        let from = DType::NVFP4;
+        if to == DType::NVFP4G256 {
+            let matrices = bytes.chunks_exact(bytes.len() / scales.n).zip(self.values_of(scales));
+            let blocks = matrices.flat_map(|(bytes, scale)| {
+                let fours = bytes.as_chunks().0.as_chunks().0.iter();
+                fours.flat_map(move |four| FactoredBlock::of_nvfp4(scale, four))
+            });
+            return blocks.collect();
+        }
         let n_values = bytes.len() / from.block_bytes() * from.block_len();
         let mut out = vec![0; n_values / to.block_len() * to.block_bytes()];
         let (matrix, matrix_out) = (bytes.len() / scales.n, out.len() / scales.n);

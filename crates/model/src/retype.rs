@@ -84,10 +84,12 @@ pub fn is_matrix(info: &TensorInfo) -> bool {
 /// for q2_K and q3_K: iq4_nl has a smaller error in as many bytes.
 pub fn next_best(dtype: DType) -> Option<DType> {
     match dtype {
-        DType::Q2K | DType::Q3K | DType::IQ3 | DType::IQ4XS | DType::NVFP4 => Some(DType::IQ4NL),
+        DType::Q2K | DType::Q3K | DType::IQ3 | DType::IQ4XS | DType::NVFP4 | DType::NVFP4G256 => {
+            Some(DType::IQ4NL)
+        }
         DType::Q4K => Some(DType::Q5_0),
         DType::Q5K => Some(DType::Q5_1),
-        DType::Q6K => Some(DType::Q8_0),
+        DType::Q6K | DType::FP8G128 => Some(DType::Q8_0),
         dtype if dtype.block_len() > 1 => Some(DType::F16),
         _ => None,
     }

@@ -211,8 +211,12 @@ __device__ __forceinline__ void load_async(const MatmulParams& p, LoadCursor& cu
             if (at < CODE_BYTES && at < cursor.left) copy_16(to + at, cursor.codes + first);
         }
 #if TAIL_BYTES > 0
-        if (4 * lane < TAIL_BYTES && 4 * lane * CODE_BYTES / TAIL_BYTES < cursor.left) {
-            copy_4(to + CODE_BYTES + 4 * lane, cursor.tail);
+#pragma unroll
+        for (int first = 0; first < TAIL_BYTES; first += 32 * 4) {
+            int at = first + 4 * lane;
+            if (at < TAIL_BYTES && at * CODE_BYTES / TAIL_BYTES < cursor.left) {
+                copy_4(to + CODE_BYTES + at, cursor.tail + first);
+            }
         }
 #endif
         cursor.codes += CODE_BYTES, cursor.tail += TAIL_BYTES, cursor.left -= CODE_BYTES;

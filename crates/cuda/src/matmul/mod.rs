@@ -88,7 +88,7 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 24] = [
+pub(crate) const TYPES: [DType; 26] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -107,6 +107,8 @@ pub(crate) const TYPES: [DType; 24] = [
     DType::MXFP4,
     DType::NVFP4,
     DType::Q4G128,
+    DType::FP8G128,
+    DType::NVFP4G256,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,
@@ -278,7 +280,7 @@ pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
 }
 
 fn is_quantized(dtype: DType) -> bool {
-    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
 }
 
 /// Returns whether the type's weights are stored rotated.

@@ -1,5 +1,6 @@
-// Reads 32 consecutive weights of any type (crates/codec/src/{block32,grouped,kquant,iq4,fp4,tq}.rs
-// have the layouts). TYPE is one of the type numbers of matmul/mod.rs.
+// Reads 32 consecutive weights of any type
+// (crates/codec/src/{block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,tq}.rs have the layouts). TYPE
+// is one of the type numbers of matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
@@ -8,17 +9,19 @@
 #include "half.cuh"
 #include "expert_tiles.cuh"
 
-#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
+#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16 || TYPE == FP8_G128)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
 // Whether codes are indices of a table of signed bytes.
-#define HAS_TABLE (TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4 || TYPE == NVFP4 || TYPE == IQ1 || TYPE == IQ2)
+#define HAS_TABLE (TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4 || IS_NVFP4 || TYPE == IQ1 || TYPE == IQ2)
+// Whether scales are E4M3, of 16 weights each.
+#define IS_NVFP4 (TYPE == NVFP4 || TYPE == NVFP4_G256)
 // Types with the layout of another, but different levels.
 #define IS_LIKE_Q3_K (TYPE == Q3_K || TYPE == IQ1 || TYPE == IQ2)
 #define IS_LIKE_IQ4_XS (TYPE == IQ4_XS || TYPE == IQ3 || TYPE == IQ3X)
 // Whether groups of 32 are stored in blocks of eight, and share bytes there.
 #define IS_IN_EIGHTS (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K)
 // Whether the two halves of 32 weights have separate scales.
-#define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || TYPE == NVFP4 || IS_ROTATED)
+#define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || IS_NVFP4 || IS_ROTATED)
 // Whether a code of zero is another value than 0.
 #define HAS_MIN (TYPE != Q8_0 && !HAS_TABLE && !IS_ROTATED)
 
@@ -33,7 +36,28 @@ struct Codebook {
     u32 signs;  // of the rotation, before its butterfly
 };
 
-#if IS_FLOAT
+#if TYPE == FP8_G128
+// 32 weights: E4M3 bytes, and their scale.
+struct Group {
+    u32 words[8];
+    float scale;
+};
+
+// Reads weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+__device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook&) {
+    uint4 a = ((const uint4*)row)[2 * g], b = ((const uint4*)row)[2 * g + 1];
+    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, *(const float*)(row + n + 4 * (g / 4))};
+}
+
+__device__ __forceinline__ void decode_group(const Group& group, const Codebook&, float (&w)[32]) {
+#pragma unroll
+    for (u32 i = 0; i < 32; i++) {
+        u32 code = group.words[i / 4] >> (8 * (i % 4));
+        // Reinterprets an exponent with bias 7 as one with bias 127 (a factor of 2^120).
+        w[i] = 0x1p120f * __uint_as_float((code & 128) << 24 | (code & 127) << 20) * group.scale;
+    }
+}
+#elif IS_FLOAT
 // 32 weights as stored in memory; the last group of a row may have fewer, and zeros.
 struct Group {
     u32 words[TYPE == F32 ? 32 : 16];
@@ -259,11 +283,19 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     u32 power = row[n / 2 + g];
     d = 0.5f * __uint_as_float(power == 0 ? 1 << 22 : power << 23);
 #endif
-#elif TYPE == NVFP4
+#elif IS_NVFP4
     // Two sub-blocks of 16: 8 bytes each, value j in the low nibble and j + 8 in the high one of
     // byte j.
     uint4 four = *(const uint4*)(row + 16 * g);
-    u32 words[4] = {four.x, four.y, four.z, four.w}, scales = *(const u16*)(row + n / 2 + 2 * g);
+    u32 words[4] = {four.x, four.y, four.z, four.w};
+#if TYPE == NVFP4_G256
+    const u8* head = row + n / 2 + 20 * (g / 8);
+    u32 scales = *(const u16*)(head + 4 + 2 * (g % 8));
+    float factor = *(const float*)head;
+#else
+    u32 scales = *(const u16*)(row + n / 2 + 2 * g);
+    const float factor = 1.0f;
+#endif
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         u32 at = k / 2 * 4 + k % 2;
@@ -273,7 +305,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     // twice.
 #pragma unroll
     for (int s = 0; s < 2; s++) {
-        group.scale[s] = 0x1p119f * __uint_as_float((scales >> (8 * s) & 127) << 20);
+        group.scale[s] = 0x1p119f * __uint_as_float((scales >> (8 * s) & 127) << 20) * factor;
         group.min[s] = 0.0f;
     }
     d = 0.0f;

@@ -175,7 +175,7 @@ fn nvfp4_tensor_scales_apply_and_faulty_ones_are_refused() {
         let got = probabilities(&open(with_tensor(&bytes, NAME, &[1], &bytes_of(&[scale]))).unwrap());
         want.iter().zip(&got).map(|(p, q)| p * (p / q).ln()).sum()
     };
-    // The rounding error of q8_0, and far more.
+    // The rounding of scales, and far more.
     let (same, other) = (far(1.0), far(-2.0));
     assert!(same < 1e-3 && other > 20.0 * same.max(1e-4), "{same}, {other}");
     for values in [&[1.0, 1.0][..], &[f32::NAN]] {

@@ -52,7 +52,7 @@ pub enum LoadOnlyType {
     Tq1_0,
     /// 2.0625 bits: three levels.
     Tq2_0,
-    /// nvfp4 with a per-tensor scale, which kernels do not support: see `scaled.rs`.
+    /// nvfp4 with a per-tensor scale, which becomes a part of its blocks: see `scaled.rs`.
     ScaledNvfp4,
     /// 8-bit integers.
     I8,
@@ -87,7 +87,8 @@ impl LoadOnlyType {
         Self::ScaledNvfp4,
     ];
 
-    /// Returns the type after loading.
+    /// Returns the type after loading; rows of [`LoadOnlyType::ScaledNvfp4`] that are not whole
+    /// blocks of it have another.
     pub const fn loaded_type(self) -> DType {
         match self {
             Self::Iq1S | Self::Iq1M => DType::IQ1,
@@ -95,7 +96,7 @@ impl LoadOnlyType {
             Self::Iq3S => DType::IQ3,
             Self::Iq3Xxs => DType::IQ3X,
             Self::Tq1_0 | Self::Tq2_0 => DType::Q2K,
-            Self::ScaledNvfp4 => DType::Q8_0,
+            Self::ScaledNvfp4 => DType::NVFP4G256,
             Self::I8 | Self::I16 | Self::I32 | Self::I64 | Self::F64 => DType::F32,
         }
     }

@@ -1,11 +1,8 @@
-//! 8-bit floats (E4M3) with scales, as values of the model's type.
-//!
-//! No kernel type holds them yet, so their values are rounded to the 16 bits in which the libraries
-//! compute, and take twice the memory of the file.
+//! 8-bit floats (E4M3) with scales, as blocks of fp8_g128, or as values of the model's type.
 
 use half::{bf16, f16};
-use kvant_codec::DType;
 use kvant_codec::fp4::ByteFloat;
+use kvant_codec::{DType, fp8};
 
 use crate::safetensors::{ElementKind, Shards, Stored};
 
@@ -20,14 +17,50 @@ pub(crate) struct Floats {
     pub block: [usize; 2],
     /// The type of [`Floats::rows`].
     pub dtype: DType,
+    /// The type of its values.
+    pub dense_dtype: DType,
 }
 
 impl Floats {
-    /// Returns the rows.
+    /// Chooses fp8_g128 where 128 inputs share a scale, which holds the same numbers: the product
+    /// of code and scale in f32.
+    ///
+    /// The values of others are rounded to the 16 bits in which the libraries compute, and take
+    /// twice the memory of the file.
+    pub fn with_dtype(self) -> Self {
+        let columns = self.block[1];
+        let is_whole = columns.is_multiple_of(fp8::LEN) || columns >= self.n_in;
+        let has_groups = self.n_in.is_multiple_of(fp8::LEN) && is_whole;
+        let dtype = if has_groups { DType::FP8G128 } else { self.dense_dtype };
+        Self { dtype, ..self }
+    }
+
+    /// Returns the rows, in blocks or values.
     pub fn rows(&self, shards: &Shards) -> Vec<u8> {
         let codes = shards.data(&self.codes);
         let scales = scales(&self.scales, shards);
-        let known: Vec<f32> = (0..=u8::MAX).map(e4m3).collect();
+        match self.dtype {
+            DType::FP8G128 => self.blocks(&codes, &scales),
+            _ => self.values(&codes, &scales),
+        }
+    }
+
+    fn blocks(&self, codes: &[u8], scales: &[f32]) -> Vec<u8> {
+        let [rows, columns] = self.block;
+        let per_row = self.n_in.div_ceil(columns);
+        let mut out = vec![0; codes.len() / fp8::LEN * fp8::BYTES];
+        let blocks = codes.chunks_exact(fp8::LEN).zip(out.chunks_exact_mut(fp8::BYTES));
+        for (at, (codes, out)) in blocks.enumerate() {
+            let (row, column) = (at * fp8::LEN / self.n_in, at * fp8::LEN % self.n_in);
+            let (header, to) = out.split_at_mut(fp8::HEADER);
+            header.copy_from_slice(&scales[row / rows * per_row + column / columns].to_le_bytes());
+            to.copy_from_slice(codes);
+        }
+        out
+    }
+
+    fn values(&self, codes: &[u8], scales: &[f32]) -> Vec<u8> {
+        let known: Vec<f32> = (0..=u8::MAX).map(fp8::to_f32).collect();
         let [rows, columns] = self.block;
         let per_row = self.n_in.div_ceil(columns);
         let size = self.dtype.block_bytes();
@@ -44,12 +77,6 @@ impl Floats {
         }
         out
     }
-}
-
-/// Returns the value of a signed E4M3 byte.
-fn e4m3(code: u8) -> f32 {
-    let magnitude = ByteFloat::E4M3.to_f32(code);
-    if code & 128 == 0 { magnitude } else { -magnitude }
 }
 
 /// Returns scales in f32.
@@ -78,11 +105,31 @@ pub(super) fn put(dtype: DType, value: f32, out: &mut [u8]) {
 mod tests {
     use super::*;
 
+    fn floats(n_in: usize, block: [usize; 2]) -> Floats {
+        let (codes, scales) = (Stored::empty(), Stored::empty());
+        Floats { n_out: 5, n_in, codes, scales, block, dtype: DType::F32, dense_dtype: DType::F32 }
+    }
+
     #[test]
-    fn signed_bytes_have_the_values_of_their_fields() {
-        for (code, value) in [(0x00, 0.0), (0x38, 1.0), (0xb8, -1.0), (0x7e, 448.0), (0x81, -0.001_953_125)] {
-            assert_eq!(e4m3(code), value, "{code:#x}");
+    fn blocks_have_the_values_of_codes_and_scales() {
+        for block in [[5, 512], [1, 512], [128, 128], [2, 256], [1, 1024]] {
+            let floats = floats(512, block);
+            // Without 0x7f and 0xff, which are NaN.
+            let codes: Vec<u8> = (0..5 * 512).map(|i| (i * 31 % 127 + i % 2 * 128) as u8).collect();
+            let n_scales = 5usize.div_ceil(block[0]) * 512usize.div_ceil(block[1]);
+            let scales: Vec<f32> = (0..n_scales).map(|i| 0.001_37 * (i + 1) as f32).collect();
+            let mut values = vec![0.0; codes.len()];
+            kvant_codec::decode(DType::FP8G128, &floats.blocks(&codes, &scales), &mut values).unwrap();
+            let want: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(floats.values(&codes, &scales), want, "{block:?}");
+            assert_eq!(floats.with_dtype().dtype, DType::FP8G128, "{block:?}");
         }
-        assert!(e4m3(0xff).is_nan());
+    }
+
+    #[test]
+    fn other_groups_than_of_128_become_values() {
+        for (n_in, block) in [(500, [1, 500]), (512, [64, 64]), (512, [1, 192]), (64, [1, 64])] {
+            assert_eq!(floats(n_in, block).with_dtype().dtype, DType::F32, "{n_in} {block:?}");
+        }
     }
 }

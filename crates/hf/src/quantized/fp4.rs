@@ -1,11 +1,12 @@
 //! 4-bit floats (E2M1) with scales of blocks: MXFP4 and NVFP4.
 //!
 //! MXFP4 becomes blocks of mxfp4, which hold the same numbers. NVFP4 has one more scale, of the
-//! whole matrix, with which no kernel multiplies: as those of GGUF files, such weights are
-//! converted to q8_0, with an additional error of at most the 254th part of the largest of 32
-//! values.
+//! whole matrix: in rows of a multiple of 256 it becomes the factor of blocks of nvfp4_g256. Other
+//! rows are converted to q8_0, as those of GGUF files, with an additional error of at most the
+//! 254th part of the largest of 32 values.
 
 use kvant_codec::DType;
+use kvant_codec::factored_fp4::{self, FactoredBlock};
 use kvant_codec::fp4::ByteFloat;
 
 use super::floats::scales;
@@ -47,15 +48,18 @@ impl Fp4 {
         if self.dtype == DType::MXFP4 {
             return recipe::blocks(&codes, &powers);
         }
-        let per_scale = self.n_in * self.n_out / powers.len();
         let scale_of: Vec<f32> = match &self.kind {
             Fp4Kind::Mx => powers.iter().map(|power| ByteFloat::E8M0.to_f32(*power)).collect(),
             Fp4Kind::Nv { global, divides } => {
                 let global = scales(global, shards)[0];
-                let global = if *divides { global.recip() } else { global };
-                powers.iter().map(|power| ByteFloat::E4M3.to_f32(*power) * global).collect()
+                let factor = if *divides { global.recip() } else { global };
+                if self.dtype == DType::NVFP4G256 {
+                    return factored(&codes, &powers, factor);
+                }
+                powers.iter().map(|power| ByteFloat::E4M3.to_f32(*power) * factor).collect()
             }
         };
+        let per_scale = self.n_in * self.n_out / powers.len();
         let row_bytes = self.dtype.row_bytes(self.n_in).expect("whole blocks");
         let mut out = vec![0; self.n_out * row_bytes];
         let mut values = vec![0.0; self.n_in];
@@ -68,6 +72,20 @@ impl Fp4 {
         }
         out
     }
+}
+
+/// Returns blocks of nvfp4_g256 of pairs of codes, the first in the low half, and their scales.
+fn factored(codes: &[u8], scales: &[u8], factor: f32) -> Vec<u8> {
+    let blocks = codes.chunks_exact(factored_fp4::LEN / 2).zip(scales.chunks_exact(factored_fp4::SUBS));
+    let block = |(codes, scales): (&[u8], &[u8])| {
+        let block = FactoredBlock {
+            factor,
+            scales: std::array::from_fn(|s| scales[s]),
+            codes: std::array::from_fn(|i| codes[i / 2] >> (4 * (i % 2)) & 15),
+        };
+        block.to_bytes()
+    };
+    blocks.flat_map(block).collect()
 }
 
 /// Returns the value of the low four bits.

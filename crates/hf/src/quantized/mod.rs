@@ -17,9 +17,9 @@
 //! above                      weight_scale                                        floats
 //! ```
 //!
-//! `n` values of 4 or 8 bits share a word. [`Integers`] become blocks of a kernel type that holds
-//! the same numbers ([`Integers::with_dtype`]), [`Floats`] values. Scales of floats are one,
-//! `[out]`, or one for each block.
+//! `n` values of 4 or 8 bits share a word. [`Integers`] and [`Floats`] become blocks of a kernel
+//! type that holds the same numbers ([`Integers::with_dtype`], [`Floats::with_dtype`]). Scales of
+//! floats are one, `[out]`, or one for each block.
 //!
 //! Other methods are refused by name.
 
@@ -83,7 +83,7 @@ impl Quantized {
     pub fn dense(self) -> Self {
         match self {
             Self::Integers(integers) => Self::Integers(integers.dense()),
-            Self::Floats(_) => self,
+            Self::Floats(floats) => Self::Floats(Floats { dtype: floats.dense_dtype, ..floats }),
             Self::Fp4(fp4) => Self::Fp4(Fp4 { dtype: fp4.dense_dtype, ..fp4 }),
         }
     }
@@ -92,7 +92,7 @@ impl Quantized {
     pub fn dense_dtype(&self) -> DType {
         match self {
             Self::Integers(integers) => integers.dense_dtype(),
-            Self::Floats(floats) => floats.dtype,
+            Self::Floats(floats) => floats.dense_dtype,
             Self::Fp4(fp4) => fp4.dense_dtype,
         }
     }
@@ -306,6 +306,8 @@ mod tests {
             ("gptq-asymmetric-g32", 1.0 / 2048.0, 0.0),
             ("gptq-8-bit", 1.0 / 2048.0, 0.0),
             ("compressed-w8a8", 1.0 / 256.0, 0.0),
+            ("compressed-fp8", 1.0 / 256.0, 0.0),
+            ("compressed-fp8-blocks", 1.0 / 256.0, 0.0),
             ("compressed-mxfp4", 0.0, 0.0),
             ("compressed-nvfp4", 1.0 / 256.0 + 1.0 / 2048.0, 1.0 / 254.0),
         ] {

@@ -1,6 +1,6 @@
 //! Reads the tensors of a quantized module and checks them against each other.
 
-use kvant_codec::DType;
+use kvant_codec::{DType, factored_fp4};
 
 use super::floats::Floats;
 use super::fp4::{Fp4, Fp4Kind, NV_BLOCK};
@@ -127,6 +127,7 @@ impl Module<'_> {
         self.expect("weight_scale", scales, &[n_out, n_in / block])?;
         let dtype = match kind {
             Fp4Kind::Mx => DType::MXFP4,
+            Fp4Kind::Nv { .. } if n_in.is_multiple_of(factored_fp4::LEN) => DType::NVFP4G256,
             Fp4Kind::Nv { .. } => DType::Q8_0,
         };
         let (codes, scales) = (codes.clone(), scales.clone());
@@ -183,7 +184,9 @@ impl Module<'_> {
             scales: scales.clone(),
             block,
             dtype: self.method.dtype,
-        })
+            dense_dtype: self.method.dtype,
+        }
+        .with_dtype())
     }
 
     /// Returns the inputs that `weight_shape` tells, which are not always a whole word.

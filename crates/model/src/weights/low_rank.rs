@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use kvant_backend::{Backend, WeightSource};
 use kvant_codec::DType;
+use kvant_codec::fields::FieldSpec;
 
 use super::Loader;
 use crate::lora::Pair;
@@ -92,7 +93,8 @@ impl<B: Backend> Loader<'_, B> {
         for rows in &rows {
             let source = self.source_of(rows, n_in)?;
             // GEMMs of quantized weights round activations to 8 bits anyway.
-            if source.dtype.block_len() > 1 && n_in.is_multiple_of(DType::Q8_0.block_len()) {
+            let is_coded = FieldSpec::of(source.dtype).is_some();
+            if is_coded && n_in.is_multiple_of(DType::Q8_0.block_len()) {
                 dtype = DType::Q8_0;
             }
             let mut matrix = self.backend.upload_matrix(source)?;

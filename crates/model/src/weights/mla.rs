@@ -139,7 +139,12 @@ fn transposed(
             to.iter_mut().zip(from.iter().skip(col).step_by(cols)).for_each(|(to, from)| *to = *from);
         }
     }
-    let mut dtype = if source.dtype.block_len() == 1 { source.dtype } else { DType::Q8_0 };
+    let mut dtype = match source.dtype {
+        dtype if dtype.block_len() == 1 => dtype,
+        // As its libraries round it.
+        DType::FP8G128 => DType::BF16,
+        _ => DType::Q8_0,
+    };
     if !rows.is_multiple_of(dtype.block_len()) {
         dtype = next_best(dtype).expect("blocks of more than one value have a next best");
     }

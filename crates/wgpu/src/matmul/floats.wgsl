@@ -2,18 +2,33 @@
 
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 
+// Decodes four E4M3 bytes. Nothing is subnormal on the way, as devices may flush that to zero.
+fn e4m3_to_vec4(word: u32) -> vec4<f32> {
+    let bytes = (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(255u);
+    let magnitude = bytes & vec4<u32>(127u);
+    let normal = bitcast<vec4<f32>>((magnitude << vec4<u32>(20u)) + vec4<u32>(120u << 23u));
+    let value = select(normal, vec4<f32>(magnitude) / 512.0f, magnitude < vec4<u32>(8u));
+    return select(value, -value, bytes >= vec4<u32>(128u));
+}
+
 // Adds the products of a slice of the columns with the rows from `x_row` on to `sums`.
 fn multiply(x_row: u32, slice: u32) {
     let n_vectors = (p.n_in + COLUMNS - 1u) / COLUMNS;
     let last = (p.n_in - 1u) / 4u;
     // Vectors of 256 columns.
     let unit = 256u / COLUMNS;
+    // Scales of 128 columns each, in vectors of four.
+    let scales = select(0u, (p.n_in / 128u + 3u) / 4u, TYPE == FP8_G128);
     for (var first = slice * unit; first < n_vectors; first += SLICES * unit) {
         for (var c = first; c < min(first + unit, n_vectors); c++) {
             var w: array<array<vec4<f32>, QUADS>, OUTPUTS>;
             for (var o = 0u; o < OUTPUTS; o++) {
-                let bits = vector(o, c);
-                if TYPE == F32 {
+                let bits = vector(o, scales + c);
+                if TYPE == FP8_G128 {
+                    let group = c * COLUMNS / 128u;
+                    let scale = bitcast<f32>(vector(o, group / 4u)[group % 4u]);
+                    for (var q = 0u; q < QUADS; q++) { w[o][q] = e4m3_to_vec4(bits[q]) * scale; }
+                } else if TYPE == F32 {
                     w[o][0] = bitcast<vec4<f32>>(bits);
                 } else if TYPE == F16 {
                     w[o][0] = vec4<f32>(unpack2x16float(bits.x), unpack2x16float(bits.y));

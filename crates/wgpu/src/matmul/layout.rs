@@ -3,8 +3,9 @@
 //!
 //! A row is divided into *vectors* of 16 bytes. Vector c of row r of a panel that has n rows is at
 //! index `c n + r` of it; all panels have 32 rows except the last. Floats stay as in the file,
-//! padded to a whole vector. Quantized rows are divided into units of 256 columns, of which the
-//! last may be shorter (the formats of blocks of 32 or 64 columns):
+//! padded to a whole vector; the scales of fp8_g128, padded so too, are before its bytes. Quantized
+//! rows are divided into units of 256 columns, of which the last may be shorter (the formats of
+//! blocks of 32 or 64 columns):
 //!
 //! ```text
 //! row      separate data of all units, in sequence; then the units
@@ -27,6 +28,7 @@
 //! | iq4_xs iq3 iq3x | d, scales | | | | nibbles |
 //! | mxfp4 | scales | | | | nibbles |
 //! | nvfp4 | | scales | | | nibbles |
+//! | nvfp4_g256 | f | scales | | | nibbles |
 //! | q4_g128 | d, zero | | | | nibbles |
 //! | tq3_1s | | d; d of second halves | lower bits | third bits | |
 //! | tq4_1s | | d; d of second halves | | | nibbles |
@@ -37,8 +39,8 @@
 
 use std::ops::Range;
 
-use kvant_codec::DType;
 use kvant_codec::fields::{FieldSpec, Fields};
+use kvant_codec::{DType, fp8};
 
 /// Rows of a panel.
 pub(crate) const PANEL: usize = 32;
@@ -73,7 +75,7 @@ impl Layout {
         let spec = FieldSpec::of(dtype)?;
         let (separate, scales) = match dtype.layout() {
             DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
-            DType::Q2K => (4, 1),
+            DType::Q2K | DType::NVFP4G256 => (4, 1),
             DType::Q6K => (2, 1),
             DType::IQ4XS | DType::MXFP4 | DType::Q4G128 => (8, 0),
             _ => (0, 1),
@@ -111,8 +113,14 @@ impl Layout {
 pub(crate) fn row_vectors(dtype: DType, n_in: usize) -> usize {
     match Layout::of(dtype) {
         Some(layout) => layout.row_vectors(n_in),
+        None if dtype == DType::FP8G128 => scale_vectors(n_in) + n_in / VECTOR_BYTES,
         None => (n_in * dtype.block_bytes()).div_ceil(VECTOR_BYTES),
     }
+}
+
+/// Returns the vectors of the scales of a row of fp8_g128.
+fn scale_vectors(n_in: usize) -> usize {
+    (n_in / fp8::LEN * fp8::HEADER).div_ceil(VECTOR_BYTES)
 }
 
 /// Writes panels: `rows` of `row_bytes` bytes each, as in the file, become as many times
@@ -126,6 +134,7 @@ pub(crate) fn pack_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usi
         for (r, bytes) in rows.chunks_exact(row_bytes).enumerate() {
             match (Layout::of(dtype), FieldSpec::of(dtype)) {
                 (Some(layout), Some(spec)) => pack_row(dtype, layout, spec, n_in, bytes, &mut row),
+                _ if dtype == DType::FP8G128 => pack_scaled_bytes(n_in, bytes, &mut row),
                 _ => copy_padded(bytes, bytemuck::cast_slice_mut(&mut row)),
             }
             for (vector, destination) in row.iter().zip(panel[r..].iter_mut().step_by(n)) {
@@ -139,6 +148,19 @@ fn copy_padded(bytes: &[u8], row: &mut [u8]) {
     let (filled, rest) = row.split_at_mut(bytes.len());
     filled.copy_from_slice(bytes);
     rest.fill(0);
+}
+
+/// Writes a row of fp8_g128.
+fn pack_scaled_bytes(n_in: usize, bytes: &[u8], row: &mut [[u32; VECTOR]]) {
+    let (scales, codes) = row.split_at_mut(scale_vectors(n_in));
+    let (scales, codes): (&mut [u8], &mut [u8]) =
+        (bytemuck::cast_slice_mut(scales), bytemuck::cast_slice_mut(codes));
+    let destinations = scales.chunks_exact_mut(fp8::HEADER).zip(codes.chunks_exact_mut(fp8::LEN));
+    for (block, (scale, codes)) in bytes.chunks_exact(fp8::BYTES).zip(destinations) {
+        let (header, rest) = block.split_at(fp8::HEADER);
+        scale.copy_from_slice(header);
+        codes.copy_from_slice(rest);
+    }
 }
 
 /// Writes a quantized row.
@@ -203,6 +225,7 @@ fn field_destinations(dtype: DType) -> Vec<(Range<usize>, Destination)> {
         DType::IQ4XS => vec![(0..8, separate(0))],
         DType::MXFP4 => vec![(0..1, separate(1))],
         DType::NVFP4 => vec![(0..4, scales(4))],
+        DType::NVFP4G256 => vec![(0..4, separate(0)), (4..20, scales(0))],
         DType::Q4G128 => vec![(0..4, separate(4))],
         _ => vec![(0..2, halves(0))],
     }
@@ -288,6 +311,7 @@ mod tests {
             (DType::MXFP4, 136, 136),
             (DType::NVFP4, 144, 144),
             (DType::Q4G128, 136, 136),
+            (DType::NVFP4G256, 148, 148),
             (DType::IQ1, 112, 110),
             (DType::IQ2, 112, 110),
             (DType::IQ3, 136, 136),
@@ -299,6 +323,21 @@ mod tests {
             assert_eq!(16 * layout.unit_vectors() + layout.separate, bytes, "{dtype}");
             assert_eq!(dtype.row_bytes(UNIT).unwrap(), in_file, "{dtype}");
         }
+    }
+
+    /// Scales of 384 columns are 12 bytes, padded to a vector.
+    #[test]
+    fn scales_of_bytes_lie_before_them() {
+        let mut bytes: Vec<u8> = (0..3 * fp8::BYTES).map(|i| (i % 251) as u8).collect();
+        for (block, scale) in bytes.chunks_exact_mut(fp8::BYTES).zip([1.0f32, 2.0, 4.0]) {
+            block[..4].copy_from_slice(&scale.to_le_bytes());
+        }
+        let mut row = vec![[u32::MAX; VECTOR]; row_vectors(DType::FP8G128, 384)];
+        row[0] = [0; VECTOR];
+        pack_scaled_bytes(384, &bytes, &mut row);
+        assert_eq!((row.len(), row[0]), (25, [1.0f32, 2.0, 4.0, 0.0].map(f32::to_bits)));
+        let codes: Vec<u8> = bytes.chunks_exact(fp8::BYTES).flat_map(|block| block[4..].to_vec()).collect();
+        assert_eq!(bytemuck::cast_slice::<_, u8>(&row[1..]), codes);
     }
 
     #[test]

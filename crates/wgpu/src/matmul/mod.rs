@@ -135,7 +135,8 @@ impl Shape {
             .whole("WRITTEN_OUTPUTS", self.outputs_per_thread())
             .whole("SHARED", ((slices - 1) * outputs * rows).max(1));
         let (Some(layout), Some(spec)) = (Layout::of(dtype), FieldSpec::of(dtype)) else {
-            let columns = VECTOR_BYTES / dtype.block_bytes();
+            // Scales are stored apart.
+            let columns = VECTOR_BYTES / (dtype.block_bytes() / dtype.block_len());
             return constants.whole("COLUMNS", columns).whole("QUADS", columns / 4);
         };
         let (table, unit) = table(spec);

@@ -111,6 +111,11 @@ fn scales_of(header: UnitHeader, unit: u32, i: u32) -> vec4<f32> {
         // The smallest power of two is subnormal.
         return vec4<f32>(UNIT * bitcast<f32>(select(power << 23u, 1u << 22u, power == 0u)), 0.0f, 0.0f, 0.0f);
     }
+    if TYPE == NVFP4_G256 {
+        let f = UNIT * bitcast<f32>(word_of(header.extra, unit % 4u));
+        let first = f * e4m3_to_f32(byte_of(header.scales, 2u * i));
+        return vec4<f32>(first, f * e4m3_to_f32(byte_of(header.scales, 2u * i + 1u)), 0.0f, 0.0f);
+    }
     if TYPE == NVFP4 {
         let first = UNIT * e4m3_to_f32(byte_of(header.scales, 2u * i));
         return vec4<f32>(first, UNIT * e4m3_to_f32(byte_of(header.scales, 2u * i + 1u)), 0.0f, 0.0f);

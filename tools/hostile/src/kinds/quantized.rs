@@ -23,13 +23,14 @@ macro_rules! folder {
 }
 
 /// One folder for each way of storing weights.
-const FOLDERS: [(&str, &[u8]); 6] = [
+const FOLDERS: [(&str, &[u8]); 7] = [
     folder!("gptq-act-order"),
     folder!("gptq-8-bit"),
     folder!("awq-g128"),
     folder!("compressed-w4a16-asymmetric"),
     folder!("compressed-w8a8"),
     folder!("compressed-fp8-blocks"),
+    folder!("compressed-nvfp4"),
 ];
 
 /// Creates a quantized model with a changed configuration or changed weights.

@@ -17,8 +17,8 @@ use super::bf16::HalvesTiles;
 use super::floats::FloatTiles;
 use super::kernel_set::{Bf16Loop, CodesLoop, KernelSet, MultiplyChunk, OfPair};
 use super::kernels::{
-    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HALVES_BLOCKS, HalvesChunk,
-    HalvesPanels, MultiplyFloats, Register, Sums, Unpack, UnpackFloats,
+    CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatScales, FloatsToHalves, HALVES_BLOCKS,
+    HalvesChunk, HalvesPanels, MultiplyFloats, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::Line;
 use super::partition::PAIR;
@@ -60,6 +60,7 @@ pub(super) fn row_block<S: KernelSet>(rows: usize, max_rows: usize, min_blocks: 
 pub(super) struct Workspace {
     chunk: Chunk,
     float_chunk: FloatChunk,
+    float_scales: FloatScales,
     halves: HalvesChunk,
     /// Sums of a row block, `[tile][pair][panel][row of the tile]`.
     sums: Vec<Register>,
@@ -69,6 +70,7 @@ impl Workspace {
     pub const EMPTY: Self = Self {
         chunk: Chunk::ZERO,
         float_chunk: [[Register::ZERO; PAIR]; CHUNK_COLS],
+        float_scales: [Register::ZERO; PAIR],
         halves: [[[Line::ZERO; BLOCK / 2]; PAIR]; HALVES_BLOCKS],
         sums: Vec::new(),
     };
@@ -225,9 +227,11 @@ fn multiply_floats<S: Simd, const T: usize>(
     rows: Range<usize>,
     put: impl FnMut(Range<usize>, &mut [Register]),
 ) {
-    let mut totals = Totals::<T>::new(&mut workspace.sums, rows, pairs);
-    let chunk = &mut workspace.float_chunk;
-    with_values!(pairs.dtype, V => add_floats::<S, V, T>(simd, chunk, &mut totals, pairs, floats));
+    let Workspace { float_chunk, float_scales, sums, .. } = workspace;
+    let mut totals = Totals::<T>::new(sums, rows, pairs);
+    with_values!(pairs.dtype, V => {
+        add_floats::<S, V, T>(simd, float_chunk, float_scales, &mut totals, pairs, floats);
+    });
     totals.put(put);
 }
 
@@ -235,6 +239,7 @@ fn multiply_floats<S: Simd, const T: usize>(
 fn add_floats<S: Simd, V: Values, const T: usize>(
     simd: S,
     chunk: &mut FloatChunk,
+    scales: &mut FloatScales,
     totals: &mut Totals<'_, T>,
     pairs: Pairs<'_>,
     floats: FloatTiles<'_>,
@@ -244,12 +249,14 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
         let cols = first..pairs.n_in.min(first + CHUNK_COLS);
         for (pair, panels) in pairs.panels.iter().enumerate() {
             for (p, panel) in panels.iter().enumerate() {
-                let lines = &panel[first / V::PER_LINE..cols.end.div_ceil(V::PER_LINE)];
-                simd.run(UnpackFloats { lines, n_cols: cols.len(), p, chunk, values: PhantomData::<V> });
+                let lines = &panel[V::lines(first)..V::lines(cols.end)];
+                let (n_cols, scales) = (cols.len(), Some(&mut *scales));
+                simd.run(UnpackFloats { lines, n_cols, p, chunk, scales, values: PhantomData::<V> });
             }
             for (tile, sums) in (first_tile..).zip(totals.of_pair(pair)) {
                 let x = &floats.tile(tile)[cols.clone()];
-                simd.run(MultiplyFloats { chunk, x, sums });
+                let scales = V::GROUP.map(|_| &*scales);
+                simd.run(MultiplyFloats { chunk, scales, x, sums });
             }
         }
     }
@@ -267,7 +274,7 @@ struct Bf16Gemm<'a, S, P> {
 impl<S: Simd, P: FnMut(Range<usize>, &mut [Register])> Bf16Loop for Bf16Gemm<'_, S, P> {
     fn run<const T: usize>(self, mut add: impl FnMut(&mut [HalvesPanels], OfPair<'_, T>, Range<usize>)) {
         let Self { simd, workspace, pairs, rows, put } = self;
-        let Workspace { chunk, float_chunk, halves: unpacked, sums } = workspace;
+        let Workspace { chunk, float_chunk, halves: unpacked, sums, .. } = workspace;
         let mut totals = Totals::<T>::new(sums, rows, pairs);
         let n_blocks = pairs.n_in.div_ceil(BLOCK);
         for first in (0..n_blocks).step_by(HALVES_BLOCKS) {
@@ -319,8 +326,8 @@ fn floats_to_halves<S: Simd, V: Values>(
         let first = first * BLOCK + i * CHUNK_COLS;
         let cols = first..n_in.min(first + CHUNK_COLS);
         for (p, panel) in panels.iter().enumerate() {
-            let lines = &panel[first / V::PER_LINE..cols.end.div_ceil(V::PER_LINE)];
-            simd.run(UnpackFloats { lines, n_cols: cols.len(), p, chunk, values: PhantomData::<V> });
+            let (lines, n_cols) = (&panel[V::lines(first)..V::lines(cols.end)], cols.len());
+            simd.run(UnpackFloats { lines, n_cols, p, chunk, scales: None, values: PhantomData::<V> });
         }
         chunk[cols.len()..].fill([Register::ZERO; PAIR]);
         simd.run(FloatsToHalves { chunk, halves });

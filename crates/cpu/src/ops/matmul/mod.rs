@@ -14,7 +14,7 @@
 //!
 //! With [`PrefillPrecision::Bf16`](prefill_precision::PrefillPrecision::Bf16), a matrix unit
 //! computes GEMMs in bf16 ([`bf16`]), except for experts and f32 weights; 2x2 matrix instructions
-//! do so for f16 and bf16 weights.
+//! do so for float weights.
 //!
 //! Layers, each of which imports only from those before it and its own: operands ([`matrix`],
 //! [`panel`], [`partition`], [`quantize`], [`floats`], [`bf16`]), [`kernels`] over them,

@@ -16,7 +16,7 @@ pub enum PrefillPrecision {
     /// Weights, with their scales, and activations are rounded to bf16, and their products are
     /// summed in f32: the inner loop needs no scale, and activations lose less than in 8 bits. A
     /// matrix unit computes so for all weights but f32; [`Bf16`](crate::simd::tokens::Bf16) beside
-    /// [`Isa::I8mm`] for f16 and bf16 weights, since codes would gain next to nothing. Experts are
+    /// [`Isa::I8mm`] for float weights, since codes would gain next to nothing. Experts are
     /// unaffected. The result for a token depends on whether it was processed in a large batch.
     Bf16,
 }

@@ -301,6 +301,17 @@ impl<Y: Ymm> Simd for Y {
     }
 
     #[inline(always)]
+    fn load_signed_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> __m256 {
+        let eight: &[u8; 8] = &line.as_chunks().0[2 * quarter + part];
+        // The sign is in the upper nine bits; all but one of its copies are shifted out, and that
+        // one is masked away.
+        intrinsic!({
+            let signed = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(eight.as_ptr().cast())));
+            _mm256_cvtph_ps(_mm_and_si128(signed, _mm_set1_epi16(0xbfffu16 as i16)))
+        })
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m256i) -> __m256 {
         intrinsic!(_mm256_cvtepi32_ps(a))
     }

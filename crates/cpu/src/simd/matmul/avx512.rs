@@ -155,6 +155,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_signed_e4m3(self, line: &[u8; 64], quarter: usize, _: usize) -> __m512 {
+        let quarter: &[u8; 16] = &line.as_chunks().0[quarter];
+        // The sign is in the upper nine bits; all but one of its copies are shifted out, and that
+        // one is masked away.
+        intrinsic!({
+            let signed =
+                _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(quarter.as_ptr().cast())));
+            _mm512_cvtph_ps(_mm256_and_si256(signed, _mm256_set1_epi16(0xbfffu16 as i16)))
+        })
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
         intrinsic!(_mm512_cvtepi32_ps(a))
     }

@@ -4,6 +4,7 @@
 use kvant_codec::codebook::SIGMA_128;
 use kvant_codec::fields::FieldSpec;
 use kvant_codec::fp4::ByteFloat;
+use kvant_codec::fp8;
 use kvant_codec::grouped::LEN as GROUP_LEN;
 use kvant_codec::{ByteBook, DType, LevelTable};
 
@@ -34,8 +35,9 @@ pub(crate) trait WeightFormat {
     };
     /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a
     /// power of two times a scale is exact.
-    const HAS_SHORT_SCALES: bool =
-        Self::SPEC.book.is_none() && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
+    const HAS_SHORT_SCALES: bool = Self::SPEC.book.is_none()
+        && !Self::SPEC.has_factor
+        && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
     /// Factor on stored scales.
     const SCALE_FACTOR: f32 = match Self::TABLE {
         Some(table) => table.unit,
@@ -98,15 +100,33 @@ macro_rules! formats {
     )*};
 }
 formats!(
-    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, IQ1, IQ2, IQ3,
-    IQ3X, TQ3_1S, TQ4_1S
+    Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, NVFP4G256,
+    IQ1, IQ2, IQ3, IQ3X, TQ3_1S, TQ4_1S
 );
 
 /// A float weight format, as a type.
 pub(crate) trait Values {
     const DTYPE: DType;
-    /// Columns in a line.
-    const PER_LINE: usize = 64 / (PANEL * Self::DTYPE.block_bytes());
+    /// Columns in a line of values.
+    const PER_LINE: usize = 64 / (PANEL * value_bytes(Self::DTYPE));
+    /// Columns that follow a line of their scales, an f32 for each row, if values have scales.
+    const GROUP: Option<usize> = match Self::DTYPE {
+        DType::FP8G128 => Some(fp8::LEN),
+        _ => None,
+    };
+
+    /// Returns the lines of the first `n` columns: whole lines, and whole groups if there are any.
+    fn lines(n: usize) -> usize {
+        match Self::GROUP {
+            Some(group) => n / group * (1 + group / Self::PER_LINE),
+            None => n.div_ceil(Self::PER_LINE),
+        }
+    }
+}
+
+/// Returns the bytes of a value without its scale.
+const fn value_bytes(dtype: DType) -> usize {
+    dtype.block_bytes() / dtype.block_len()
 }
 
 macro_rules! values {
@@ -117,7 +137,7 @@ macro_rules! values {
         }
     )*};
 }
-values!(F32, F16, BF16);
+values!(F32, F16, BF16, FP8G128);
 
 /// Calls a generic function with the [`Values`] of a dtype.
 macro_rules! with_values {
@@ -134,6 +154,10 @@ macro_rules! with_values {
             }
             DType::BF16 => {
                 type $V = formats::BF16;
+                $body
+            }
+            DType::FP8G128 => {
+                type $V = formats::FP8G128;
                 $body
             }
             dtype => unreachable!("{dtype} has no float panels"),
@@ -207,6 +231,10 @@ macro_rules! with_format {
                 type $F = formats::Q4G128;
                 $body
             }
+            DType::NVFP4G256 => {
+                type $F = formats::NVFP4G256;
+                $body
+            }
             DType::IQ1 => {
                 type $F = formats::IQ1;
                 $body
@@ -251,6 +279,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub const fn of(spec: FieldSpec) -> Self {
         let (unit, header) = match (spec.len, spec.bits) {
+            _ if spec.has_factor => (spec.len, 5),
             // Byte scales fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
             (GROUP_LEN, _) => (GROUP_LEN, 1),
@@ -286,5 +315,5 @@ pub(crate) fn has_halves(dtype: DType, of_codes: bool) -> bool {
 }
 
 pub(crate) fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
 }

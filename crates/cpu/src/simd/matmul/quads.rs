@@ -141,6 +141,19 @@ impl<Q: Quad> Simd for Quads<Q> {
         })
     }
 
+    /// Puts mantissa and exponent at their f32 bits; the f32 exponent bias is larger by 120, that
+    /// of the unit by 112.
+    #[inline(always)]
+    fn load_signed_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats {
+        let (q, x) = (self.0, pieces(line, 2 * quarter + part));
+        pair!(|x| {
+            let byte = q.widen(x);
+            let sign = q.and_i(q.left::<24>(byte), q.splat_i(i32::MIN));
+            let magnitude = q.and_i(q.left::<20>(byte), q.splat_i(0x7f << 20));
+            q.mul(q.of_bits(q.or_i(sign, magnitude)), q.splat(2f32.powi(112)))
+        })
+    }
+
     #[inline(always)]
     fn to_floats(self, a: Self::Ints) -> Self::Floats {
         pair!(|a| self.0.to_floats(a))

@@ -11,7 +11,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
 
-const WEIGHTS: [DType; 24] = [
+const WEIGHTS: [DType; 26] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -30,6 +30,8 @@ const WEIGHTS: [DType; 24] = [
     DType::MXFP4,
     DType::NVFP4,
     DType::Q4G128,
+    DType::FP8G128,
+    DType::NVFP4G256,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,
@@ -121,7 +123,7 @@ const SHAPES: [(usize, usize); 12] = [
 /// Returns whether `isa` multiplies weights of this type with activations in 8 bits: the reference
 /// uses f32.
 fn is_in_8_bits(isa: Isa, dtype: DType) -> bool {
-    uses_panels(isa) && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+    uses_panels(isa) && FieldSpec::of(dtype).is_some()
 }
 
 /// Returns whether `isa` reads weights from panels, and not in file order.
@@ -309,6 +311,7 @@ fn extreme_codes_and_activations_do_not_saturate() {
             (DType::MXFP4, &[]),
             (DType::NVFP4, &[]),
             (DType::Q4G128, &[0]),
+            (DType::NVFP4G256, &[]),
             (DType::IQ1, &[108]),
             (DType::IQ2, &[108]),
             (DType::IQ3, &[0]),
@@ -328,6 +331,10 @@ fn extreme_codes_and_activations_do_not_saturate() {
                         DType::MXFP4 => block[0] = 127 - 7,
                         // The smallest normal E4M3 is 2^-6.
                         DType::NVFP4 => block[..4].fill(1 << 3),
+                        DType::NVFP4G256 => {
+                            block[..4].copy_from_slice(&0.5f32.to_le_bytes());
+                            block[4..20].fill(1 << 3);
+                        }
                         // A zero of 16 is the largest.
                         DType::Q4G128 => block[2] = fill.min(16),
                         _ => {}

@@ -34,7 +34,7 @@ pub(super) use unpack::Unpack;
 
 /// Blocks of 32 columns in a chunk: whole units of every format.
 pub(super) const CHUNK_BLOCKS: usize = 16;
-/// Columns in a chunk of floats: whole lines of every format.
+/// Columns in a chunk of floats: whole lines of every format, and a group of those with scales.
 pub(super) const CHUNK_COLS: usize = 128;
 
 /// Sixteen floats.
@@ -70,6 +70,9 @@ impl Chunk {
 
 /// Values of some columns of two panels, `[column][panel]`.
 pub(super) type FloatChunk = [[Register; PAIR]; CHUNK_COLS];
+
+/// Scales of the values of a chunk, `[panel]`.
+pub(super) type FloatScales = [Register; PAIR];
 
 /// Sums of one tile, `[panel][row of the tile]`, with one value for each row of the panel.
 pub(super) type Sums<const T: usize> = [[Register; T]; PAIR];

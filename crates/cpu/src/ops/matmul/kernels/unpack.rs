@@ -135,9 +135,13 @@ impl<'a, S: Simd> Scales<'a, S> {
     #[inline(always)]
     pub(super) fn new<F: WeightFormat>(simd: S, header: &'a [Line], stored: &'a Stored, part: usize) -> Self {
         let header = &header[..F::LAYOUT.header];
-        // The f16 units of a super-block; other formats do not read them.
+        // The f16 units of a super-block, or its factor; other formats do not read them.
         let units = &header[F::LAYOUT.header - 1].0;
-        let d = simd.mul(simd.load_f16(units, 0, part), simd.splat(F::SCALE_FACTOR));
+        let d = match F::SPEC.has_factor {
+            true => simd.bits_to_floats(simd.load(units, part)),
+            false => simd.load_f16(units, 0, part),
+        };
+        let d = simd.mul(d, simd.splat(F::SCALE_FACTOR));
         let minus_dmin = simd.sub(simd.splat(0.0), simd.load_f16(units, 1, part));
         Self { header, stored, part, d, minus_dmin }
     }
@@ -154,7 +158,8 @@ impl<'a, S: Simd> Scales<'a, S> {
                 return simd.mul(simd.load_e8m0(&self.header[0].0, s, self.part), factor);
             }
             Some(ByteFloat::E4M3) => {
-                return simd.mul(simd.load_e4m3(&self.header[0].0, s, self.part), factor);
+                let factor = if F::SPEC.has_factor { self.d } else { factor };
+                return simd.mul(simd.load_e4m3(&self.header[s / 4].0, s % 4, self.part), factor);
             }
             None => {}
         }

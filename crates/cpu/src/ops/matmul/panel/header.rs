@@ -64,6 +64,12 @@ pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fi
         }
         DType::MXFP4 => header[0].0[PANEL * slot + row] = scales[0],
         DType::NVFP4 => (0..4).for_each(|s| header[0].0[PANEL * s + row] = scales[s]),
+        DType::NVFP4G256 => {
+            for (s, &scale) in scales.iter().enumerate() {
+                header[s / 4].0[PANEL * (s % 4) + row] = scale;
+            }
+            header[4].0.as_chunks_mut().0[row] = fields.factor.to_le_bytes();
+        }
         DType::TQ3_1S | DType::TQ4_1S => put_units(&mut header[slot], row, fields),
         _ => unreachable!("{dtype} has no coded panels"),
     }
@@ -125,6 +131,12 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
         }
         DType::MXFP4 => scales[0] = byte(0, slot),
         DType::NVFP4 => (0..4).for_each(|s| scales[s] = byte(0, s)),
+        DType::NVFP4G256 => {
+            for (s, scale) in scales.iter_mut().enumerate() {
+                *scale = byte(s / 4, s % 4);
+            }
+            fields.factor = f32::from_le_bytes(header[4].0.as_chunks().0[row]);
+        }
         DType::TQ3_1S | DType::TQ4_1S => get_units(&header[slot], row, &mut fields),
         _ => unreachable!("{dtype} has no coded panels"),
     }

@@ -41,6 +41,7 @@
 //! | iq4_xs iq3 iq3x | two lines of bytes sc; d |
 //! | mxfp4 | a line of bytes `[16·block + row]`: E8M0, four blocks |
 //! | nvfp4 | a line of bytes `[16·s + row]`: E4M3 |
+//! | nvfp4_g256 | four such lines; f: f32 `[row]` |
 //! | q4_g128 | d: f16 `[row]`; zero: byte `[32 + row]` |
 //! | tq3_1s tq4_1s | a line per block, two blocks: f16 `[16·half + row]` = d of that half |
 //!
@@ -56,7 +57,8 @@
 //! the bits of the file in another order, and takes no more space than the file (iq4_xs 2.9 %, q3_K
 //! 1.8 %, q6_K 1 % more).
 //!
-//! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16.
+//! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16, a
+//! quarter in fp8_g128, of which each 128 columns follow a line of their scales, `[row]` in f32.
 
 mod header;
 mod lines;
@@ -67,8 +69,8 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use kvant_backend::BackendError;
-use kvant_codec::DType;
 use kvant_codec::fields::{FieldSpec, Fields};
+use kvant_codec::{DType, fp8};
 
 pub(crate) use lines::Line;
 use lines::Lines;
@@ -162,6 +164,15 @@ impl Panels {
             }
             DType::F16 => (0..).zip(out).for_each(|(col, v)| *v = f16::from_bits(half(col)).to_f32()),
             DType::BF16 => (0..).zip(out).for_each(|(col, v)| *v = bf16::from_bits(half(col)).to_f32()),
+            DType::FP8G128 => {
+                let groups = panel.chunks_exact(FP8_GROUP_LINES);
+                for (group, out) in groups.zip(out.chunks_exact_mut(fp8::LEN)) {
+                    let scale = f32::from_le_bytes(group[0].0.as_chunks().0[row]);
+                    for (col, v) in out.iter_mut().enumerate() {
+                        *v = fp8::to_f32(group[1 + col / 4].0[16 * (col % 4) + row]) * scale;
+                    }
+                }
+            }
             dtype => {
                 let spec = FieldSpec::of(dtype).expect("panels are coded or float");
                 for (index, out) in out.chunks_exact_mut(spec.len).enumerate() {
@@ -176,7 +187,7 @@ impl Panels {
 fn panel_lines(dtype: DType, n_in: usize) -> usize {
     match FieldSpec::of(dtype) {
         Some(spec) => Layout::of(spec).panel_lines(n_in),
-        None => (n_in * dtype.block_bytes() * PANEL).div_ceil(64),
+        None => (n_in / dtype.block_len() * dtype.block_bytes() * PANEL).div_ceil(64),
     }
 }
 
@@ -198,6 +209,7 @@ fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &m
     match FieldSpec::of(dtype) {
         Some(spec) => put_coded(dtype, spec, row, n_in, panel),
         None if dtype == DType::F32 => put_floats::<4>(row, panel),
+        None if dtype == DType::FP8G128 => put_scaled_bytes(row, panel),
         None => put_floats::<2>(row, panel),
     }
 }
@@ -277,6 +289,23 @@ fn put_floats<'a, const N: usize>(row: impl Fn(usize) -> Option<&'a [u8]>, panel
     }
 }
 
+/// Lines of 128 columns of fp8_g128.
+const FP8_GROUP_LINES: usize = 1 + fp8::LEN * PANEL / 64;
+
+/// Fills a zeroed panel from the rows of fp8_g128 that exist.
+fn put_scaled_bytes<'a>(row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Line]) {
+    for r in 0..PANEL {
+        let blocks = row(r).unwrap_or_default().chunks_exact(fp8::BYTES);
+        for (block, group) in blocks.zip(panel.chunks_exact_mut(FP8_GROUP_LINES)) {
+            let (scale, codes) = block.split_at(fp8::HEADER);
+            group[0].0[4 * r..4 * r + 4].copy_from_slice(scale);
+            for (four, line) in codes.chunks_exact(4).zip(&mut group[1..]) {
+                four.iter().enumerate().for_each(|(i, code)| line.0[PANEL * i + r] = *code);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,6 +332,7 @@ mod tests {
                                 // Scales are compared as bits: random ones may be NaN.
                                 assert_eq!(got.scale.to_bits(), want.scale.to_bits(), "{dtype}");
                                 assert_eq!(got.min.to_bits(), want.min.to_bits(), "{dtype}");
+                                assert_eq!(got.factor.to_bits(), want.factor.to_bits(), "{dtype}");
                                 assert_eq!(got.sub_scales, want.sub_scales, "{dtype}");
                                 assert_eq!(got.sub_mins, want.sub_mins, "{dtype}");
                                 assert_eq!(got.codes, want.codes, "{dtype} {n_out}x{n_in} row {r}");
@@ -342,6 +372,8 @@ mod tests {
             (DType::MXFP4, 0.0),
             (DType::NVFP4, 0.0),
             (DType::Q4G128, 0.0),
+            (DType::FP8G128, 0.0),
+            (DType::NVFP4G256, 0.0),
             (DType::IQ1, 1.82),
             (DType::IQ2, 1.82),
             (DType::IQ3, 2.94),
