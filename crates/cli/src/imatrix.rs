@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvant::gguf::printable_path;
-use kvant::{InputStatistics, Requirements};
+use kvant::{DeviceChoice, InputStatistics, Requirements};
 use kvant_eval::{Chunks, MIXTURE, feed_chunks};
 use kvant_quantize::{ImportanceMatrix, InputSums};
 
@@ -46,7 +46,11 @@ pub struct ImatrixArgs {
 }
 
 /// Runs the command.
-pub fn imatrix(args: ImatrixArgs) -> Result<(), Failure> {
+pub fn imatrix(mut args: ImatrixArgs) -> Result<(), Failure> {
+    // Only the CPU has statistics of inputs.
+    if args.model.device == DeviceChoice::Auto {
+        args.model.device = DeviceChoice::Cpu.into();
+    }
     check_output_path(Some(&args.output))?;
     let mut matrix = ImportanceMatrix::new(args.ctx_size as u32);
     for path in &args.in_file {

@@ -27,6 +27,8 @@ pub struct Fixtures {
     pub contexts: Vec<(&'static str, Vec<u8>)>,
     /// A base-logits file.
     pub base: Vec<u8>,
+    /// An importance matrix.
+    pub importance: Vec<u8>,
     /// Files of finished steps, with their measurement.
     pub states: Vec<(&'static str, Vec<u8>)>,
     /// Tokens of a prompt with the message `x`.
@@ -71,6 +73,9 @@ impl Fixtures {
         let base = measure(&["ppl"], "--save-base", "base")?;
         let ppl = measure(&["ppl"], "--state", "state")?;
         let kld = measure(&["kld", "-ctk", "turbo3"], "--state", "state")?;
+        let importance =
+            ["imatrix", "-t", "1", "-c", "32", "--chunks", "2", "-q", "-f", "text", "-o", "cache"];
+        let importance = make(&importance, "cache")?;
         let output = make(&["run", "-p", "x", "-n", "1", "--json"], "-")?;
         let output = String::from_utf8_lossy(&output).into_owned();
         let n_prompt = output.split("\"n_prompt\":").nth(1).and_then(|rest| rest.split(',').next());
@@ -82,6 +87,7 @@ impl Fixtures {
             gguf,
             contexts,
             base,
+            importance,
             states: vec![("ppl", ppl), ("kld", kld)],
             n_prompt,
             hub: crate::hub::start()?,

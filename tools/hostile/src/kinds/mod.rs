@@ -44,10 +44,10 @@ pub type MakeRequest = fn(&mut Choices) -> Vec<u8>;
 use Make::{Case as Command, Request};
 
 /// The sum of all weights.
-pub const N_WEIGHTS: usize = 36;
+pub const N_WEIGHTS: usize = 37;
 
 /// Every kind.
-pub const KINDS: [Kind; 16] = [
+pub const KINDS: [Kind; 17] = [
     Kind { name: "model", weight: 3, make: Command(models::changed) },
     Kind { name: "weights", weight: 1, make: Command(models::nonfinite) },
     Kind { name: "metadata", weight: 4, make: Command(models::metadata) },
@@ -56,6 +56,7 @@ pub const KINDS: [Kind; 16] = [
     Kind { name: "template", weight: 3, make: Command(templates::template) },
     Kind { name: "context", weight: 2, make: Command(persisted::context) },
     Kind { name: "measured", weight: 2, make: Command(persisted::measured) },
+    Kind { name: "importance", weight: 1, make: Command(persisted::importance) },
     Kind { name: "text", weight: 2, make: Command(texts::text) },
     Kind { name: "special", weight: 1, make: Command(texts::special) },
     Kind { name: "arguments", weight: 4, make: Command(arguments::arguments) },

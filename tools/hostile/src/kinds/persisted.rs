@@ -78,3 +78,22 @@ pub fn measured(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io:
         }
     }
 }
+
+/// Creates a case with an importance matrix or a recipe.
+pub fn importance(chance: &mut Choices, fixtures: &Fixtures, folder: &Path) -> io::Result<Case> {
+    let quantize = ["quantize", "bundled", "out.gguf"];
+    if chance.one_in(4) {
+        let mut recipe = b"q4_0 *\nq8_0 first:1 last:1 # ends\nq5_0 ffn_down attn_v\n".to_vec();
+        corrupt(chance, &mut recipe);
+        let case = Case::new(folder, quantize).and(["--recipe", "recipe"]).output("out.gguf");
+        return case.file("recipe", recipe);
+    }
+    let mut bytes = fixtures.importance.clone();
+    corrupt(chance, &mut bytes);
+    let name = chance.of(&["q4_0", "q4_1", "q4_K", "iq3_s", "iq4_xs"]);
+    // Changed sums are sums.
+    Case::new(folder, quantize)
+        .and([name, "--imatrix", "importance"])
+        .output("out.gguf")
+        .file("importance", bytes)
+}
