@@ -6,14 +6,14 @@ use std::sync::Arc;
 use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{DeviceChoice, InputStatistics, Requirements};
-use kvant_eval::{Chunks, MIXTURE, feed_chunks};
+use kvant_eval::{Chunks, feed_chunks};
 use kvant_quantize::{ImportanceMatrix, InputSums};
 
 use crate::args::model::ModelArgs;
 use crate::args::value::positive;
-use crate::eval::follow;
+use crate::eval::{calibration_text, follow};
 use crate::failure::Failure;
-use crate::files::{check_output_path, read_text};
+use crate::files::check_output_path;
 use crate::open::ModelRequirements;
 use crate::{console, log, output, progress};
 
@@ -56,10 +56,7 @@ pub fn imatrix(mut args: ImatrixArgs) -> Result<(), Failure> {
     for path in &args.in_file {
         matrix.merge(ImportanceMatrix::read(path)?)?;
     }
-    let text = match &args.file {
-        Some(path) => read_text(path)?,
-        None => MIXTURE.to_owned(),
-    };
+    let text = calibration_text(args.file.as_deref())?;
     let statistics = Arc::new(InputStatistics::default());
     let requirements = ModelRequirements {
         needs: Requirements::Tokenizer,

@@ -6,15 +6,15 @@ use clap::Args;
 use kvant::gguf::printable_path;
 use kvant::{Certificate, KvPlan, Model, Requirements};
 use kvant_eval::report::{Part, PlanReport};
-use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
+use kvant_eval::{Goal, PlanOptions, Planned};
 use serde_json::json;
 
 use crate::args::model::ModelArgs;
 use crate::args::value::positive;
 use crate::bench::COMMIT;
-use crate::eval::{StateArgs, Switch, about, add_to_report, check_report, follow};
+use crate::eval::{StateArgs, Switch, about, add_to_report, calibration_text, check_report, follow};
 use crate::failure::Failure;
-use crate::files::{check_output_path, read_text};
+use crate::files::check_output_path;
 use crate::kv_cache::path_for;
 use crate::open::ModelRequirements;
 use crate::{console, output, progress};
@@ -81,10 +81,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     check_output_path(args.output.as_deref())?;
     check_report(args.report.as_deref())?;
     args.state.check()?;
-    let text = match &args.file {
-        Some(path) => read_text(path)?,
-        None => MIXTURE.to_owned(),
-    };
+    let text = calibration_text(args.file.as_deref())?;
     let quiet = args.quiet || args.json;
     let model = args.model.open_with(
         quiet,

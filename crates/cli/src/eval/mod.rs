@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use kvant::gguf::printable_path;
 use kvant::{DType, KvOptions, Model, Policies};
 use kvant_eval::report::{About, Part};
-use kvant_eval::{EvalError, Progress, SAMPLE};
+use kvant_eval::{EvalError, MIXTURE, Progress, SAMPLE};
 use serde_json::Value;
 
 use crate::args::cache::KvPlanArgs;
@@ -80,6 +80,11 @@ fn text(file: Option<&Path>) -> Result<String, Failure> {
             Ok(SAMPLE.to_owned())
         }
     }
+}
+
+/// Returns the calibration text of `-f`, or a built-in mixture.
+pub(crate) fn calibration_text(file: Option<&Path>) -> Result<String, Failure> {
+    file.map_or_else(|| Ok(MIXTURE.to_owned()), read_text)
 }
 
 /// Resolves the length of `-c`: 0 is the model's training context.

@@ -18,7 +18,8 @@
 //! | tq2_0 | 66 | 2.0625 | d · (-1, 0 or 1), four to a byte | q2_K | 2.625 |
 //!
 //! These conversions are exact: the values are the file's, bit for bit (see [`kvant_codec::iq`]).
-//! nvfp4 with a per-tensor scale becomes q8_0 (`scaled.rs`).
+//! nvfp4 with a per-tensor scale becomes nvfp4_g256 or q8_0 (`scaled.rs`). Only iq3_s is written
+//! too (`pack.rs`).
 //!
 //! The grids are constants of the format; `tools/reference/packed_types.py` generates them and the
 //! test vectors.
