@@ -81,6 +81,26 @@ impl Simd for Avx512 {
         })
     }
 
+    /// Four lookups in 16 bytes, of which the upper bits of the codes select one.
+    #[inline(always)]
+    fn look_up_64(self, table: &[u8; 64], codes: __m512i) -> __m512i {
+        let (quarters, _) = table.as_chunks::<16>();
+        intrinsic!({
+            let quarter = |i: usize| _mm512_broadcast_i32x4(_mm_loadu_si128(quarters[i].as_ptr().cast()));
+            let odd = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(16));
+            let high = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(32));
+            let first = _mm512_shuffle_epi8(quarter(0), codes);
+            let second = _mm512_mask_shuffle_epi8(first, odd, quarter(1), codes);
+            let third = _mm512_mask_shuffle_epi8(second, high, quarter(2), codes);
+            _mm512_mask_shuffle_epi8(third, high & odd, quarter(3), codes)
+        })
+    }
+
+    #[inline(always)]
+    fn rotate_bytes(self, a: __m512i) -> __m512i {
+        intrinsic!(_mm512_rol_epi32::<8>(a))
+    }
+
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         intrinsic!(_mm512_set1_ps(x))

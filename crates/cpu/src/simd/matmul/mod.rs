@@ -59,6 +59,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn less(self, a: Self::Ints, zero: u8) -> Self::Ints;
     /// Returns `table[code]` for every byte, codes below 16.
     fn look_up(self, table: &[u8; 16], codes: Self::Ints) -> Self::Ints;
+    /// Returns `table[code]` for every byte, codes below 64.
+    fn look_up_64(self, table: &[u8; 64], codes: Self::Ints) -> Self::Ints;
+    /// Moves the bytes of every 32-bit lane up by one, the last to the first.
+    fn rotate_bytes(self, a: Self::Ints) -> Self::Ints;
 
     fn splat(self, x: f32) -> Self::Floats;
     fn load_floats(self, x: &[f32; PANEL], part: usize) -> Self::Floats;
