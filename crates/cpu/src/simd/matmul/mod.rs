@@ -7,7 +7,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 pub(crate) mod format;
 #[cfg(not(target_arch = "x86_64"))]
 mod quads;
@@ -23,6 +23,10 @@ pub(crate) const MAX_ACROSS: usize = 2;
 pub(crate) trait Kernel {
     /// Its result.
     type Output;
+
+    /// Whether it looks up among 64 bytes ([`Simd::look_up_64`]), in which sets differ that share
+    /// their other kernels.
+    const LOOKS_UP_64: bool = false;
 
     /// Runs the kernel's body. Implementations are `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;

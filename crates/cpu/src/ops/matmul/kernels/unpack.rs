@@ -229,6 +229,8 @@ pub(in crate::ops::matmul) struct Unpack<'a, F> {
 impl<F: WeightFormat> Kernel for Unpack<'_, F> {
     type Output = ();
 
+    const LOOKS_UP_64: bool = F::WINDOWS.is_some();
+
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { lines, n_blocks, p, centred, chunk, .. } = self;
