@@ -92,12 +92,6 @@ pub fn levels(indices: &[u8; RUN]) -> [i8; RUN] {
     })
 }
 
-/// A number for each run of a block; the encoder searches them side by side.
-type Lanes = [f32; RUNS];
-
-/// The cheapest predecessor of each state, in each run.
-type Backpointers = [[u8; RUNS]; STATES];
-
 /// A cost that no path reaches.
 const FORBIDDEN: f32 = 1e9;
 
@@ -105,54 +99,61 @@ const FORBIDDEN: f32 = 1e9;
 /// wins.
 const TAG: u32 = STATES as u32 - 1;
 
-/// Advances the costs of all states by a value `x`, in units of the levels.
-fn step(costs: &mut [Lanes; STATES], x: &Lanes) -> Backpointers {
-    let (before, mut backpointers) = (*costs, [[0; RUNS]; STATES]);
-    for (state, cost) in costs.iter_mut().enumerate() {
-        *cost = [f32::INFINITY; RUNS];
-        for (predecessor, before) in before.iter().enumerate() {
-            let level = f32::from(TABLE[state | predecessor << 3]);
-            for lane in 0..RUNS {
-                // (level - x)² without x², which all paths share.
-                let sum = before[lane] + level * (level - 2.0 * x[lane]);
-                let way = f32::from_bits(sum.to_bits() & !TAG | predecessor as u32);
-                cost[lane] = if way < cost[lane] { way } else { cost[lane] };
-            }
-        }
-        backpointers[state] = cost.map(|cost| (cost.to_bits() & TAG) as u8);
+/// The branch metric `(level - x)²` without `x²`, which all paths share: a constant, and a factor of
+/// x, `[predecessor][state]`.
+const SQUARES: [[f32; STATES]; STATES] = branches(false);
+const SLOPES: [[f32; STATES]; STATES] = branches(true);
+
+const fn branches(is_slope: bool) -> [[f32; STATES]; STATES] {
+    let (mut branches, mut w) = ([[0.0; STATES]; STATES], 0);
+    while w < LEVELS {
+        let level = TABLE[w] as f32;
+        branches[w >> 3][w & 7] = if is_slope { -2.0 * level } else { level * level };
+        w += 1;
     }
-    backpointers
+    branches
 }
 
-/// Returns the state of each run at its seam: that of the cheapest path across it.
-fn states_at_seam(x: &[Lanes; RUN]) -> [u8; RUNS] {
-    let mut costs = [[0.0; RUNS]; STATES];
+/// Advances the costs of all states by a value, in units of the levels. Returns the cheapest
+/// predecessor of each.
+fn step(costs: &mut [f32; STATES], x: f32) -> [u8; STATES] {
+    let before = std::mem::replace(costs, [f32::INFINITY; STATES]);
+    // The state is the inner index, so that the loop vectorizes.
+    for (predecessor, so_far) in before.into_iter().enumerate() {
+        let branches = SQUARES[predecessor].iter().zip(&SLOPES[predecessor]);
+        for (cost, (square, slope)) in costs.iter_mut().zip(branches) {
+            let sum = so_far + (square + slope * x);
+            let way = f32::from_bits(sum.to_bits() & !TAG | predecessor as u32);
+            *cost = if way < *cost { way } else { *cost };
+        }
+    }
+    costs.map(|cost| (cost.to_bits() & TAG) as u8)
+}
+
+/// A run in the order of its sequence.
+type Sequence = [f32; RUN];
+
+/// Returns the state at the seam of a run: that of the cheapest path across it.
+fn state_at_seam(x: &Sequence) -> u8 {
+    let mut costs = [0.0; STATES];
     for x in &x[RUN - SEAM_OVERLAP..] {
-        step(&mut costs, x);
+        step(&mut costs, *x);
     }
-    let behind: [_; SEAM_OVERLAP] = std::array::from_fn(|p| step(&mut costs, &x[p]));
-    std::array::from_fn(|lane| {
-        let cost = |state: &u8| costs[usize::from(*state)][lane];
-        let best = (0..STATES as u8).min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("some states");
-        behind.iter().rev().fold(best, |state, backpointers| backpointers[usize::from(state)][lane])
-    })
+    let behind: [_; SEAM_OVERLAP] = std::array::from_fn(|p| step(&mut costs, x[p]));
+    let cost = |state: &u8| costs[usize::from(*state)];
+    let best = (0..STATES as u8).min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("some states");
+    behind.iter().rev().fold(best, |state, backpointers| backpointers[usize::from(state)])
 }
 
-/// Returns the indices of the cheapest rings through the values of a block, in units of the levels.
-fn encode_rings(y: &[f32; LEN]) -> [u8; LEN] {
-    let x: [Lanes; RUN] = std::array::from_fn(|p| std::array::from_fn(|run| y[RUN * run + value_at(p)]));
-    let seams = states_at_seam(&x);
-    let mut costs = [[FORBIDDEN; RUNS]; STATES];
-    for (lane, seam) in seams.iter().enumerate() {
-        costs[usize::from(*seam)][lane] = 0.0;
-    }
-    let backpointers = x.map(|x| step(&mut costs, &x));
-    let mut indices = [0; LEN];
-    for (run, mut state) in seams.into_iter().enumerate() {
-        for (p, backpointers) in backpointers.iter().enumerate().rev() {
-            indices[RUN * run + value_at(p)] = state;
-            state = backpointers[usize::from(state)][run];
-        }
+/// Returns the indices of the cheapest ring through a run that has state `seam` at its seam.
+fn encode_ring(x: &Sequence, seam: u8) -> [u8; RUN] {
+    let mut costs = [FORBIDDEN; STATES];
+    costs[usize::from(seam)] = 0.0;
+    let backpointers = x.map(|x| step(&mut costs, x));
+    let (mut state, mut indices) = (seam, [0; RUN]);
+    for (p, backpointers) in backpointers.iter().enumerate().rev() {
+        indices[value_at(p)] = state;
+        state = backpointers[usize::from(state)];
     }
     indices
 }
@@ -167,14 +168,22 @@ fn block_levels(indices: &[u8; LEN]) -> [i8; LEN] {
 fn fit(y: &[f32; LEN]) -> Coded {
     let squares: f64 = y.iter().map(|&v| f64::from(v).powi(2)).sum();
     let unit = (squares / LEN as f64).sqrt() / f64::from(STEPS_PER_SIGMA);
-    let mut best = Coded { scale: f16::ZERO, indices: encode_rings(&[0.0; LEN]) };
+    let mut best = Coded { scale: f16::ZERO, indices: [0; LEN] };
     let (mut best_error, mut scale) = (squares, to_f16(unit as f32 / UNIT));
+    // A little more or less of the scale leaves the state at a seam as it is.
+    let mut seams = None;
     for _ in 0..ROUNDS {
         let unit = scale.to_f32() * UNIT;
         if unit <= 0.0 {
             break;
         }
-        let indices = encode_rings(&y.map(|v| v / unit));
+        let runs: [Sequence; RUNS] =
+            std::array::from_fn(|run| std::array::from_fn(|p| y[RUN * run + value_at(p)] / unit));
+        let seams = *seams.get_or_insert_with(|| runs.map(|x| state_at_seam(&x)));
+        let mut indices = [0; LEN];
+        for ((x, seam), indices) in runs.iter().zip(seams).zip(indices.as_chunks_mut::<RUN>().0) {
+            *indices = encode_ring(x, seam);
+        }
         let (mut yc, mut cc) = (0.0, 0.0);
         for (&v, level) in y.iter().zip(block_levels(&indices)) {
             yc += f64::from(v) * f64::from(level);
@@ -315,8 +324,9 @@ mod tests {
         for _ in 0..50 {
             let mut y = [0.0; LEN];
             random.fill_gaussian(&mut y, f64::from(STEPS_PER_SIGMA));
-            got += squares(&y, &block_levels(&encode_rings(&y)));
             for run in y.as_chunks::<RUN>().0 {
+                let x = std::array::from_fn(|p| run[value_at(p)]);
+                got += squares(run, &levels(&encode_ring(&x, state_at_seam(&x))));
                 best += (0..STATES).map(|seam| cheapest(run, seam)).fold(f64::INFINITY, f64::min);
             }
         }
