@@ -186,7 +186,12 @@ static RECIPES: [Recipe; 23] = [
     mix("nvfp4", NVFP4, 39, &[]),
     mix("tq3_1s", TQ3_1S, 43, &[]),
     mix("tq4_1s", TQ4_1S, 44, &[]),
-    mix("tq3t", TQ3T, TQ3T_FILE_TYPE, &[]),
+    mix(
+        "tq3t",
+        TQ3T,
+        TQ3T_FILE_TYPE,
+        &[Rule(Role::Value, Layers::All, Models::All, Q4K), Rule(Role::Attended, Layers::All, Other, Q4K)],
+    ),
 ];
 
 /// Kvant's own, as the type is.
@@ -517,6 +522,7 @@ mod tests {
             ("q5_K_S", all(Q5K), all(Q5K), Q5K, Q5K),
             ("q6_K", all(Q6K), all(Q6K), Q6K, Q6K),
             ("q4_0", all(Q4_0), all(Q4_0), Q4_0, Q4_0),
+            ("tq3t", all(Q4K), all(TQ3T), Q4K, TQ3T),
             ("iq4_xs", all(IQ4XS), first(3, Q5K, IQ4XS), IQ4XS, IQ4XS),
         ];
         for (mix, values, down, attended, rest) in table {
