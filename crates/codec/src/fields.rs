@@ -52,8 +52,8 @@ pub struct FieldSpec {
     pub float: Option<ByteFloat>,
     /// Whether the block has a factor in f32.
     pub has_factor: bool,
-    /// The levels by a code and its predecessor ([`crate::tq3t`]), in the rotated format whose codes
-    /// have one.
+    /// The levels by a code and its predecessor ([`crate::tq3t`]), in the rotated format whose
+    /// codes have one.
     pub trellis: Option<&'static [i8; LEVELS]>,
 }
 

@@ -99,8 +99,8 @@ const FORBIDDEN: f32 = 1e9;
 /// wins.
 const TAG: u32 = STATES as u32 - 1;
 
-/// The branch metric `(level - x)²` without `x²`, which all paths share: a constant, and a factor of
-/// x, `[predecessor][state]`.
+/// The branch metric `(level - x)²` without `x²`, which all paths share: a constant, and a factor
+/// of x, `[predecessor][state]`.
 const SQUARES: [[f32; STATES]; STATES] = branches(false);
 const SLOPES: [[f32; STATES]; STATES] = branches(true);
 

@@ -130,8 +130,8 @@ impl Balance {
         self.tensors.get(name)
     }
 
-    /// Adds the factors of a group of a layer, where some of its matrices become rotated and all can
-    /// be written anew.
+    /// Adds the factors of a group of a layer, where some of its matrices become rotated and all
+    /// can be written anew.
     fn add(
         &mut self,
         gguf: &Gguf,
@@ -293,7 +293,7 @@ mod tests {
 
     /// Multiplied with the factors of both sides, every product is what it was.
     #[test]
-    fn what_columns_are_multiplied_with_the_layer_before_is_divided_by() {
+    fn the_layer_before_absorbs_what_columns_gain() {
         let gguf = file("llama", None);
         let balance = balance(&gguf, DType::TQ3T);
         let factors = |name: &str| balance.factors(&format!("blk.0.{name}")).unwrap().clone();

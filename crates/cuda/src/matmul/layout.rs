@@ -1,7 +1,7 @@
 //! Layout of weight rows in device memory.
 //!
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
-//! q8_0, q4_0, q5_0, q3_K, q6_K, iq4_nl and tq3t are 2 bytes longer than that, those of mxfp4 one, of
+//! q8_0, q4_0, q5_0, q3_K, q6_K, iq4_nl and tq3t are 2 bytes longer than that, of mxfp4 one, of
 //! nvfp4, q4_g128 and fp8_g128 four, of iq4_xs eight and of nvfp4_g256 20: these bytes, scales,
 //! move behind the last block of the row, so that the codes are aligned for reads of 4 or 16 bytes.
 //! A row of blocks takes a multiple of 16 bytes.

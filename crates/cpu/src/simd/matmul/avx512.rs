@@ -15,8 +15,8 @@ const LIFT: f32 = 12_582_912.0;
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: tokens that are `Wide` exist only on a CPU with the features of AVX-512; memory is
-        // read and written through array references of the full width, without any need for
+        // SAFETY: tokens that are `Wide` exist only on a CPU with the features of AVX-512; memory
+        // is read and written through array references of the full width, without any need for
         // alignment.
         unsafe { $($body)* }
     };

@@ -26,7 +26,7 @@
 //! | 2 | 2: line i, bits 2k = group 4i + k | |
 //! | 5, 6 | as 4 bits | 5: one line, bit g = fifth bit of group g; 6: as 2 bits |
 //! | 3 | as 2 bits | one line, bit g = third bit of group g |
-//! | 3, tq3t | 3: line t, bits 0 = group 2t + 1, bits 3 = group 2t, bits 6 = two bits of groups 7 and 6 | |
+//! | 3, tq3t | 3: line t, group 2t + 1, then 2t; upper two bits = a third of groups 7 and 6 | |
 //!
 //! **Headers.** `h[i]` is the i-th f16 or byte of the line, `row` 0..16, `s` a sub-block.
 //!
@@ -50,10 +50,11 @@
 //! (1) d and dmin: f16 `[row]`, `[16 + row]`. (2) Byte `[16·s + row]` for s < 4, high half for
 //! s + 4. (3) Bits 0: sc s, 2: sc s + 4, 4: sm s, 6: sm s + 4.
 //!
-//! Codes of iq1, iq2 and from iq4_nl on are indices (of tq3t with their predecessors); kernels look them up in registers
-//! ([`TABLE`](crate::simd::matmul::format::WeightFormat::TABLE)) and multiply the resulting bytes.
-//! Weights of tq3_1s, tq4_1s and tq3t are rotated, so they are multiplied with activations rotated in the
-//! same way.
+//! Codes of iq1, iq2 and from iq4_nl on are indices, of tq3t with their predecessors; kernels look
+//! them up in registers ([`TABLE`](crate::simd::matmul::format::WeightFormat::TABLE)) and multiply
+//! the resulting bytes.
+//! Weights of tq3_1s, tq4_1s and tq3t are rotated, so they are multiplied with activations rotated
+//! in the same way.
 //!
 //! Scales stay as stored (q3_K and iq4_xs + 32, q6_K + 128), so nothing is rounded: a panel holds
 //! the bits of the file in another order, and takes no more space than the file (iq4_xs 2.9 %, q3_K

@@ -34,8 +34,8 @@ pub(super) fn put<'a>(spec: FieldSpec, lines: &mut [Line], codes: impl Fn(usize)
     }
 }
 
-/// Writes codes with predecessors: in line t pair t of groups, the second in the low bits, and above
-/// it two bits of the fourth pair.
+/// Writes codes with predecessors: in line t pair t of groups, the second in the low bits, and
+/// above it two bits of the fourth pair.
 fn put_pairs(lines: &mut [Line], groups: &[[u8; 64]; GROUPS]) {
     let pair = |m: usize, j: usize| groups[2 * m + 1][j] | groups[2 * m][j] << 3;
     for (t, line) in lines.iter_mut().enumerate() {
