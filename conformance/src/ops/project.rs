@@ -39,6 +39,7 @@ fn widths(dtype: DType) -> &'static [usize] {
         1 => &[1, 2, 7, 16, 129, 300],
         32 => &[32, 64, 96, 512, 544],
         64 => &[64, 128, 192, 512, 576],
+        128 => &[128, 512, 1152],
         _ => &[256, 512, 1280],
     }
 }
@@ -64,7 +65,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
             bad_numbers_stay_visible(subject, dtype, bad, rows);
         }
     }
-    for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::IQ4NL, DType::TQ4_1S] {
+    for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::IQ4NL, DType::TQ4_1S, DType::TQ3T] {
         for rows in [6, 20] {
             inputs_of_any_size_keep_their_precision(subject, dtype, rows);
         }
@@ -96,7 +97,7 @@ fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
     for group in x.as_chunks_mut::<32>().0 {
         group.iter_mut().for_each(|v| *v = v.max(-127.0));
         group[7] = 127.0;
-        if FieldSpec::of(dtype).is_some_and(|spec| spec.book.is_some()) {
+        if FieldSpec::is_rotated(dtype) {
             Rotation::tq().inverse(group);
         }
     }

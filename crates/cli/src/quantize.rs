@@ -26,7 +26,7 @@ pub struct QuantizeArgs {
     place: ModelSourceArgs,
     /// GGUF file to write (replaced atomically), and the type of its weight matrices: f32 f16 bf16
     /// q8_0 q4_0 q4_1 q5_0 q5_1 q2_K q2_K_S q3_K_S q3_K_M q3_K_L q4_K_S q4_K_M q5_K_S q5_K_M q6_K
-    /// iq3_s iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s config_i
+    /// iq3_s iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s tq3t config_i
     #[arg(value_names = ["OUT", "TYPE"], num_args = 0..)]
     words: Vec<String>,
     /// Importance matrix (see kvant imatrix): errors count where inputs are large

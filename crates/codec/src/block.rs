@@ -6,7 +6,7 @@ use crate::finite::{clamp, to_f16};
 use crate::kfit::Importance;
 use crate::{
     Codebook, CodecError, DType, LevelTable, Trellis, block32, factored_fp4, fp4, fp8, grouped, iq, iq4,
-    kquant, tq, turbo,
+    kquant, tq, tq3t, turbo,
 };
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
@@ -92,6 +92,7 @@ fn encode_blocks(
         DType::NVFP4G256 => pack(values, bytes, factored_fp4::pack),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
+        DType::TQ3T => pack(values, bytes, tq3t::pack),
     }
     Ok(())
 }
@@ -145,6 +146,7 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::NVFP4G256 => unpack(bytes, values, factored_fp4::unpack),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
+        DType::TQ3T => unpack(bytes, values, tq3t::unpack),
     }
     Ok(())
 }
@@ -315,6 +317,7 @@ mod tests {
             (DType::IQ3X, 0.08399),
             (DType::TQ3_1S, 0.15099),
             (DType::TQ4_1S, 0.07264),
+            (DType::TQ3T, 0.1470),
         ] {
             let rmse = relative_rmse(&x, &round_trip(dtype, &x).1);
             assert!((rmse / want - 1.0).abs() <= 0.02, "{dtype}: {rmse}, measured {want}");
@@ -446,7 +449,7 @@ mod tests {
                 // A rotated constant is one spike per block, which the rotated formats cannot code
                 // well.
                 if dtype.code().is_some_and(|code| code.max_dims() == turbo::LEN)
-                    || matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
+                    || matches!(dtype, DType::TQ3_1S | DType::TQ4_1S | DType::TQ3T)
                 {
                     continue;
                 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Codebook, CodecError, Trellis, block32, factored_fp4, fp8, grouped};
+use crate::{Codebook, CodecError, Trellis, block32, factored_fp4, fp8, grouped, tq3t};
 
 /// A storage format for a row of numbers.
 ///
@@ -64,6 +64,9 @@ pub enum DType {
     TQ3_1S,
     /// 32 rotated values: two f16 scales, 4-bit codebook indices.
     TQ4_1S,
+    /// 128 values, rotated by 32: one f16 scale, 3-bit indices; a level depends on the index before
+    /// it too.
+    TQ3T,
     /// 128 rotated values: one f16 scale, 2-bit Lloyd-Max indices. KV only.
     Turbo2,
     /// 128 rotated values: one f16 scale, 3-bit Lloyd-Max indices. KV only.
@@ -80,7 +83,7 @@ pub enum DType {
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -107,6 +110,7 @@ impl DType {
         Self::IQ3X,
         Self::TQ3_1S,
         Self::TQ4_1S,
+        Self::TQ3T,
         Self::Turbo2,
         Self::Turbo3,
         Self::Turbo4,
@@ -172,8 +176,7 @@ impl DType {
     /// and iq1 to iq3x ([`crate::iq`]).
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may assign them another
-    /// meaning. Those of q4_g128, fp8_g128 and nvfp4_g256 are Kvant's
-    /// own.
+    /// meaning. Those of q4_g128, fp8_g128, nvfp4_g256 and tq3t are Kvant's own.
     pub const fn ggml_id(self) -> Option<u32> {
         self.format().ggml_id
     }
@@ -339,9 +342,10 @@ const fn trellis(trellis: Trellis) -> KvEncoding {
 const Q4G128_ID: u32 = 19_318;
 const FP8G128_ID: u32 = 19_319;
 const NVFP4G256_ID: u32 = 19_320;
+const TQ3T_ID: u32 = 19_321;
 
 /// The formats, in the order of [`DType`].
-static FORMATS: [FormatSpec; 31] = [
+static FORMATS: [FormatSpec; 32] = [
     format(DType::F32, "f32", Some(0), [1, 4], KvEncoding::Float),
     format(DType::F16, "f16", Some(1), [1, 2], KvEncoding::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], KvEncoding::Float),
@@ -374,6 +378,7 @@ static FORMATS: [FormatSpec; 31] = [
     format(DType::IQ3X, "iq3x", None, [256, 136], KvEncoding::No),
     format(DType::TQ3_1S, "tq3_1s", Some(45), [32, 16], KvEncoding::No),
     format(DType::TQ4_1S, "tq4_1s", Some(46), [32, 20], KvEncoding::No),
+    format(DType::TQ3T, "tq3t", Some(TQ3T_ID), [tq3t::LEN, tq3t::BYTES], KvEncoding::No),
     format(DType::Turbo2, "turbo2", None, [128, 34], book(Codebook::GAUSS2)),
     format(DType::Turbo3, "turbo3", None, [128, 50], book(Codebook::GAUSS3)),
     format(DType::Turbo4, "turbo4", None, [128, 66], book(Codebook::GAUSS4)),
@@ -437,6 +442,7 @@ mod tests {
             (DType::IQ3X, 256, 136, 4.25),
             (DType::TQ3_1S, 32, 16, 4.0),
             (DType::TQ4_1S, 32, 20, 5.0),
+            (DType::TQ3T, 128, 50, 3.125),
             (DType::Turbo2, 128, 34, 2.125),
             (DType::Turbo3, 128, 50, 3.125),
             (DType::Turbo4, 128, 66, 4.125),

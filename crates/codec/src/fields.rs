@@ -12,6 +12,7 @@
 //! mxfp4 nvfp4         value = float(sc) · level(code)              sub-blocks of 32, of 16
 //! nvfp4_g256          value = float(sc) · f · level(code)          sub-blocks of 16
 //! tq3_1s tq4_1s       value = level(code) · d of the half, then the inverse of Rotation::tq()
+//! tq3t                value = level(code, predecessor) · d, then the same
 //! ```
 //!
 //! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales
@@ -23,7 +24,8 @@ use crate::factored_fp4::FactoredBlock;
 use crate::fp4::ByteFloat;
 use crate::grouped::{self, GroupBlock};
 use crate::kfit::{MinBlock, SymBlock};
-use crate::{Codebook, DType, LevelTable, block32, fp4, iq, iq4, kquant, tq};
+use crate::trellis::LEVELS;
+use crate::{Codebook, DType, LevelTable, block32, fp4, iq, iq4, kquant, tq, tq3t};
 
 /// The meaning of a format's fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,6 +52,9 @@ pub struct FieldSpec {
     pub float: Option<ByteFloat>,
     /// Whether the block has a factor in f32.
     pub has_factor: bool,
+    /// The levels by a code and its predecessor ([`crate::tq3t`]), in the rotated format whose
+    /// codes have one.
+    pub trellis: Option<&'static [i8; LEVELS]>,
 }
 
 /// The fields of one block. Fields that a format lacks are 0.
@@ -101,6 +106,7 @@ impl FieldSpec {
             DType::Q4G128 => (4, 0, 32, 0, true),
             DType::TQ3_1S => (3, 0, 16, 0, false),
             DType::TQ4_1S => (4, 0, 16, 0, false),
+            DType::TQ3T => (3, 0, 32, 0, false),
             _ => return None,
         };
         let float = match dtype {
@@ -120,10 +126,17 @@ impl FieldSpec {
             table,
             float,
             has_factor: matches!(dtype, DType::NVFP4G256),
+            trellis: if matches!(dtype, DType::TQ3T) { Some(&tq3t::TABLE) } else { None },
         })
     }
 
-    /// Returns the levels of the codes of `dtype`, if its weights are stored rotated.
+    /// Returns whether weights of `dtype` are stored rotated by [`crate::Rotation::tq`].
+    #[inline]
+    pub const fn is_rotated(dtype: DType) -> bool {
+        matches!(dtype, DType::TQ3_1S | DType::TQ4_1S | DType::TQ3T)
+    }
+
+    /// Returns the levels of the codes of `dtype`, if they are those of a scalar codebook.
     #[inline]
     pub const fn book_of(dtype: DType) -> Option<Codebook> {
         match dtype {
@@ -185,6 +198,10 @@ impl Fields {
             }
             DType::TQ3_1S => self.set_halves(tq::scaled_indices_tq3(sized(block))),
             DType::TQ4_1S => self.set_halves(tq::scaled_indices_tq4(sized(block))),
+            DType::TQ3T => {
+                let block = tq3t::read(sized(block));
+                (self.scale, *self.first_codes()) = (block.scale, block.indices);
+            }
             _ => panic!("{dtype} has no fields"),
         }
     }
@@ -230,6 +247,10 @@ impl Fields {
             }
             DType::TQ3_1S => out.copy_from_slice(&halves(&Codebook::TQ3)),
             DType::TQ4_1S => out.copy_from_slice(&halves(&Codebook::GAUSS4)),
+            DType::TQ3T => {
+                let indices = std::array::from_fn(|j| self.codes[j]);
+                out.copy_from_slice(&tq3t::Coded { scale: self.scale, indices }.decode());
+            }
             _ => panic!("{dtype} has no fields"),
         }
     }
@@ -355,11 +376,13 @@ mod tests {
             let fields = Fields::read(dtype, &block);
             fields.decode(dtype, &mut values);
             let (d, m) = (fields.scale.to_f32(), fields.min.to_f32());
-            if spec.book.is_some() {
+            if FieldSpec::is_rotated(dtype) {
                 Rotation::tq().forward(&mut values);
             }
             for (j, &value) in values.iter().enumerate() {
+                let levels = |run: usize| tq3t::levels(&fields.codes.as_chunks().0[run]);
                 let code = match spec.table {
+                    None if spec.trellis.is_some() => f32::from(levels(j / 32)[j % 32]),
                     Some(table) => f32::from(table.levels()[usize::from(fields.codes[j])]) * table.unit(),
                     None => f32::from(fields.codes[j]) - f32::from(spec.zero),
                 };
@@ -370,6 +393,7 @@ mod tests {
                         spec.float.unwrap().to_f32(fields.sub_scales[sub]) * factor * code
                     }
                     (Some(book), _) => book.levels()[usize::from(fields.codes[j])] * [d, m][sub],
+                    _ if spec.trellis.is_some() => d * tq3t::UNIT * code,
                     (None, block32::LEN) => d * code + m,
                     _ => {
                         let scale = f32::from(fields.sub_scales[sub]) - f32::from(spec.scale_zero);

@@ -72,6 +72,7 @@ const fn f16_scale_offsets(dtype: DType) -> &'static [usize] {
         DType::F32 | DType::F16 | DType::BF16 => &[],
         DType::MXFP4 | DType::NVFP4 | DType::FP8G128 | DType::NVFP4G256 => &[],
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::Q4G128 | DType::IQ4NL | DType::IQ4XS => &[0],
+        DType::TQ3T => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],
         DType::Q2K => &[80, 82],
         DType::Q3K => &[108],

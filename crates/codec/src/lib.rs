@@ -9,7 +9,7 @@
 //! | [`DType`] | the formats and their sizes in bytes |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
 //! | [`fields`] | codes and scales of a block as stored, for devices that repack weights |
-//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`tq`], [`turbo`] | data sheets by family |
+//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`tq`], [`tq3t`], [`turbo`] | data sheets |
 //! | [`grouped`], [`fp4`], [`factored_fp4`], [`fp8`] | those of other programs' checkpoints |
 //! | [`rotation`] | the signed Hadamard rotation applied before the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | Lloyd-Max tables of N(0, 1), and the solver that verifies them |
@@ -57,6 +57,7 @@ pub mod step;
 mod table;
 pub mod tile;
 pub mod tq;
+pub mod tq3t;
 pub mod trellis;
 pub mod turbo;
 pub mod two_axis;

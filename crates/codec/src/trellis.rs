@@ -231,7 +231,7 @@ pub const fn previous_dim(n: usize, dim: usize) -> usize {
 }
 
 /// Builds a table from its first half: the second half is the first reversed and negated.
-const fn mirrored(half: &[i8; LEVELS / 2]) -> [i8; LEVELS] {
+pub(crate) const fn mirrored(half: &[i8; LEVELS / 2]) -> [i8; LEVELS] {
     let mut all = [0; LEVELS];
     let mut i = 0;
     while i < LEVELS / 2 {

@@ -8,6 +8,7 @@
 //! | [`synthetic`] | a GGUF file in memory with the shape of a published model and random weights |
 #![forbid(unsafe_code)]
 
+mod balance;
 mod error;
 mod importance;
 mod quantize;

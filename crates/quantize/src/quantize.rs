@@ -7,6 +7,7 @@ use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, encode_iq3_s, print
 use kvant_model::check_finite;
 use kvant_model::retype::{for_rows, is_matrix, recode};
 
+use crate::balance::{Balance, Factors};
 use crate::error::QuantizeError;
 use crate::importance::ImportanceMatrix;
 use crate::recipe::Recipe;
@@ -96,16 +97,20 @@ pub fn quantize<'a>(
             writer.add_tensor(&name, &[scales.len()], DType::F32)?;
         }
     }
+    let becomes: Vec<Option<DType>> = tensors().map(|(_, becomes)| becomes).collect();
+    let balance =
+        importance.map_or(Ok(Balance::default()), |importance| Balance::of(gguf, &becomes, importance))?;
     let mut n_weighted = 0;
     writer.save(path, |sink| {
         for (info, becomes) in tensors() {
             let data = gguf.data(info);
             check_finite(info, &data)?;
-            match becomes {
+            let factors = balance.factors(&info.name);
+            match becomes.or(factors.map(|_| info.dtype)) {
                 Some(dtype) => {
                     let of = importance.map_or(Ok(None), |importance| importance.mean_squares(info))?;
                     n_weighted += usize::from(of.is_some());
-                    sink.bytes(&info.name, &encoded(info, &data, of.as_deref(), dtype)?)?;
+                    sink.bytes(&info.name, &encoded(info, &data, of.as_deref(), factors, dtype)?)?;
                 }
                 None => sink.bytes(&info.name, &gguf.stored_data(info))?,
             }
@@ -121,18 +126,25 @@ pub fn quantize<'a>(
     Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &requested), n_weighted })
 }
 
-/// Returns the values of a tensor in another type. `importance` is that of the columns of each of
-/// its matrices, `[n_matrices, n_in]`.
+/// Returns the values of a tensor, times `factors`, in another type. `importance` is that of the
+/// columns of each of its matrices, `[n_matrices, n_in]`.
 fn encoded(
     info: &TensorInfo,
     data: &[u8],
     importance: Option<&[f32]>,
+    factors: Option<&Factors>,
     dtype: DType,
 ) -> Result<Vec<u8>, CodecError> {
     let block = stored_block(dtype);
-    let (n_in, per_matrix) = (info.row_len(), info.row_len() * info.shape[1]);
+    let (n_in, per_matrix) = (info.row_len(), info.row_len() * info.shape.get(1).copied().unwrap_or(1));
     let of = |value: usize| importance.map(|all| all[value / per_matrix * n_in + value % n_in]);
     recode(info.dtype, data, info.elements(), block, |first, values, out| {
+        let scaled = factors.map(|factors| {
+            let mut scaled = values.to_vec();
+            factors.apply(n_in, first, &mut scaled);
+            scaled
+        });
+        let values = scaled.as_deref().unwrap_or(values);
         let weights: Option<Vec<f32>> = (first..first + values.len()).map(of).collect();
         match (dtype, &weights) {
             (DType::IQ3, weights) => encode_iq3_s(values, weights.as_deref(), out),

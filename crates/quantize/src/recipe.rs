@@ -18,7 +18,8 @@ use crate::quantize::{stored_block, stored_name};
 use crate::recipe_file::{self, RecipeFile, RecipeFileError};
 
 use DType::{
-    IQ3, IQ4NL, IQ4XS, MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S,
+    IQ3, IQ4NL, IQ4XS, MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ3T,
+    TQ4_1S,
 };
 
 /// The type of each weight matrix: [`Recipe::from`] a type applies it to all of them,
@@ -91,7 +92,7 @@ const ALWAYS: [Rule; 2] =
     [Rule(Role::Value, Layers::All, EightExperts, Q8_0), Rule(Role::Key, Layers::All, EightExperts, Q8_0)];
 
 /// All mixes.
-static RECIPES: [Recipe; 22] = [
+static RECIPES: [Recipe; 23] = [
     mix("q8_0", Q8_0, 7, &[]),
     // Types with minima are better in the first layers, but only with importance.
     mix("q4_0", Q4_0, 2, &[Rule(Role::Down, Layers::Part(8), Weighted, Q4_1)]),
@@ -185,7 +186,16 @@ static RECIPES: [Recipe; 22] = [
     mix("nvfp4", NVFP4, 39, &[]),
     mix("tq3_1s", TQ3_1S, 43, &[]),
     mix("tq4_1s", TQ4_1S, 44, &[]),
+    mix(
+        "tq3t",
+        TQ3T,
+        TQ3T_FILE_TYPE,
+        &[Rule(Role::Value, Layers::All, Models::All, Q4K), Rule(Role::Attended, Layers::All, Other, Q4K)],
+    ),
 ];
+
+/// Kvant's own, as the type is.
+const TQ3T_FILE_TYPE: u32 = 19_321;
 
 const IQ4: [Rule; 3] = [
     Rule(Role::Value, Layers::All, Grouped, Q5K),
@@ -512,6 +522,7 @@ mod tests {
             ("q5_K_S", all(Q5K), all(Q5K), Q5K, Q5K),
             ("q6_K", all(Q6K), all(Q6K), Q6K, Q6K),
             ("q4_0", all(Q4_0), all(Q4_0), Q4_0, Q4_0),
+            ("tq3t", all(Q4K), all(TQ3T), Q4K, TQ3T),
             ("iq4_xs", all(IQ4XS), first(3, Q5K, IQ4XS), IQ4XS, IQ4XS),
         ];
         for (mix, values, down, attended, rest) in table {

@@ -16,7 +16,7 @@ pub enum Isa {
     AvxVnni(AvxVnni),
     /// 512-bit kernels.
     Avx512(Avx512),
-    /// 512-bit kernels with lookups among 64 bytes, which speed up the trellis-coded KV types.
+    /// 512-bit kernels with lookups among 64 bytes, which speed up the trellis-coded types.
     Avx512Vbmi(Avx512Vbmi),
     /// The matrix unit for the GEMMs and the attention of prefill, with the bits of the 512-bit
     /// kernels; the 512-bit kernels for everything else.
@@ -72,15 +72,6 @@ impl Isa {
         })
     }
 
-    /// Returns the set whose kernels multiply weights: lookups among 64 bytes make no difference
-    /// there.
-    pub(crate) fn of_products(self) -> Self {
-        match self {
-            Self::Avx512Vbmi(token) => Self::Avx512(token.into()),
-            isa => isa,
-        }
-    }
-
     /// Returns the set of the vector kernels beside a matrix unit, which run everything but matrix
     /// products.
     pub(crate) fn of_vectors(self) -> Self {
@@ -103,10 +94,12 @@ impl Isa {
         self.has_matrix_unit() || matches!(self, Self::I8mm(_)) && Bf16::detect().is_some()
     }
 
-    /// Returns the instructions of kernels that multiply bytes, for `kvant doctor`.
-    pub(crate) fn name_of_byte_products(self) -> &'static str {
-        match self {
-            Self::Avx512(_) => "avx512vnni",
+    /// Returns the instructions of kernels that multiply bytes, and before `look_up` them among 64,
+    /// for `kvant doctor`.
+    pub(crate) fn name_of_byte_products(self, look_up: bool) -> &'static str {
+        match self.of_vectors() {
+            Self::Avx512Vbmi(_) if look_up => "avx512vbmi",
+            Self::Avx512(_) | Self::Avx512Vbmi(_) => "avx512vnni",
             isa => isa.name(),
         }
     }

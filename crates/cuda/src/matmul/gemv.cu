@@ -240,7 +240,7 @@ __device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot
         int dot = 0;
 #pragma unroll
         for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
-#if IS_ROTATED
+#if HAS_TWO_BYTES
         dot *= 256;
 #pragma unroll
         for (int k = 0; k < 4; k++) dot = __dp4a((int)w.low[4 * h + k], (int)words[k], dot);

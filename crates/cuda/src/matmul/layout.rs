@@ -1,7 +1,7 @@
 //! Layout of weight rows in device memory.
 //!
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
-//! q8_0, q4_0, q5_0, q3_K, q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of
+//! q8_0, q4_0, q5_0, q3_K, q6_K, iq4_nl and tq3t are 2 bytes longer than that, of mxfp4 one, of
 //! nvfp4, q4_g128 and fp8_g128 four, of iq4_xs eight and of nvfp4_g256 20: these bytes, scales,
 //! move behind the last block of the row, so that the codes are aligned for reads of 4 or 16 bytes.
 //! A row of blocks takes a multiple of 16 bytes.
@@ -70,7 +70,7 @@ fn exponent_of(largest_bits: u32) -> i32 {
 /// Returns the bytes of a block that move.
 fn moved(dtype: DType) -> Option<Range<usize>> {
     match dtype.layout() {
-        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => Some(0..2),
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL | DType::TQ3T => Some(0..2),
         DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2..dtype.block_bytes()),
         DType::IQ4XS => Some(0..8),
         DType::MXFP4 => Some(0..1),

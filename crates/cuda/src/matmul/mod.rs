@@ -3,8 +3,8 @@
 //! Few rows, quantized weights: `x` as signed bytes with one scale per 32, int8 products. The
 //! kernel for one row (GEMV, `gemv.cu`) normalizes and quantizes it on the fly, more rows
 //! (`skinny_q8.cu`) come from `quantize.cu`. The gate of a feed-forward layer is fused. Level
-//! tables are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated
-//! instead of the weights.
+//! tables are looked up; the codebooks of tq3_1s and tq4_1s become two bytes. For the rotated types
+//! `x` is rotated instead of the weights.
 //!
 //! Few rows, float weights (`skinny_f32.cu`): f32 throughout.
 //!
@@ -17,7 +17,7 @@
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
 use kvant_codec::fields::FieldSpec;
-use kvant_codec::{Codebook, DType, LevelTable, Rotation};
+use kvant_codec::{Codebook, DType, LevelTable, Rotation, tq3t};
 
 use crate::constants::Constants;
 use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
@@ -88,7 +88,7 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 26] = [
+pub(crate) const TYPES: [DType; 27] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -115,6 +115,7 @@ pub(crate) const TYPES: [DType; 26] = [
     DType::IQ3X,
     DType::TQ3_1S,
     DType::TQ4_1S,
+    DType::TQ3T,
 ];
 
 /// Returns the constants of `weights.cuh`: the type numbers, and the bytes of their blocks without
@@ -283,11 +284,6 @@ fn is_quantized(dtype: DType) -> bool {
     !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
 }
 
-/// Returns whether the type's weights are stored rotated.
-fn is_rotated(dtype: DType) -> bool {
-    matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
-}
-
 /// Returns every variant to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
@@ -314,6 +310,7 @@ impl Levels {
     fn of(dtype: DType) -> Self {
         match FieldSpec::of(dtype) {
             Some(FieldSpec { table: Some(table), .. }) => Self::of_table(table),
+            Some(FieldSpec { trellis: Some(levels), .. }) => Self::of_windows(levels),
             _ => Self::of_book(dtype),
         }
     }
@@ -324,6 +321,16 @@ impl Levels {
             high[i / 4] |= u32::from(*level as u8) << (i % 4 * 8);
         }
         Self { high, low: [0; 4], unit: table.unit(), signs: 0 }
+    }
+
+    /// The levels of windows below 32, of which those above are the mirror image.
+    fn of_windows(levels: &[i8; 64]) -> Self {
+        let mut words = [[0; 4]; 2];
+        for (i, level) in levels[..32].iter().enumerate() {
+            words[i / 16][i % 16 / 4] |= u32::from(*level as u8) << (i % 4 * 8);
+        }
+        let [high, low] = words;
+        Self { high, low, unit: tq3t::UNIT, signs: Rotation::tq().before() as u32 }
     }
 
     fn of_book(dtype: DType) -> Self {
@@ -544,7 +551,7 @@ fn params(
             (params.codes, params.scales) = (halves.halves, halves.factors);
         }
         KernelKind::SkinnyQ8 { .. } => {
-            let quantized = x.quantized(cx, is_rotated(p.dtype))?;
+            let quantized = x.quantized(cx, FieldSpec::is_rotated(p.dtype))?;
             (params.codes, params.scales, params.sums) = (quantized.codes, quantized.scales, quantized.sums);
         }
         KernelKind::SkinnyF32 { .. } => params.x = x.plain(cx)?,

@@ -49,7 +49,7 @@ struct Scales {
 // Shared memory of a warp.
 struct Warp {
     u8 stages[2][FEATURES * PITCH];
-    uint4 codes[IS_ROTATED ? 2 : 1][2][2][2][16];  // [high, low][features / 16][group][half]
+    uint4 codes[HAS_TWO_BYTES ? 2 : 1][2][2][2][16];  // [high, low][features / 16][group][half]
     Scales scales[2][2][16];
 };
 
@@ -124,7 +124,7 @@ __device__ __forceinline__ void decode_pair(const MatmulParams& p, Warp& warp, c
         for (u32 h = 0; h < 2; h++) {
             warp.codes[0][tile][second][h][row] =
                 make_uint4(group.codes[4 * h], group.codes[4 * h + 1], group.codes[4 * h + 2], group.codes[4 * h + 3]);
-#if IS_ROTATED
+#if HAS_TWO_BYTES
             warp.codes[1][tile][second][h][row] =
                 make_uint4(group.low[4 * h], group.low[4 * h + 1], group.low[4 * h + 2], group.low[4 * h + 3]);
 #endif
@@ -208,7 +208,7 @@ __device__ __forceinline__ void multiply_half(int (&d)[4], u32 upper, u32 lower,
 
 // Computes the products of half `h` of a group, or of all of it, as floats.
 __device__ __forceinline__ void dots(const u32 (&high)[4], const u32 (&low)[4], const u32 (&b)[2], u32 h, float (&of)[4]) {
-#if IS_ROTATED
+#if HAS_TWO_BYTES
     int d[4] = {0, 0, 0, 0};
     multiply_half(d, high[2 * h], high[2 * h + 1], b[h]);
 #pragma unroll
@@ -239,7 +239,7 @@ __device__ __forceinline__ void multiply_group(const Warp& warp, u32 second, con
     for (u32 tile = 0; tile < 2; tile++) {
         u32 high[4], low[4] = {0, 0, 0, 0};
         load_matrices(high, (const u16*)(&warp.codes[0][tile][second][0][0] + lane), false);
-#if IS_ROTATED
+#if HAS_TWO_BYTES
         load_matrices(low, (const u16*)(&warp.codes[1][tile][second][0][0] + lane), false);
 #endif
         Scales w[2] = {warp.scales[tile][second][lane / 4], warp.scales[tile][second][lane / 4 + 8]};

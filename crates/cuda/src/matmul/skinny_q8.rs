@@ -1,8 +1,9 @@
 //! Compiles and launches the kernel for few rows and quantized weights (`skinny_q8.cu`).
 
 use kvant_codec::DType;
+use kvant_codec::fields::FieldSpec;
 
-use super::{EXPERT_TILES_HEADER, WEIGHTS_HEADER, is_rotated, layout, quantized_constants};
+use super::{EXPERT_TILES_HEADER, WEIGHTS_HEADER, layout, quantized_constants};
 use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::{Define, Source, gate};
 
@@ -37,7 +38,7 @@ fn warp_bytes(dtype: DType) -> u32 {
     let stages = 2 * FEATURES as usize * pitch;
     // Two groups of each feature: codes of one or two bytes, scales and minimums of one or two
     // halves of a group.
-    let decoded = 2 * FEATURES as usize * if is_rotated(dtype) { 64 + 16 } else { 32 + 16 };
+    let decoded = 2 * FEATURES as usize * if FieldSpec::book_of(dtype).is_some() { 64 + 16 } else { 32 + 16 };
     (stages + decoded) as u32
 }
 

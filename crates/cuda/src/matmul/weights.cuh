@@ -1,6 +1,6 @@
-// Reads 32 consecutive weights of any type
-// (crates/codec/src/{block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,tq}.rs have the layouts). TYPE
-// is one of the type numbers of matmul/mod.rs.
+// Reads 32 consecutive weights of any type; the layouts are in crates/codec/src:
+// {block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,tq,tq3t}.rs. TYPE is one of the type numbers of
+// matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
@@ -10,7 +10,9 @@
 #include "expert_tiles.cuh"
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16 || TYPE == FP8_G128)
-#define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
+#define IS_ROTATED (HAS_TWO_BYTES || TYPE == TQ3T)
+// Whether codes have two bytes.
+#define HAS_TWO_BYTES (TYPE == TQ3_1S || TYPE == TQ4_1S)
 // Whether codes are indices of a table of signed bytes.
 #define HAS_TABLE (TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4 || IS_NVFP4 || TYPE == IQ1 || TYPE == IQ2)
 // Whether scales are E4M3, of 16 weights each.
@@ -21,7 +23,7 @@
 // Whether groups of 32 are stored in blocks of eight, and share bytes there.
 #define IS_IN_EIGHTS (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K)
 // Whether the two halves of 32 weights have separate scales.
-#define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || IS_NVFP4 || IS_ROTATED)
+#define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || IS_NVFP4 || HAS_TWO_BYTES)
 // Whether a code of zero is another value than 0.
 #define HAS_MIN (TYPE != Q8_0 && !HAS_TABLE && !IS_ROTATED)
 
@@ -31,7 +33,7 @@ __device__ __forceinline__ u32 word_at(const u8* p) { return *(const u32*)p; }
 // The data of types with codebooks or tables besides the bytes.
 struct Codebook {
     u32 high[4];  // bytes h of the levels, level = (256 h + l) unit, or h of a table
-    u32 low[4];   // bytes l
+    u32 low[4];   // bytes l; with `high`, those of windows below 32 of tq3t
     float unit;   // the value of level 1
     u32 signs;  // of the rotation, before its butterfly
 };
@@ -108,7 +110,7 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
 // to a word.
 struct Group {
     u32 codes[8];
-#if IS_ROTATED
+#if HAS_TWO_BYTES
     u32 low[8];  // a code is 256 codes + low
 #endif
     float scale[2];
@@ -152,6 +154,24 @@ __device__ __forceinline__ void look_up_word(const u32 (&table)[4], u32 word, u3
 // Returns the levels of the four codes in a word, a byte each.
 __device__ __forceinline__ u32 look_up_bytes(const u32 (&table)[4], u32 word) {
     return look_up(table, __byte_perm(word | word >> 4, 0, 0x4420));
+}
+#endif
+
+#if TYPE == TQ3T
+// Returns 255 in each byte whose bit `bit` is set.
+__device__ __forceinline__ u32 bytes_with(u32 bytes, u32 bit) { return (bytes >> bit & 0x01010101) * 255; }
+
+// Returns `a` in the bytes of `mask`, and `b` in the others.
+__device__ __forceinline__ u32 choose(u32 mask, u32 a, u32 b) { return a & mask | b & ~mask; }
+
+// Returns the levels of four windows of six bits: level 63 - w is minus level w.
+__device__ __forceinline__ u32 look_up_windows(const Codebook& book, u32 windows) {
+    u32 upper = bytes_with(windows, 5), w = windows ^ upper & 0x3f3f3f3f, codes = w & 0x07070707;
+    u32 index = __byte_perm(codes | codes >> 4, 0, 0x4420), odd = bytes_with(w, 3);
+    u32 first = choose(odd, __byte_perm(book.high[2], book.high[3], index), __byte_perm(book.high[0], book.high[1], index));
+    u32 second = choose(odd, __byte_perm(book.low[2], book.low[3], index), __byte_perm(book.low[0], book.low[1], index));
+    // No level is 0, so that no byte carries over.
+    return (choose(bytes_with(w, 4), second, first) ^ upper) + (upper & 0x01010101);
 }
 #endif
 
@@ -309,6 +329,19 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         group.min[s] = 0.0f;
     }
     d = 0.0f;
+#elif TYPE == TQ3T
+    u32 words[3] = {word_at(row + 12 * g), word_at(row + 12 * g + 4), word_at(row + 12 * g + 8)};
+    u32 last = words[0] >> 6 & 0x03030303 | words[1] >> 4 & 0x0c0c0c0c | words[2] >> 2 & 0x30303030;
+    // The ring closes a value further left.
+    u32 before = __byte_perm(last, 0, 0x2103);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 pair = k < 3 ? words[k] & 0x3f3f3f3f : last;
+        group.codes[2 * k] = look_up_windows(book, pair >> 3 & 0x07070707 | (before & 0x07070707) << 3);
+        group.codes[2 * k + 1] = look_up_windows(book, pair);
+        before = pair;
+    }
+    d = half_at(row + 3 * n / 8 + 2 * (g / 4)) * book.unit;
 #elif IS_ROTATED
     const u8* block = row + (TYPE == TQ3_1S ? TQ3_1S_BYTES : TQ4_1S_BYTES) * g;
     u32 index[8];  // four indices in the nibbles of the lower half
@@ -345,7 +378,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     return group;
 }
 
-// The signs of the rotation of tq3_1s and tq4_1s, and its factor.
+// The signs of the rotation, and its factor.
 __device__ __forceinline__ float rotation_sign(u32 signs, u32 i) {
     return (signs >> i & 1) ? -ROTATION_32 : ROTATION_32;
 }
@@ -362,7 +395,7 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         float code = code_at<!HAS_MIN>(group.codes[i / 4], i % 4);
-#if IS_ROTATED
+#if HAS_TWO_BYTES
         code = 256.0f * code + code_at<true>(group.low[i / 4], i % 4);
 #endif
         w[i] = group.scale[i / 16] * code + group.min[i / 16];

@@ -4,17 +4,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant::gguf::{GgufError, GgufWriter, LoadOnlyType, TensorSink};
 use kvant::{DType, DeviceChoice, Gguf, Model, OpenOptions, Session, SessionOptions};
-use kvant_quantize::quantize;
+use kvant_codec::random::Random;
+use kvant_quantize::{ImportanceMatrix, InputSums, QuantizeOptions, quantize};
 
 const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
 
 /// Returns the bundled model with its matrices in this type.
 fn written(dtype: DType) -> Vec<u8> {
+    quantized(dtype, None)
+}
+
+/// Returns the bundled model with its matrices in this type, and errors weighted by importance.
+fn quantized(dtype: DType, importance: Option<&ImportanceMatrix>) -> Vec<u8> {
     // Tests of one process run concurrently.
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(format!("kvant-weight-types-{process}-{n}.gguf"));
-    let done = quantize(&Gguf::from_bytes(BUNDLED).unwrap(), &path, dtype, &mut |_| ()).unwrap();
+    let options = QuantizeOptions { importance, ..dtype.into() };
+    let done = quantize(&Gguf::from_bytes(BUNDLED).unwrap(), &path, options, &mut |_| ()).unwrap();
     assert_eq!(done.types[0].used, dtype);
     assert!(done.types[0].n > 0, "{dtype}: {:?}", done.types);
     let bytes = std::fs::read(&path).unwrap();
@@ -50,6 +57,33 @@ fn four_bit_types_are_as_close_as_q4_0() {
     for dtype in [DType::IQ4NL, DType::IQ4XS, DType::MXFP4, DType::NVFP4] {
         let far = divergence(dtype);
         assert!(far <= 1.5 * usual, "{dtype}: {far}, q4_0 {usual}");
+    }
+}
+
+/// Columns are scaled by up to e^2, at random; a division that the layer before does not absorb
+/// would leave nothing of the model.
+#[test]
+fn balanced_columns_leave_the_model_what_it_is() {
+    let gguf = Gguf::from_bytes(BUNDLED).unwrap();
+    let (mut importance, mut random) = (ImportanceMatrix::new(512), Random::new(1));
+    for info in gguf.tensors().iter().filter(|info| info.shape.len() == 2 && info.name.starts_with("blk.")) {
+        let sums = (0..info.row_len()).map(|_| (3.0 * random.gaussian()).exp() as f32).collect();
+        importance.add(&info.name, InputSums { sums, counts: vec![1.0] }).unwrap();
+    }
+    let want = probabilities(&open(BUNDLED.to_vec()).unwrap());
+    for dtype in [DType::TQ4_1S, DType::TQ3T] {
+        let divergence = |bytes| {
+            let got = probabilities(&open(bytes).unwrap());
+            want.iter().zip(&got).map(|(p, q)| p * (p / q).ln()).sum::<f64>()
+        };
+        let bytes = quantized(dtype, Some(&importance));
+        let balanced = Gguf::from_bytes(bytes.clone()).unwrap();
+        for name in ["blk.0.attn_norm.weight", "blk.2.ffn_norm.weight"] {
+            let of = |gguf: &Gguf| gguf.tensor(name).unwrap().bytes.to_vec();
+            assert_ne!(of(&balanced), of(&gguf), "{name}");
+        }
+        let [plain, balanced] = [written(dtype), bytes].map(divergence);
+        assert!(balanced <= 4.0 * plain, "{dtype}: {balanced}, in plain columns {plain}");
     }
 }
 

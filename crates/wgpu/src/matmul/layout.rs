@@ -32,6 +32,7 @@
 //! | q4_g128 | d, zero | | | | nibbles |
 //! | tq3_1s | | d; d of second halves | lower bits | third bits | |
 //! | tq4_1s | | d; d of second halves | | | nibbles |
+//! | tq3t | d | | lower bits | third bits | |
 //!
 //! Scales are the file's bytes. Of 32 columns, code j is byte j; or the low nibble of byte j, and
 //! code j + 16 the high one; or pair m of byte j of word h, of two, for code `16 h + 4 m + j`; or
@@ -78,6 +79,7 @@ impl Layout {
             DType::Q2K | DType::NVFP4G256 => (4, 1),
             DType::Q6K => (2, 1),
             DType::IQ4XS | DType::MXFP4 | DType::Q4G128 => (8, 0),
+            DType::TQ3T => (4, 0),
             _ => (0, 1),
         };
         let (n_pairs, n_bits, group) = match spec.bits {
@@ -227,6 +229,7 @@ fn field_destinations(dtype: DType) -> Vec<(Range<usize>, Destination)> {
         DType::NVFP4 => vec![(0..4, scales(4))],
         DType::NVFP4G256 => vec![(0..4, separate(0)), (4..20, scales(0))],
         DType::Q4G128 => vec![(0..4, separate(4))],
+        DType::TQ3T => vec![(0..2, separate(2))],
         _ => vec![(0..2, halves(0))],
     }
 }
@@ -318,6 +321,7 @@ mod tests {
             (DType::IQ3X, 136, 136),
             (DType::TQ3_1S, 128, 128),
             (DType::TQ4_1S, 160, 160),
+            (DType::TQ3T, 100, 100),
         ] {
             let layout = Layout::of(dtype).unwrap();
             assert_eq!(16 * layout.unit_vectors() + layout.separate, bytes, "{dtype}");

@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::Activation;
 use kvant_codec::codebook::SIGMA_128;
 use kvant_codec::fields::FieldSpec;
-use kvant_codec::{ByteBook, DType};
+use kvant_codec::{ByteBook, DType, tq3t};
 
 use crate::constants::Constants;
 use crate::elementwise::{GATE, MATH, gate_constants};
@@ -153,12 +153,17 @@ impl Shape {
             .flag("HAS_HALVES", spec.sub_len == 16)
             .flag("HAS_TABLE", table.is_some())
             .vector("TABLE", std::array::from_fn(|i| word(&words.as_chunks().0[i])))
+            .flag("HAS_WINDOWS", spec.trellis.is_some())
+            .wholes("WINDOWS", &spec.trellis.map_or([0; 16], |levels| bytemuck::cast(*levels)))
             .float("UNIT", unit)
     }
 }
 
 /// Returns the levels of codes that are indices, and their unit in the scale.
 fn table(spec: FieldSpec) -> (Option<[i8; 16]>, f32) {
+    if spec.trellis.is_some() {
+        return (None, tq3t::UNIT);
+    }
     match (spec.book, spec.table) {
         (Some(book), _) => {
             let book = ByteBook::of(&book);
@@ -335,7 +340,7 @@ pub(crate) fn multiply_experts(
 /// Returns the rows in the form that weights of `dtype` require.
 fn operand<'a>(dtype: DType, x: &'a mut Operand<'_>) -> Result<Vectors<'a>, WgpuError> {
     match FieldSpec::of(dtype) {
-        Some(spec) => x.quantized(spec.book.is_some()),
+        Some(_) => x.quantized(FieldSpec::is_rotated(dtype)),
         None => x.floats(),
     }
 }

@@ -6,8 +6,9 @@
 //   PAIRS_AT, BITS_AT  vectors of a unit before its planes; where the next is equal, there is none
 //   GROUPS_AT, GROUP   vectors before those of 32 columns, and their number per 32 columns
 //   ZERO               offset from the code of zero to 128 in each byte
-//   HAS_MIN, HAS_HALVES, HAS_TABLE
+//   HAS_MIN, HAS_HALVES, HAS_TABLE, HAS_WINDOWS
 //   TABLE, UNIT        levels of codes, a signed byte each, and their unit in the scale
+//   WINDOWS            levels of codes with predecessors, likewise
 
 @group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;  // [tiles of 4 rows, n_in / 32, 12]
 
@@ -106,6 +107,9 @@ fn scales_of(header: UnitHeader, unit: u32, i: u32) -> vec4<f32> {
         let d = unpack2x16float(word).x;
         return vec4<f32>(d, 0.0f, -(d * f32((word >> 16u) & 255u)), 0.0f);
     }
+    if TYPE == TQ3T {
+        return vec4<f32>(UNIT * half_of(header.extra, 2u * (unit % 4u) + i / 4u), 0.0f, 0.0f, 0.0f);
+    }
     if TYPE == MXFP4 {
         let power = byte_of(header.extra, 8u * (unit % 2u) + i);
         // The smallest power of two is subnormal.
@@ -138,6 +142,19 @@ fn lookup_levels(codes: vec4<u32>) -> vec4<u32> {
             byte_of(TABLE, index.w),
         );
         levels |= level << vec4<u32>(8u * j);
+    }
+    return levels;
+}
+
+// Returns the levels of windows, one per byte: a code and, above it, its predecessor.
+fn lookup_windows(codes: vec4<u32>, before: vec4<u32>) -> vec4<u32> {
+    let windows = codes | (before << vec4<u32>(3u));
+    var levels = vec4<u32>();
+    for (var word = 0u; word < 4u; word++) {
+        for (var j = 0u; j < 4u; j++) {
+            let window = (windows[word] >> (8u * j)) & 63u;
+            levels[word] |= ((WINDOWS[window / 4u] >> (8u * (window % 4u))) & 255u) << (8u * j);
+        }
     }
     return levels;
 }
@@ -182,6 +199,12 @@ fn read_group(o: u32, unit: u32, at: u32, i: u32, header: UnitHeader) -> Group {
         second |= fields(bits, vec4<u32>(4u, 5u, 6u, 7u), 0x01010101u) << shift;
     }
     let scales = scales_of(header, unit, i);
+    if HAS_WINDOWS {
+        // The ring closes a code further left.
+        let around = (second.w << 8u) | (second.w >> 24u);
+        let levels = lookup_windows(first, vec4<u32>(around, first.xyz));
+        return Group(levels, lookup_windows(second, vec4<u32>(first.w, second.xyz)), scales.xy, scales.zw);
+    }
     return Group(signed_codes(first), signed_codes(second), scales.xy, scales.zw);
 }
 

@@ -182,6 +182,6 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
         return format!("attend-{dtype}-avx512vbmi, attend-prompt-{dtype}-amx");
     }
     let isa = isa.of_vectors();
-    let set = if is_coded { isa.name_of_byte_products() } else { isa.name_of_float_products() };
+    let set = if is_coded { isa.name_of_byte_products(true) } else { isa.name_of_float_products() };
     format!("attend-{dtype}-{set}")
 }

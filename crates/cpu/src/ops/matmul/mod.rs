@@ -45,6 +45,7 @@ mod scratch;
 pub(crate) mod tuning;
 
 use kvant_codec::DType;
+use kvant_codec::fields::FieldSpec;
 
 use crate::simd::isa::Isa;
 use crate::simd::matmul::format::is_float;
@@ -62,12 +63,13 @@ pub(crate) use scratch::Scratch;
 /// for more.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
-        let isa = isa.of_products();
+        let looks_up = FieldSpec::of(dtype).is_some_and(|spec| spec.trellis.is_some());
+        let of_bytes = isa.name_of_byte_products(looks_up);
         let set = match isa {
             _ if is_float(dtype) => isa.name_of_float_products(),
-            Isa::Amx(_) => return format!("gemv-{dtype}-avx512vnni, gemm-{dtype}-amx"),
+            Isa::Amx(_) => return format!("gemv-{dtype}-{of_bytes}, gemm-{dtype}-amx"),
             Isa::I8mm(_) => return format!("gemv-{dtype}-neon, gemm-{dtype}-i8mm"),
-            isa => isa.name_of_byte_products(),
+            _ => of_bytes,
         };
         format!("gemv-{dtype}-{set}, gemm-{dtype}-{set}")
     } else {

@@ -1,10 +1,13 @@
 //! [`Simd`] on 512-bit registers: sixteen rows to a register.
+//!
+//! Sets differ in lookups among 64 bytes: VBMI has `vpermb`, others select among four lookups in 16
+//! bytes.
 
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 use crate::simd::matmul::format::{PANEL, WeightFormat};
-use crate::simd::tokens::{Avx512, avx512};
+use crate::simd::tokens::{Avx512, Avx512Vbmi, avx512, avx512vbmi};
 
 /// Between 2^23 and 2^24 the last bit of a float counts ones: 2^22 of them are on either side.
 const LIFT: f32 = 12_582_912.0;
@@ -12,19 +15,77 @@ const LIFT: f32 = 12_582_912.0;
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: `Avx512` exists only on a CPU with the features of its set; memory is read and
-        // written through array references of the full width, without any need for alignment.
+        // SAFETY: tokens that are `Wide` exist only on a CPU with the features of AVX-512; memory
+        // is read and written through array references of the full width, without any need for
+        // alignment.
         unsafe { $($body)* }
     };
 }
 
+/// A token that proves at least what [`Avx512`] does, and the lookups of its set.
+pub(crate) trait Wide: Copy + Send + Sync {
+    /// [`Simd::run`]
+    fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output;
+    /// [`Simd::look_up_64`]
+    fn look_up(self, table: &[u8; 64], codes: __m512i) -> __m512i;
+}
+
+/// The vectors of a token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Zmm<W>(pub(crate) W);
+
 avx512! {
-    fn run<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+    fn run_avx512<K: Kernel>(simd: Zmm<Avx512>, kernel: K) -> K::Output {
         kernel.run(simd)
     }
 }
 
-impl Simd for Avx512 {
+impl Wide for Avx512 {
+    #[inline(always)]
+    fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output {
+        intrinsic!(run_avx512(Zmm(self), kernel))
+    }
+
+    /// Four lookups in 16 bytes, of which the upper bits of the codes select one.
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 64], codes: __m512i) -> __m512i {
+        let (quarters, _) = table.as_chunks::<16>();
+        intrinsic!({
+            let quarter = |i: usize| _mm512_broadcast_i32x4(_mm_loadu_si128(quarters[i].as_ptr().cast()));
+            let odd = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(16));
+            let high = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(32));
+            let first = _mm512_shuffle_epi8(quarter(0), codes);
+            let second = _mm512_mask_shuffle_epi8(first, odd, quarter(1), codes);
+            let third = _mm512_mask_shuffle_epi8(second, high, quarter(2), codes);
+            _mm512_mask_shuffle_epi8(third, high & odd, quarter(3), codes)
+        })
+    }
+}
+
+avx512vbmi! {
+    fn run_avx512vbmi<K: Kernel>(simd: Zmm<Avx512Vbmi>, kernel: K) -> K::Output {
+        kernel.run(simd)
+    }
+}
+
+impl Wide for Avx512Vbmi {
+    #[inline(always)]
+    fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output {
+        if !K::LOOKS_UP_64 {
+            return Avx512::from(self).run_kernel(kernel);
+        }
+        // SAFETY: this token proves AVX-512 VBMI beside the rest.
+        unsafe { run_avx512vbmi(Zmm(self), kernel) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 64], codes: __m512i) -> __m512i {
+        // SAFETY: this token proves AVX-512 VBMI; the table has the 64 bytes that are read.
+        unsafe { _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table.as_ptr().cast())) }
+    }
+}
+
+impl<W: Wide> Simd for Zmm<W> {
     type Ints = __m512i;
     type Floats = __m512;
 
@@ -33,7 +94,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        intrinsic!(run(self, kernel))
+        self.0.run_kernel(kernel)
     }
 
     #[inline(always)]
@@ -79,6 +140,16 @@ impl Simd for Avx512 {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             _mm512_shuffle_epi8(table, codes)
         })
+    }
+
+    #[inline(always)]
+    fn look_up_64(self, table: &[u8; 64], codes: __m512i) -> __m512i {
+        self.0.look_up(table, codes)
+    }
+
+    #[inline(always)]
+    fn rotate_bytes(self, a: __m512i) -> __m512i {
+        intrinsic!(_mm512_rol_epi32::<8>(a))
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@ use kvant_codec::fields::FieldSpec;
 use kvant_codec::fp4::ByteFloat;
 use kvant_codec::fp8;
 use kvant_codec::grouped::LEN as GROUP_LEN;
-use kvant_codec::{ByteBook, DType, LevelTable};
+use kvant_codec::{ByteBook, DType, LevelTable, tq3t};
 
 /// Weight rows of a panel.
 pub(crate) const PANEL: usize = 16;
@@ -24,14 +24,17 @@ pub(crate) trait WeightFormat {
     const LAYOUT: Layout = Layout::of(Self::SPEC);
     /// Lookup table of the factors, for codes that are indices.
     const TABLE: Option<Factors> = Factors::of(Self::SPEC);
+    /// Lookup tables of the factors, for codes that are indices with a predecessor.
+    const WINDOWS: Option<WindowFactors> = WindowFactors::of(Self::SPEC);
     /// Bits of a factor, and the factor that represents zero.
-    const FACTOR_BITS: usize = match Self::TABLE {
-        Some(table) => table.bits,
-        None => Self::SPEC.bits,
+    const FACTOR_BITS: usize = match (Self::TABLE, Self::WINDOWS) {
+        (Some(table), _) => table.bits,
+        (None, Some(_)) => WindowFactors::BITS,
+        (None, None) => Self::SPEC.bits,
     };
-    const FACTOR_ZERO: u8 = match Self::TABLE {
-        Some(table) => 1 << (table.bits - 1),
-        None => Self::SPEC.zero,
+    const FACTOR_ZERO: u8 = match (Self::TABLE, Self::WINDOWS) {
+        (None, None) => Self::SPEC.zero,
+        _ => 1 << (Self::FACTOR_BITS - 1),
     };
     /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a
     /// power of two times a scale is exact.
@@ -39,9 +42,10 @@ pub(crate) trait WeightFormat {
         && !Self::SPEC.has_factor
         && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
     /// Factor on stored scales.
-    const SCALE_FACTOR: f32 = match Self::TABLE {
-        Some(table) => table.unit,
-        None => 1.0,
+    const SCALE_FACTOR: f32 = match (Self::TABLE, Self::WINDOWS) {
+        (Some(table), _) => table.unit,
+        (None, Some(_)) => tq3t::UNIT,
+        (None, None) => 1.0,
     };
 }
 
@@ -91,6 +95,31 @@ impl Factors {
     }
 }
 
+/// Factors by six bits: an index and its predecessor ([`tq3t`]).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WindowFactors {
+    /// Unsigned, `1 << (BITS - 1)` represents 0; by `index | predecessor << 3`.
+    pub index_first: [u8; 64],
+    /// The same, by `predecessor | index << 3`.
+    pub predecessor_first: [u8; 64],
+}
+
+impl WindowFactors {
+    const BITS: usize = 7;
+
+    const fn of(spec: FieldSpec) -> Option<Self> {
+        let Some(levels) = spec.trellis else { return None };
+        let (mut factors, mut w) = (Self { index_first: [0; 64], predecessor_first: [0; 64] }, 0);
+        while w < 64 {
+            let factor = ((1 << (Self::BITS - 1)) as u8).wrapping_add_signed(levels[w]);
+            factors.index_first[w] = factor;
+            factors.predecessor_first[w >> 3 | (w & 7) << 3] = factor;
+            w += 1;
+        }
+        Some(factors)
+    }
+}
+
 macro_rules! formats {
     ($($name:ident),*) => {$(
         pub(crate) struct $name;
@@ -101,7 +130,7 @@ macro_rules! formats {
 }
 formats!(
     Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, NVFP4, Q4G128, NVFP4G256,
-    IQ1, IQ2, IQ3, IQ3X, TQ3_1S, TQ4_1S
+    IQ1, IQ2, IQ3, IQ3X, TQ3_1S, TQ4_1S, TQ3T
 );
 
 /// A float weight format, as a type.
@@ -259,6 +288,10 @@ macro_rules! with_format {
                 type $F = formats::TQ4_1S;
                 $body
             }
+            DType::TQ3T => {
+                type $F = formats::TQ3T;
+                $body
+            }
             dtype => unreachable!("{dtype} has no coded panels"),
         }
     }};
@@ -280,6 +313,8 @@ impl Layout {
     pub const fn of(spec: FieldSpec) -> Self {
         let (unit, header) = match (spec.len, spec.bits) {
             _ if spec.has_factor => (spec.len, 5),
+            // Two blocks' scales fill a line.
+            _ if spec.trellis.is_some() => (2 * spec.len, 1),
             // Byte scales fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
             (GROUP_LEN, _) => (GROUP_LEN, 1),
@@ -305,7 +340,7 @@ impl Layout {
 
 /// Returns whether weights of this type are rotated, and require rotated activations.
 pub(crate) fn is_rotated(dtype: DType) -> bool {
-    FieldSpec::book_of(dtype).is_some()
+    FieldSpec::is_rotated(dtype)
 }
 
 /// Returns whether weights of this type may be multiplied in bf16, coded ones if `of_codes`. f32

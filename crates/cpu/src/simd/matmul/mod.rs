@@ -7,7 +7,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 pub(crate) mod format;
 #[cfg(not(target_arch = "x86_64"))]
 mod quads;
@@ -23,6 +23,10 @@ pub(crate) const MAX_ACROSS: usize = 2;
 pub(crate) trait Kernel {
     /// Its result.
     type Output;
+
+    /// Whether it looks up among 64 bytes ([`Simd::look_up_64`]), in which sets differ that share
+    /// their other kernels.
+    const LOOKS_UP_64: bool = false;
 
     /// Runs the kernel's body. Implementations are `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
@@ -59,6 +63,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn less(self, a: Self::Ints, zero: u8) -> Self::Ints;
     /// Returns `table[code]` for every byte, codes below 16.
     fn look_up(self, table: &[u8; 16], codes: Self::Ints) -> Self::Ints;
+    /// Returns `table[code]` for every byte, codes below 64.
+    fn look_up_64(self, table: &[u8; 64], codes: Self::Ints) -> Self::Ints;
+    /// Moves the bytes of every 32-bit lane up by one, the last to the first.
+    fn rotate_bytes(self, a: Self::Ints) -> Self::Ints;
 
     fn splat(self, x: f32) -> Self::Floats;
     fn load_floats(self, x: &[f32; PANEL], part: usize) -> Self::Floats;

@@ -90,6 +90,16 @@ impl<Q: Quad> Simd for Quads<Q> {
     }
 
     #[inline(always)]
+    fn look_up_64(self, table: &[u8; 64], codes: Self::Ints) -> Self::Ints {
+        pair!(|codes| self.0.look_up_64(codes, table))
+    }
+
+    #[inline(always)]
+    fn rotate_bytes(self, a: Self::Ints) -> Self::Ints {
+        pair!(|a| self.0.or_i(self.0.left::<8>(a), self.0.right::<24>(a)))
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> Self::Floats {
         [self.0.splat(x); 2]
     }

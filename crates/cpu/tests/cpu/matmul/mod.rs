@@ -8,10 +8,10 @@ mod unit;
 use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};
 use kvant_codec::fields::{FieldSpec, Fields};
 use kvant_codec::random::Random;
-use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
+use kvant_codec::{ByteBook, DType, Rotation, decode, encode, tq3t};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
 
-const WEIGHTS: [DType; 26] = [
+const WEIGHTS: [DType; 27] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -38,6 +38,7 @@ const WEIGHTS: [DType; 26] = [
     DType::IQ3X,
     DType::TQ3_1S,
     DType::TQ4_1S,
+    DType::TQ3T,
 ];
 
 fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
@@ -100,6 +101,7 @@ fn widths(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 2, 7, 16, 129, 300],
         32 => &[32, 64, 96, 512, 1056],
+        128 => &[128, 256, 1152],
         _ => &[256, 512, 1280],
     }
 }
@@ -133,7 +135,7 @@ fn uses_panels(isa: Isa) -> bool {
 
 /// Returns whether weights of this type are rotated, and require rotated activations.
 fn is_rotated(dtype: DType) -> bool {
-    FieldSpec::book_of(dtype).is_some()
+    FieldSpec::is_rotated(dtype)
 }
 
 /// Returns the activations of coded kernels: steps of each block of 32, 127 of which are its
@@ -156,8 +158,9 @@ fn quantized(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
 /// Returns the weights of a row as the kernels of the device multiply them: those of the rotated
 /// formats in panels are rotated, and their levels are rounded to bytes.
 fn effective_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
-    let spec = FieldSpec::of(dtype).filter(|spec| uses_panels(isa) && spec.book.is_some());
-    let Some((spec, book)) = spec.and_then(|spec| Some((spec, spec.book?))) else { return weights.to_vec() };
+    let spec = FieldSpec::of(dtype).filter(|_| uses_panels(isa) && is_rotated(dtype));
+    let Some(spec) = spec else { return weights.to_vec() };
+    let Some(book) = spec.book else { return trellis_weights(row) };
     let bytes = ByteBook::of(&book);
     let unit = bytes.step * 128f32.sqrt();
     let blocks = row.chunks_exact(dtype.block_bytes()).flat_map(|block| {
@@ -167,6 +170,17 @@ fn effective_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec
             (f32::from(bytes.bytes[usize::from(fields.codes[j])]) - 128.0) * unit * d[j / spec.sub_len]
         };
         (0..spec.len).map(value)
+    });
+    blocks.collect()
+}
+
+/// Returns the weights of tq3t as the kernels multiply them: `level · d / 16`.
+fn trellis_weights(row: &[u8]) -> Vec<f32> {
+    let blocks = row.chunks_exact(tq3t::BYTES).flat_map(|block| {
+        let fields = Fields::read(DType::TQ3T, block);
+        let unit = fields.scale.to_f32() * tq3t::UNIT;
+        let runs: Vec<_> = fields.codes[..tq3t::LEN].as_chunks().0.iter().flat_map(tq3t::levels).collect();
+        runs.into_iter().map(move |level| f32::from(level) * unit)
     });
     blocks.collect()
 }
@@ -278,7 +292,10 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
 fn rotated_bound(dtype: DType, row: &[u8], weights: &[f32], x: &[f32]) -> f64 {
     let spec = FieldSpec::of(dtype).expect("a rotated format has fields");
     let largest = spec.book.map_or(0.0, |book| book.levels().iter().fold(0f32, |max, l| max.max(l.abs())));
-    let blocks = row.chunks_exact(dtype.block_bytes()).zip(weights.chunks_exact(32)).zip(x.chunks_exact(32));
+    let blocks = row
+        .chunks_exact(dtype.block_bytes())
+        .zip(weights.chunks_exact(spec.len))
+        .zip(x.chunks_exact(spec.len));
     let bounds = blocks.map(|((block, weights), x)| {
         let fields = Fields::read(dtype, block);
         let d = fields.scale.to_f32().abs().max(fields.min.to_f32().abs());
@@ -318,6 +335,7 @@ fn extreme_codes_and_activations_do_not_saturate() {
             (DType::IQ3X, &[0]),
             (DType::TQ3_1S, &[0, 2]),
             (DType::TQ4_1S, &[0, 2]),
+            (DType::TQ3T, &[0]),
         ] {
             for (fill, sign) in
                 [(0x00, 1.0), (0x7f, 1.0), (0x80, 1.0), (0x80, -1.0), (0xff, 1.0), (0xff, -1.0)]
@@ -375,7 +393,7 @@ fn extreme_codes_and_activations_do_not_saturate() {
 #[test]
 fn products_propagate_non_finite_values() {
     for device in devices() {
-        for dtype in [DType::Q4_0, DType::Q6K, DType::NVFP4, DType::TQ3_1S, DType::F16] {
+        for dtype in [DType::Q4_0, DType::Q6K, DType::NVFP4, DType::TQ3_1S, DType::TQ3T, DType::F16] {
             let (w, _, _) = encoded(&device, dtype, 3, 256, 32);
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut x = gaussian(33, 256, 1.0);

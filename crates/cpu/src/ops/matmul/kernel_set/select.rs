@@ -19,17 +19,25 @@ pub(in crate::ops::matmul) fn of_rows(isa: Isa, rows: usize) -> Isa {
 /// [`Isa`]; without panels, `$otherwise`.
 macro_rules! with_set {
     ($isa:expr, $set:ident => $body:expr, _ => $otherwise:expr) => {
-        match $isa.of_products() {
+        match $isa {
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Isa::Avx2($set) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Isa::AvxVnni($set) => $body,
             #[cfg(target_arch = "x86_64")]
-            $crate::simd::isa::Isa::Avx512($set) => $body,
+            $crate::simd::isa::Isa::Avx512(token) => {
+                let $set = $crate::simd::matmul::avx512::Zmm(token);
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::simd::isa::Isa::Avx512Vbmi(token) => {
+                let $set = $crate::simd::matmul::avx512::Zmm(token);
+                $body
+            }
             #[cfg(target_arch = "x86_64")]
             $crate::simd::isa::Isa::Amx(amx) => {
                 let $set = $crate::ops::matmul::kernel_set::amx::AmxKernels {
-                    vectors: $crate::simd::tokens::Avx512::from(amx.vectors()),
+                    vectors: $crate::simd::matmul::avx512::Zmm(amx.vectors()),
                     unit: amx,
                 };
                 $body

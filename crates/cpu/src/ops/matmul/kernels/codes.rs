@@ -65,6 +65,8 @@ struct Unit<'a> {
 impl<F: WeightFormat, const T: usize> Kernel for Gemv<'_, F, T> {
     type Output = [Register; T];
 
+    const LOOKS_UP_64: bool = F::WINDOWS.is_some();
+
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> [Register; T] {
         let layout = F::LAYOUT;

@@ -11,17 +11,39 @@ use kvant_codec::grouped::LEN as GROUP_LEN;
 use super::Chunk;
 use super::prefetch::prefetch;
 use crate::ops::matmul::panel::Line;
-use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat};
+use crate::simd::matmul::format::{BLOCK, GROUPS, WeightFormat, WindowFactors};
 use crate::simd::matmul::{Kernel, Simd};
 
 /// Returns the factors of 32 columns, one register per group: codes, or their values in a table.
 #[inline(always)]
 pub(super) fn unpack<S: Simd, F: WeightFormat>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
-    let mut groups = codes::<S, F>(simd, &lines[..F::LAYOUT.block], part);
+    let lines = &lines[..F::LAYOUT.block];
+    if let Some(factors) = F::WINDOWS {
+        return windows(simd, lines, &factors, part);
+    }
+    let mut groups = codes::<S, F>(simd, lines, part);
     if let Some(table) = F::TABLE {
         for g in 0..GROUPS {
             groups[g] = simd.look_up(&table.bytes, groups[g]);
         }
+    }
+    groups
+}
+
+/// Returns the factors of 32 columns with predecessors. A byte of a pair of groups is the window of
+/// its second; its first has the low bits of the pair before, a column further left where the ring
+/// closes.
+#[inline(always)]
+fn windows<S: Simd>(simd: S, lines: &[Line], factors: &WindowFactors, part: usize) -> [S::Ints; GROUPS] {
+    let [a, b, c] = [&lines[0], &lines[1], &lines[2]].map(|line| simd.load(&line.0, part));
+    let last = simd.join(simd.join(simd.field(a, 6, 3), b, -4, 12), c, -2, 48);
+    let pairs = [simd.field(a, 0, 63), simd.field(b, 0, 63), simd.field(c, 0, 63), last];
+    let (mut groups, mut before) = ([simd.splat_i(0); GROUPS], simd.rotate_bytes(last));
+    for m in 0..GROUPS / 2 {
+        let first = simd.join(simd.field(pairs[m], 0, 56), before, 0, 7);
+        groups[2 * m] = simd.look_up_64(&factors.predecessor_first, first);
+        groups[2 * m + 1] = simd.look_up_64(&factors.index_first, pairs[m]);
+        before = pairs[m];
     }
     groups
 }
@@ -153,6 +175,10 @@ impl<'a, S: Simd> Scales<'a, S> {
         if F::SPEC.book.is_some() {
             return simd.mul(simd.load_f16(&self.header[s / 2].0, s % 2, self.part), factor);
         }
+        if F::WINDOWS.is_some() {
+            let blocks_apart = F::SPEC.len / BLOCK;
+            return simd.mul(simd.load_f16(&self.header[0].0, s / blocks_apart, self.part), factor);
+        }
         match F::SPEC.float {
             Some(ByteFloat::E8M0) => {
                 return simd.mul(simd.load_e8m0(&self.header[0].0, s, self.part), factor);
@@ -202,6 +228,8 @@ pub(in crate::ops::matmul) struct Unpack<'a, F> {
 
 impl<F: WeightFormat> Kernel for Unpack<'_, F> {
     type Output = ();
+
+    const LOOKS_UP_64: bool = F::WINDOWS.is_some();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

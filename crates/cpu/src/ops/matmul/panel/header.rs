@@ -71,6 +71,7 @@ pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fi
             header[4].0.as_chunks_mut().0[row] = fields.factor.to_le_bytes();
         }
         DType::TQ3_1S | DType::TQ4_1S => put_units(&mut header[slot], row, fields),
+        DType::TQ3T => header[0].set_half(PANEL * slot + row, fields.scale.to_bits()),
         _ => unreachable!("{dtype} has no coded panels"),
     }
 }
@@ -138,6 +139,7 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
             fields.factor = f32::from_le_bytes(header[4].0.as_chunks().0[row]);
         }
         DType::TQ3_1S | DType::TQ4_1S => get_units(&header[slot], row, &mut fields),
+        DType::TQ3T => fields.scale = f16::from_bits(header[0].half(PANEL * slot + row)),
         _ => unreachable!("{dtype} has no coded panels"),
     }
     fields

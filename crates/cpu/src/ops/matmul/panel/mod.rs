@@ -26,6 +26,7 @@
 //! | 2 | 2: line i, bits 2k = group 4i + k | |
 //! | 5, 6 | as 4 bits | 5: one line, bit g = fifth bit of group g; 6: as 2 bits |
 //! | 3 | as 2 bits | one line, bit g = third bit of group g |
+//! | 3, tq3t | 3: line t, group 2t + 1, then 2t; upper two bits = a third of groups 7 and 6 | |
 //!
 //! **Headers.** `h[i]` is the i-th f16 or byte of the line, `row` 0..16, `s` a sub-block.
 //!
@@ -43,15 +44,17 @@
 //! | nvfp4 | a line of bytes `[16·s + row]`: E4M3 |
 //! | nvfp4_g256 | four such lines; f: f32 `[row]` |
 //! | q4_g128 | d: f16 `[row]`; zero: byte `[32 + row]` |
+//! | tq3t | d: f16 `[16·block + row]`, two blocks |
 //! | tq3_1s tq4_1s | a line per block, two blocks: f16 `[16·half + row]` = d of that half |
 //!
 //! (1) d and dmin: f16 `[row]`, `[16 + row]`. (2) Byte `[16·s + row]` for s < 4, high half for
 //! s + 4. (3) Bits 0: sc s, 2: sc s + 4, 4: sm s, 6: sm s + 4.
 //!
-//! Codes of iq1, iq2 and from iq4_nl on are indices; kernels look them up in registers
-//! ([`TABLE`](crate::simd::matmul::format::WeightFormat::TABLE)) and multiply the resulting bytes.
-//! Weights of tq3_1s and tq4_1s are rotated, so they are multiplied with activations rotated in the
-//! same way.
+//! Codes of iq1, iq2 and from iq4_nl on are indices, of tq3t with their predecessors; kernels look
+//! them up in registers ([`TABLE`](crate::simd::matmul::format::WeightFormat::TABLE)) and multiply
+//! the resulting bytes.
+//! Weights of tq3_1s, tq4_1s and tq3t are rotated, so they are multiplied with activations rotated
+//! in the same way.
 //!
 //! Scales stay as stored (q3_K and iq4_xs + 32, q6_K + 128), so nothing is rounded: a panel holds
 //! the bits of the file in another order, and takes no more space than the file (iq4_xs 2.9 %, q3_K
@@ -248,7 +251,7 @@ fn put_coded<'a>(
         let n_blocks = spec.len / BLOCK;
         let codes = &mut codes[slot * n_blocks * layout.block..][..n_blocks * layout.block];
         for (b, lines) in codes.chunks_exact_mut(layout.block).enumerate() {
-            planes::put(spec.bits, lines, |r| &fields[r].codes.as_chunks().0[b]);
+            planes::put(spec, lines, |r| &fields[r].codes.as_chunks().0[b]);
         }
     }
 }
@@ -270,7 +273,7 @@ fn get_fields(
     let codes = &codes[slot * n_blocks * layout.block..][..n_blocks * layout.block];
     for (b, lines) in codes.chunks_exact(layout.block).enumerate() {
         for col in 0..BLOCK {
-            fields.codes[b * BLOCK + col] = planes::get(spec.bits, lines, row, col);
+            fields.codes[b * BLOCK + col] = planes::get(spec, lines, row, col);
         }
     }
     fields
@@ -380,6 +383,7 @@ mod tests {
             (DType::IQ3X, 2.94),
             (DType::TQ3_1S, 0.0),
             (DType::TQ4_1S, 0.0),
+            (DType::TQ3T, 0.0),
         ] {
             let (n_out, n_in) = (32, 512);
             let bytes = vec![0; n_out * dtype.row_bytes(n_in).unwrap()];

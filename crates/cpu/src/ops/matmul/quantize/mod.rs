@@ -213,7 +213,7 @@ impl Planes<'_> {
                 weighted: self.weighted.part(values(SUMS)).as_chunks_mut().0.as_chunks_mut().0,
             }
         };
-        match isa.of_vectors().of_products() {
+        match isa.of_vectors() {
             Isa::Scalar => quantize_tile(source, out),
             // SAFETY: the token proves AVX2.
             #[cfg(target_arch = "x86_64")]
@@ -223,7 +223,7 @@ impl Planes<'_> {
             Isa::AvxVnni(_) => unsafe { avx2::quantize_tile::<T, false>(source, out) },
             // SAFETY: the token proves AVX-512 F, VL and VNNI.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) => unsafe { avx512::quantize_tile(source, out) },
+            Isa::Avx512(_) | Isa::Avx512Vbmi(_) => unsafe { avx512::quantize_tile(source, out) },
             #[cfg(target_arch = "aarch64")]
             Isa::Neon(token) => quads::quantize_tile(crate::simd::vec128::Quads(token), source, out),
             #[cfg(target_arch = "aarch64")]
@@ -297,7 +297,7 @@ mod tests {
                 let fill = |isa| {
                     let mut quantized = Quantized::default();
                     quantized.fill(isa, &pool, source, tile_rows);
-                    quantized.bits(isa.of_vectors().of_products().name() == "avx2")
+                    quantized.bits(isa.of_vectors().name() == "avx2")
                 };
                 let want = fill(Isa::Scalar);
                 for isa in Isa::available() {
