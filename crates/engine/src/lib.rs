@@ -227,6 +227,7 @@ mod encoder;
 mod error;
 mod fingerprint;
 mod generation;
+mod kv_guard;
 mod model;
 mod plan_file;
 mod profile;

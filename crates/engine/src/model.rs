@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::runtime::{LoadedModel, Sequence};
 use crate::session::{Session, SessionOptions};
 use crate::vision::VisionModel;
-use crate::{draft, fingerprint};
+use crate::{draft, fingerprint, kv_guard};
 
 /// How to load a model.
 #[derive(Default)]
@@ -67,8 +67,8 @@ pub struct OpenOptions<'a> {
     /// from. CPU only.
     pub input_statistics: Option<Arc<InputStatistics>>,
     /// Compares, while the model runs, attention over the codes of its caches with attention over
-    /// the rows that they were made from: one KV head in one step of 32. [`Model::kv_guard`] reports
-    /// what it finds. Each sequence takes memory for some 300 rows of a head, in f32. One CPU only.
+    /// the rows that they code: one KV head in one step of 32 ([`Model::kv_guard`]). A sequence
+    /// takes memory for some 300 rows of a head, in f32. One CPU only.
     pub kv_guard: bool,
     /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::encode_image`]. It
     /// runs on the CPU.
@@ -233,7 +233,7 @@ impl Model {
             let lora = Lora::new(Arc::clone(file), *strength, &gguf);
             lora.map_err(|source| Error::Lora { name: name(), source })
         });
-        let guard = if options.kv_guard { Some(new_guard(&config)?) } else { None };
+        let guard = if options.kv_guard { Some(kv_guard::new(&config)?) } else { None };
         let placement = Placement {
             devices: options.device,
             n_gpu_layers: options.n_gpu_layers,
@@ -342,8 +342,7 @@ impl Model {
         Session::new(self.clone(), options)
     }
 
-    /// Returns the guard of the caches, if the model was [opened with
-    /// one](OpenOptions::kv_guard).
+    /// Returns the guard of the caches, if [requested](OpenOptions::kv_guard).
     pub fn kv_guard(&self) -> Option<&KvGuard> {
         self.inner.guard.as_deref()
     }
@@ -590,15 +589,6 @@ fn weight_type(dtype: DType) -> Result<DType, Error> {
         got: dtype.name().to_owned(),
     };
     dtype.ggml_id().map(|_| dtype).ok_or_else(error)
-}
-
-/// Returns a guard of the caches of a model.
-fn new_guard(config: &Config) -> Result<Arc<KvGuard>, Error> {
-    KvGuard::new(&config.kv_shape()).map(Arc::new).ok_or_else(|| Error::Setting {
-        name: "kv_guard",
-        expected: "a model with keys and values of their own, over windows of 256 tokens or more".to_owned(),
-        got: config.family.name.to_owned(),
-    })
 }
 
 /// Checks that experts can stay in the file.

@@ -115,9 +115,9 @@ fn gaussian_rows_err_as_promised_and_give_no_line() {
         let noise = mean(&samples, GuardSample::noise_ratio);
         let error =
             (mean(&samples, |of| of.error.powi(2)) / mean(&samples, |of| of.promised_error.powi(2))).sqrt();
-        // Types have less error in heads of 64 than `squared_error`, which is that of heads of 128:
-        // 0.0296 instead of 0.0318 of turbo3 (docs/formats.md); 24 samples of four queries scatter by
-        // a tenth.
+        // Types have less error in heads of 64 than `squared_error`, which is of heads of 128:
+        // 0.0296 instead of 0.0318 of turbo3 (docs/formats.md); 24 samples of four queries scatter
+        // by a tenth.
         assert!((0.75..1.15).contains(&noise), "{dtype}: {noise} of the promised noise");
         assert!((0.85..1.1).contains(&error), "{dtype}: {error} of the promised error");
         assert!(samples.iter().all(|of| of.tokens >= 240), "{samples:?}");
