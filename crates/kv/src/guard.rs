@@ -1,9 +1,9 @@
 //! Fidelity guard: compares attention over the codes of a cache, while a model runs, with attention
 //! over the rows that they were made from.
 //!
-//! A sequence keeps *shadows* of one KV head: its youngest keys and values as they were appended, in
-//! f32. Now and then the queries of a step attend to the coded ones among these tokens twice, over
-//! the shadows k, v and over the decoded rows k', v':
+//! A sequence keeps *shadows* of one KV head: its youngest keys and values as they were appended,
+//! in f32. Now and then the queries of a step attend to the coded ones among these tokens twice,
+//! over the shadows k, v and over the decoded rows k', v':
 //!
 //! ```text
 //! d_t   = scale q . (k'_t - k_t)
@@ -16,11 +16,11 @@
 //! # What was promised
 //!
 //! A rotated code of relative squared error e ([`DType::squared_error`], measured on Gaussian
-//! vectors) spreads `e |k|^2` evenly over the dims, so a score has the variance
-//! `e scale^2 |k|^2 |q|^2 / dim`. The weights predict all but e ([`WeightStatistics::score_noise`]),
-//! and the policy `auto-keys` chooses types by the product: the promised noise. Keys that text makes
-//! larger than the weights suggest, in one channel or in all, break that promise. The promised error
-//! of an output o = sum w v follows from the noise n and the error e of values (docs/quality.md):
+//! vectors) spreads `e |k|^2` evenly over the dims, so a score has the variance `e scale^2 |k|^2
+//! |q|^2 / dim`. The weights predict all but e ([`WeightStatistics::score_noise`]), and the policy
+//! `auto-keys` chooses types by the product: the promised noise. Keys that text makes larger than
+//! the weights suggest, in one channel or in all, break that promise. The promised error of an
+//! output o = sum w v follows from the noise n and the error e of values (docs/quality.md):
 //!
 //! ```text
 //! E |o' - o|^2 = sum over t of w_t^2 ((exp(n) - 1) |v_t - o|^2 + e |v_t|^2)
@@ -321,8 +321,9 @@ impl<P: Page> Cache<P> {
         Some((shadow.index.head, shadow.n_slots))
     }
 
-    /// Returns the key `[k_head_dim]` and the value `[v_head_dim]` of the shadow at `position`, to be
-    /// overwritten by the rows that are appended there. Shadows of later positions are forgotten.
+    /// Returns the key `[k_head_dim]` and the value `[v_head_dim]` of the shadow at `position`, to
+    /// be overwritten by the rows that are appended there. Shadows of later positions are
+    /// forgotten.
     ///
     /// # Panics
     /// When no head is followed.
@@ -330,8 +331,8 @@ impl<P: Page> Cache<P> {
         self.shadow.as_mut().expect("a followed head").row_mut(position)
     }
 
-    /// Attends to the coded tokens among the shadows twice, and reports the difference to the guard.
-    /// Returns whether it did: fewer than 64 tokens are not compared.
+    /// Attends to the coded tokens among the shadows twice, and reports the difference to the
+    /// guard. Returns whether it did: fewer than 64 tokens are not compared.
     ///
     /// # Errors
     /// When the device cannot be read.

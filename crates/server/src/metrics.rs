@@ -105,7 +105,7 @@ impl Metrics {
         let help = "KV caches that could not be fetched: the prompt was read here";
         counter("kvant:kv_fetch_failures", help, &self.kv_fetch_failures);
         counter("vllm:num_preemptions", "Preemptions", &self.preempted);
-        let help = "KV heads with a score error beyond what their type promised (--kv-guard)";
+        let help = "KV heads with a score error beyond what their type promised";
         counter("kvant:kv_guard_broken", help, &self.guard_broken);
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
         gauge("llamacpp:requests_processing", "Running answers", &self.running);
@@ -126,9 +126,9 @@ impl Metrics {
         histogram("vllm:time_to_first_token_seconds", "Time to first token (TTFT)", &self.first_token);
         histogram("vllm:inter_token_latency_seconds", "Inter-token latency (ITL)", &self.next_token);
         histogram("vllm:e2e_request_latency_seconds", "End-to-end latency of an answer", &self.whole_answer);
-        let help = "Relative error of a KV head's attention over codes (--kv-guard)";
+        let help = "Relative error of a KV head's attention over codes";
         histogram("kvant:kv_guard_error_ratio", help, &self.guard_error);
-        let help = "Variance of a KV head's score error, relative to the promised one (--kv-guard)";
+        let help = "Variance of a KV head's score error, relative to the promised one";
         histogram("kvant:kv_guard_noise_ratio", help, &self.guard_noise);
     }
 

@@ -78,7 +78,7 @@ impl Worker {
             self.metrics.guard_noise.observe(sample.noise_ratio());
         }
         for head in broken {
-            tracing::warn!("KV guard: {head}: more bits help (-ctk q8_0, or kvant plan)");
+            tracing::warn!("KV guard: {head}: its keys need more bits");
             self.metrics.guard_broken.inc();
         }
     }
