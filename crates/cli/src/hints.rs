@@ -78,6 +78,7 @@ fn setting(name: &str, expected: &str, got: &str) -> String {
         "threads" => "-t",
         "maps_experts" => "--experts mmap",
         "prefill_precision" => "--prefill-precision",
+        "kv_guard" => "--kv-guard",
         "vectors" => "--vectors",
         "sink" => "--kv-policy sink",
         "recent" => "--kv-policy recent",

@@ -30,6 +30,8 @@ pub struct ModelRequirements<'a> {
     pub vision: Option<VisionOptions<'a>>,
     /// Receives the inputs of the model's matrices.
     pub input_statistics: Option<Arc<InputStatistics>>,
+    /// Whether a guard compares the caches with what they were made from.
+    pub kv_guard: bool,
     /// Whether the command takes text encoders, which embed or rank texts and generate none.
     pub takes_encoders: bool,
 }
@@ -50,8 +52,15 @@ impl ModelArgs {
     /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
     /// before the weights are loaded.
     pub fn open_with(&self, quiet: bool, requirements: ModelRequirements<'_>) -> Result<Model, Failure> {
-        let ModelRequirements { needs, chat_template, draft, vision, input_statistics, takes_encoders } =
-            requirements;
+        let ModelRequirements {
+            needs,
+            chat_template,
+            draft,
+            vision,
+            input_statistics,
+            kv_guard,
+            takes_encoders,
+        } = requirements;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         if !takes_encoders {
@@ -76,6 +85,7 @@ impl ModelArgs {
             draft: draft_file,
             mmproj: mmproj_file,
             input_statistics: input_statistics.clone(),
+            kv_guard,
             ..options
         };
         let model = match Model::from_gguf(gguf.clone(), options) {
@@ -88,7 +98,7 @@ impl ModelArgs {
                 let options = self.options(loras, Some(&mut on_progress));
                 let options =
                     OpenOptions { needs, chat_template, mtp, draft, mmproj, input_statistics, ..options };
-                let options = OpenOptions { device, n_gpu_layers, ..options };
+                let options = OpenOptions { device, n_gpu_layers, kv_guard, ..options };
                 Model::from_gguf(gguf, options)
             }
             other => other,

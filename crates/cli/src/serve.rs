@@ -65,6 +65,11 @@ pub struct ServeArgs {
     /// Offload conversations to DIR, up to BYTES; they persist across restarts
     #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
     kv_disk: Option<(PathBuf, u64)>,
+    /// Compare attention over the compressed cache with attention over the rows that it was made
+    /// from, one KV head in one step of 32: histograms in /metrics, and a line for each head whose
+    /// error is beyond what its type promised. CPU only
+    #[arg(long, env = "KVANT_KV_GUARD", conflicts_with = "also")]
+    kv_guard: bool,
     /// Enable or disable reasoning, if the chat template supports that and the request does not set
     /// it
     #[arg(long, value_name = "on|off", env = "KVANT_THINK", value_parser = clap::builder::BoolishValueParser::new())]
@@ -265,8 +270,16 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
     let takes_encoders = true;
     let needs = Requirements::Tokenizer;
-    let requirements =
-        ModelRequirements { needs, chat_template, draft, vision, takes_encoders, input_statistics: None };
+    let kv_guard = args.kv_guard;
+    let requirements = ModelRequirements {
+        needs,
+        chat_template,
+        draft,
+        vision,
+        takes_encoders,
+        kv_guard,
+        input_statistics: None,
+    };
     let model = args.model.open_with(false, requirements)?;
     let (drawing, recommended) = sampling_defaults(&args.sampling, &model)?;
     let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
@@ -281,8 +294,13 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     {
         return Err(Failure::Usage(format!("--also: two models have the name '{}'", twice.1.name)));
     }
-    let (k, v) = options.kv.plan(&model.config().kv_shape()).map_err(Error::from)?.type_names();
+    let plan = options.kv.plan(&model.config().kv_shape()).map_err(Error::from)?;
+    let (k, v) = plan.type_names();
     let kv = format!("{k}/{v}");
+    let mut types = plan.types.iter().flatten().flat_map(|of| [of.k, of.v]);
+    if args.kv_guard && types.all(|dtype| dtype.code().is_none()) {
+        return Err(Failure::Usage(format!("--kv-guard: expected a compressed KV type, got {kv}")));
+    }
     let served = Options {
         address: Address { host: args.host, port: args.port },
         #[cfg(feature = "grpc")]

@@ -184,6 +184,7 @@ fn check_options(options: &OpenOptions<'_>) -> Result<(), Error> {
         ("mmproj", options.mmproj.is_some()),
         ("input_statistics", options.input_statistics.is_some()),
         ("maps_experts", options.maps_experts),
+        ("kv_guard", options.kv_guard),
     ];
     match others.into_iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => Err(setting(name, NONE, "one")),

@@ -12,7 +12,7 @@ use kvant_generate::sampler::{Sampler, SamplerParams, SequenceBreakers};
 use kvant_generate::sampling_defaults::SamplingDefaults;
 use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_gguf::{Gguf, printable_path};
-use kvant_kv::{BlockKey, Plan};
+use kvant_kv::{BlockKey, KvGuard, Plan};
 use kvant_model::encoder::EncoderConfig;
 use kvant_model::{Config, InputStatistics, LayerRange, Lora, ModelError};
 use kvant_text::chat::{ChatTemplate, TemplateError};
@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::runtime::{LoadedModel, Sequence};
 use crate::session::{Session, SessionOptions};
 use crate::vision::VisionModel;
-use crate::{draft, fingerprint};
+use crate::{draft, fingerprint, kv_guard};
 
 /// How to load a model.
 #[derive(Default)]
@@ -66,6 +66,10 @@ pub struct OpenOptions<'a> {
     /// Receives the inputs of the model's matrices while it runs, to compute an importance matrix
     /// from. CPU only.
     pub input_statistics: Option<Arc<InputStatistics>>,
+    /// Compares, while the model runs, attention over the codes of its caches with attention over
+    /// the rows that they code: one KV head in one step of 32 ([`Model::kv_guard`]). A sequence
+    /// takes memory for some 300 rows of a head, in f32. One CPU only.
+    pub kv_guard: bool,
     /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::encode_image`]. It
     /// runs on the CPU.
     pub mmproj: Option<Arc<Gguf>>,
@@ -128,6 +132,7 @@ struct Inner {
     loaded: Arc<dyn LoadedModel>,
     draft: Option<Model>,
     vision: Option<VisionModel>,
+    guard: Option<Arc<KvGuard>>,
     /// The model itself where it is a text encoder.
     encoder: Option<Arc<TextEncoder>>,
     gguf: Arc<Gguf>,
@@ -228,6 +233,7 @@ impl Model {
             let lora = Lora::new(Arc::clone(file), *strength, &gguf);
             lora.map_err(|source| Error::Lora { name: name(), source })
         });
+        let guard = if options.kv_guard { Some(kv_guard::new(&config)?) } else { None };
         let placement = Placement {
             devices: options.device,
             n_gpu_layers: options.n_gpu_layers,
@@ -238,6 +244,7 @@ impl Model {
             prefill_precision: options.prefill_precision,
             loras: loras.collect::<Result<_, Error>>()?,
             input_statistics: options.input_statistics,
+            kv_guard: guard.clone(),
         };
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
@@ -258,6 +265,7 @@ impl Model {
                 loaded,
                 draft,
                 vision,
+                guard,
                 encoder: None,
                 gguf,
                 tokenizer,
@@ -289,6 +297,7 @@ impl Model {
                 loaded: Arc::clone(&encoder) as Arc<dyn LoadedModel>,
                 draft: None,
                 vision: None,
+                guard: None,
                 encoder: Some(encoder),
                 gguf,
                 tokenizer,
@@ -310,6 +319,7 @@ impl Model {
                 loaded,
                 draft: None,
                 vision: None,
+                guard: None,
                 encoder: None,
                 gguf,
                 tokenizer: Err("none: a draft model shares that of its target".to_owned()),
@@ -330,6 +340,11 @@ impl Model {
     /// When the options do not fit this model or memory runs out.
     pub fn session(&self, options: SessionOptions) -> Result<Session, Error> {
         Session::new(self.clone(), options)
+    }
+
+    /// Returns the guard of the caches, if [requested](OpenOptions::kv_guard).
+    pub fn kv_guard(&self) -> Option<&KvGuard> {
+        self.inner.guard.as_deref()
     }
 
     /// Returns the hyper-parameters.

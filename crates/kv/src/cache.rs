@@ -9,6 +9,7 @@ use kvant_backend::{
 use kvant_codec::tile::TILE;
 
 use crate::block_pool::{BlockKey, BlockPool, Entry};
+use crate::guard::Shadow;
 use crate::layout::LayerGroup;
 use crate::recurrent_states::RecurrentStates;
 use crate::{CacheState, KvError, Layout};
@@ -32,6 +33,8 @@ pub struct Cache<P: Page> {
     /// Keys of the registered blocks, preceded by the root key.
     keys: Vec<BlockKey>,
     mark: Option<Checkpoint<P>>,
+    /// Rows of one head as they were appended, if a guard follows the sequence.
+    pub(crate) shadow: Option<Shadow>,
 }
 
 /// Shortest checkpointed length, from which a tail of two f16 tiles is at most a quarter of the f16
@@ -57,7 +60,8 @@ impl<P: Page> Clone for Checkpoint<P> {
 
 impl<P: Page> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        let Self { layout, memory, states, channel_scales: balance, len, coded, n_ctx, keys, mark } = self;
+        let Self { layout, memory, states, channel_scales: balance, len, coded, n_ctx, keys, mark, .. } =
+            self;
         let (layout, memory, states) = (Arc::clone(layout), memory.clone(), states.clone());
         let (balance, keys, mark) = (balance.clone(), keys.clone(), mark.clone());
         Self {
@@ -70,6 +74,8 @@ impl<P: Page> Clone for Cache<P> {
             n_ctx: *n_ctx,
             keys,
             mark,
+            // A guard follows each sequence from its own steps on.
+            shadow: None,
         }
     }
 }
@@ -81,7 +87,18 @@ impl<P: Page> Cache<P> {
         let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
         let coded = layout.first_tail_tile(0);
         let (states, balance, keys) = (RecurrentStates::default(), Vec::new(), Vec::new());
-        Self { layout, memory, states, channel_scales: balance, len: 0, coded, n_ctx, keys, mark: None }
+        Self {
+            layout,
+            memory,
+            states,
+            channel_scales: balance,
+            len: 0,
+            coded,
+            n_ctx,
+            keys,
+            mark: None,
+            shadow: None,
+        }
     }
 
     /// Returns what is stored, and where.

@@ -1,5 +1,6 @@
 //! Saves and restores a cache: its pages, byte for byte.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, Page, PageAllocator, TileLocation};
@@ -158,18 +159,30 @@ impl<P: Page> Cache<P> {
         head: usize,
         side: Side,
     ) -> Result<Vec<f32>, KvError> {
+        let first = self.layout().layer(layer).window_start(self.len());
+        self.decoded_tokens(backend, layer, head, side, first..self.len())
+    }
+
+    /// Returns the stored keys or values of these tokens, as [`Cache::decoded_rows`] does.
+    pub(crate) fn decoded_tokens<B: Backend<Page = P>>(
+        &self,
+        backend: &B,
+        layer: usize,
+        head: usize,
+        side: Side,
+        tokens: Range<usize>,
+    ) -> Result<Vec<f32>, KvError> {
         let tensors = self.layout().layer(layer);
         let tensor = match side {
             Side::K => &tensors.k[head],
             Side::V => tensors.values(head),
         };
         let (spec, memory) = (&tensor.spec, self.memory(layer));
-        let first = tensors.window_start(self.len());
         let dim = if side == Side::V { spec.v_head_dim() } else { spec.head_dim };
-        let mut rows = vec![0.0; (self.len() - first) * dim];
+        let mut rows = vec![0.0; tokens.len() * dim];
         let (mut padded, mut whole) = (vec![0.0; spec.stored_dim()], vec![0.0; spec.head_dim]);
         let mut read: (Option<&P>, Vec<u8>) = (None, Vec::new());
-        for (token, row) in (first..).zip(rows.chunks_exact_mut(dim)) {
+        for (token, row) in tokens.zip(rows.chunks_exact_mut(dim)) {
             let place = spec.location(token / TILE, self.coded());
             let stored = memory.tile(tensor, place);
             if !read.0.is_some_and(|page| std::ptr::eq(page, stored.page)) {

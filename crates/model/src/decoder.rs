@@ -25,6 +25,7 @@ mod activations;
 mod batch_entries;
 mod entry;
 mod feed_forward;
+mod guarded;
 mod mla;
 mod mtp;
 mod per_layer;
@@ -130,6 +131,8 @@ struct StepContext<'a, 's, B: Backend> {
     act: &'a mut Activations<B>,
     /// Number of rows of all parts.
     rows: usize,
+    /// Whether the guard compares a sequence of this step.
+    compares: bool,
 }
 
 /// Rows of a step that must be finite.
@@ -241,7 +244,8 @@ impl<B: Backend> Decoder<B> {
         let Outputs { logits, mut queries } = out;
         // A step that reads back from the device in between cannot be recorded.
         let is_decode = queries.is_none() && shown.is_none() && parts.iter().all(|part| part.n == 1);
-        let mut step = StepContext { backend, parts, act, rows };
+        let compares = self.begin_guarded(parts);
+        let mut step = StepContext { backend, parts, act, rows, compares };
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.token_mixer(&mut step, index)?;
@@ -463,11 +467,13 @@ impl<B: Backend> Decoder<B> {
                     normalize(backend, k, rows, k_heads, k_norm, rope, angles)?;
                     let entries = &mut kv_entries(step.parts, kv, first_offset);
                     backend.kv_append(entries, k, v, step_tiles)?;
-                } else if spec.q_rope == spec.rope {
+                } else if spec.q_rope == spec.rope && self.guard().is_none() {
                     let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
                     let entries = &mut kv_entries(step.parts, kv, first_offset);
                     backend.rope_append(entries, &rope, q, k, v, step_tiles)?;
                 } else {
+                    // Unlike the fused op, these leave the keys in their buffer, where a guard
+                    // finds them.
                     backend.rope(q, rows, q_heads, q_norm, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, k_norm, rope, angles)?;
                     let entries = &mut kv_entries(step.parts, kv, first_offset);
@@ -485,6 +491,10 @@ impl<B: Backend> Decoder<B> {
         let entries = &kv_entries(step.parts, kv, first_offset);
         let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
         backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?;
+        if let Some(guard) = self.guard().filter(|_| weights.kv.is_some()) {
+            guarded::follow_rows(guard, step, kv, spec)?;
+        }
+        let act = &mut *step.act;
         if weights.gate.is_some() {
             backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
         }

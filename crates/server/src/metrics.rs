@@ -32,6 +32,9 @@ pub(crate) struct Metrics {
     pub first_token: Histogram,
     pub next_token: Histogram,
     pub whole_answer: Histogram,
+    pub guard_error: Histogram,
+    pub guard_noise: Histogram,
+    pub guard_broken: Counter,
     running: Gauge,
     waiting: Gauge,
     parked_now: Gauge,
@@ -44,7 +47,7 @@ pub(crate) struct Metrics {
 }
 
 /// Returns a histogram whose bounds double.
-fn seconds(first: f64, n: u16) -> Histogram {
+fn doubling(first: f64, n: u16) -> Histogram {
     Histogram::new((0..n).map(move |i| first * f64::from(1u32 << i)))
 }
 
@@ -62,9 +65,12 @@ impl Metrics {
             refused: Counter::default(),
             kv_fetched_bytes: Counter::default(),
             kv_fetch_failures: Counter::default(),
-            first_token: seconds(0.002, 16),
-            next_token: seconds(0.001, 14),
-            whole_answer: seconds(0.02, 16),
+            first_token: doubling(0.002, 16),
+            next_token: doubling(0.001, 14),
+            whole_answer: doubling(0.02, 16),
+            guard_error: doubling(1.0 / 1024.0, 12),
+            guard_noise: doubling(1.0 / 16.0, 12),
+            guard_broken: Counter::default(),
             running: Gauge::default(),
             waiting: Gauge::default(),
             parked_now: Gauge::default(),
@@ -99,6 +105,8 @@ impl Metrics {
         let help = "KV caches that could not be fetched: the prompt was read here";
         counter("kvant:kv_fetch_failures", help, &self.kv_fetch_failures);
         counter("vllm:num_preemptions", "Preemptions", &self.preempted);
+        let help = "KV heads with a score error beyond what their type promised";
+        counter("kvant:kv_guard_broken", help, &self.guard_broken);
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
         gauge("llamacpp:requests_processing", "Running answers", &self.running);
         gauge("vllm:num_requests_running", "Running answers", &self.running);
@@ -113,11 +121,15 @@ impl Metrics {
         }
         let config = "Tokens per KV block, and blocks of the first model's share of the budget";
         registry.register("vllm:cache_config_info", config, self.kv_blocks.clone());
-        let mut times =
-            |name: &str, help: &str, times: &Histogram| registry.register(name, help, times.clone());
-        times("vllm:time_to_first_token_seconds", "Time to first token (TTFT)", &self.first_token);
-        times("vllm:inter_token_latency_seconds", "Inter-token latency (ITL)", &self.next_token);
-        times("vllm:e2e_request_latency_seconds", "End-to-end latency of an answer", &self.whole_answer);
+        let mut histogram =
+            |name: &str, help: &str, of: &Histogram| registry.register(name, help, of.clone());
+        histogram("vllm:time_to_first_token_seconds", "Time to first token (TTFT)", &self.first_token);
+        histogram("vllm:inter_token_latency_seconds", "Inter-token latency (ITL)", &self.next_token);
+        histogram("vllm:e2e_request_latency_seconds", "End-to-end latency of an answer", &self.whole_answer);
+        let help = "Relative error of a KV head's attention over codes";
+        histogram("kvant:kv_guard_error_ratio", help, &self.guard_error);
+        let help = "Variance of a KV head's score error, relative to the promised one";
+        histogram("kvant:kv_guard_noise_ratio", help, &self.guard_noise);
     }
 
     /// Sets the KV blocks that routers divide prompts and budgets by.

@@ -246,6 +246,15 @@ fn invalid_server_options_are_rejected_with_one_line() {
         (&["--also", "small=no-such-file.gguf"], "no-such-file.gguf"),
         (&["--also", "bundled=bundled"], "'bundled'"),
         (&["--cors-origin", "chat.example"], "--cors-origin: expected an origin"),
+        (
+            &["--kv-guard", "-ctk", "f16", "-ctv", "bf16"],
+            "--kv-guard: expected a compressed KV type, got f16/bf16",
+        ),
+        (
+            &["--kv-guard", "--device", "cpu,cpu", "--tensor-split", "1,1"],
+            "--kv-guard: expected one device for all layers, got 2 devices",
+        ),
+        (&["--kv-guard", "--also", "small=bundled"], "cannot be used with"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_kvant")).arg("serve").args(args).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();

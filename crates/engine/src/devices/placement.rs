@@ -6,6 +6,7 @@ use kvant_backend::limits;
 use kvant_codec::DType;
 use kvant_cpu::PrefillPrecision;
 use kvant_gguf::Gguf;
+use kvant_kv::KvGuard;
 use kvant_model::{Config, InputStatistics, LayerRange, Lora};
 
 use super::{DeviceChoice, DeviceList, OpenDevice, cpu, open_gpu};
@@ -33,6 +34,8 @@ pub(crate) struct Placement {
     pub loras: Vec<Lora>,
     /// See [`OpenOptions::input_statistics`](crate::OpenOptions::input_statistics).
     pub input_statistics: Option<Arc<InputStatistics>>,
+    /// The guard of the caches; see [`OpenOptions::kv_guard`](crate::OpenOptions::kv_guard).
+    pub kv_guard: Option<Arc<KvGuard>>,
 }
 
 /// An open device, and the number of layers that it gets.
@@ -53,6 +56,7 @@ impl Placement {
             .with_mtp(self.mtp && !self.maps_experts)
             .with_loras(self.loras.clone())
             .with_input_statistics(self.input_statistics.clone())
+            .with_kv_guard(self.kv_guard.clone())
     }
 
     /// Returns the devices to open: the CPU where it takes all layers, and never `Auto` with a
@@ -165,7 +169,12 @@ pub(crate) fn load(
 ) -> Result<Arc<dyn LoadedModel>, Error> {
     let n_layers = config.layers.len();
     let (mut first, mut loaded) = (0, Vec::new());
-    for part in placement.open(n_threads, n_layers)? {
+    let parts = placement.open(n_threads, n_layers)?;
+    if placement.kv_guard.is_some() && parts.len() > 1 {
+        let got = format!("{} devices", parts.len());
+        return Err(setting("kv_guard", "one device for all layers".to_owned(), got));
+    }
+    for part in parts {
         let layers = first..first + part.n_layers;
         let range = placement.resolve(LayerRange::new(layers.clone(), n_layers));
         let on_progress =
@@ -194,6 +203,7 @@ mod tests {
             prefill_precision: PrefillPrecision::Exact,
             loras: Vec::new(),
             input_statistics: None,
+            kv_guard: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_backend::{Backend, BackendError, Candidate, Page, limits};
+use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, Page, limits};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockPool, Cache, CacheState, Layout, Plan};
 use kvant_model::{
@@ -67,6 +67,7 @@ fn load_with<B: Backend>(
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
+    check_guard(&device.info(), part)?;
     check_weights(&*device, part, config.layers.len(), gguf)?;
     let weights = Weights::load(gguf, &config, part, &*device, progress)?;
     // Speculative decoding needs batch invariance.
@@ -92,6 +93,15 @@ fn load_with<B: Backend>(
     let state = Mutex::new(State { sequences, act, logits, mtp, hidden });
     let device = PooledDevice { backend: device, pool };
     Ok(Arc::new(DeviceModel { device, decoder, properties, state }))
+}
+
+/// Rejects a guard on a device that would have to wait for the rows of a step.
+fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
+    if part.kv_guard().is_none() || device.checks_finite_rows {
+        return Ok(());
+    }
+    let expected = "a device whose steps are read while they run (cpu)".to_owned();
+    Err(Error::Setting { name: "kv_guard", expected, got: device.name.clone() })
 }
 
 /// Rejects weights that do not fit before any of them is copied.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, TensorInfo};
+use kvant_kv::KvGuard;
 
 use super::experts;
 use crate::retype::retyped;
@@ -26,6 +27,8 @@ pub struct LayerRange {
     loras: Vec<Lora>,
     /// Receives the inputs of its matrices.
     inputs: Option<Arc<InputStatistics>>,
+    /// Compares its caches with what they were made from.
+    guard: Option<Arc<KvGuard>>,
 }
 
 impl LayerRange {
@@ -44,6 +47,7 @@ impl LayerRange {
             has_mtp: false,
             loras: Vec::new(),
             inputs: None,
+            guard: None,
         }
     }
 
@@ -92,6 +96,17 @@ impl LayerRange {
         Self { inputs, ..self }
     }
 
+    /// Sets the guard of its caches, for a whole model on a device that is read within a step.
+    #[must_use]
+    pub fn with_kv_guard(self, guard: Option<Arc<KvGuard>>) -> Self {
+        Self { guard, ..self }
+    }
+
+    /// Returns the guard of its caches.
+    pub fn kv_guard(&self) -> Option<&Arc<KvGuard>> {
+        self.guard.as_ref()
+    }
+
     /// Returns the statistics that receive the inputs of its matrices.
     pub(super) fn inputs(&self) -> Option<&InputStatistics> {
         self.inputs.as_deref()
@@ -109,7 +124,7 @@ impl LayerRange {
 
     /// Returns the MTP layer as a part by itself.
     pub(super) fn mtp(&self) -> Self {
-        Self { layers: 0..1, n_layers: 1, has_mtp: false, ..self.clone() }
+        Self { layers: 0..1, n_layers: 1, has_mtp: false, guard: None, ..self.clone() }
     }
 
     /// Returns the type of its matrices.

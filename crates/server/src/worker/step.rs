@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvant::generate::decoding::{Finish, SampleResult, SamplingError};
-use kvant::{Error, SampleError, SequenceStep, Session};
+use kvant::{Error, GuardReport, SampleError, SequenceStep, Session};
 
 use super::job::Event;
 use super::sequence::Sequence;
@@ -62,8 +62,24 @@ impl Worker {
             self.advance(id, n, until);
         }
         self.metrics.steps.inc();
+        self.report_guard();
         if self.status_published.elapsed() > STATUS_MAX_AGE {
             self.publish_status();
+        }
+    }
+
+    /// Publishes what the guard of the caches found.
+    fn report_guard(&self) {
+        let Some(guard) = self.model.kv_guard() else { return };
+        let GuardReport { samples, broken } = guard.take_report();
+        for sample in samples {
+            tracing::debug!(%sample, "KV guard");
+            self.metrics.guard_error.observe(sample.error);
+            self.metrics.guard_noise.observe(sample.noise_ratio());
+        }
+        for head in broken {
+            tracing::warn!("KV guard: {head}: its keys need more bits");
+            self.metrics.guard_broken.inc();
         }
     }
 

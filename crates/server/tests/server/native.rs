@@ -481,6 +481,26 @@ fn metrics_are_served_in_the_requested_format() {
 }
 
 #[test]
+fn a_kv_guard_reports_comparisons_if_it_is_on() {
+    let count = |client: &Client, name: &str| -> u64 {
+        let metrics = client.get_text("/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)).expect("the metric");
+        line.trim().parse().unwrap()
+    };
+    let names = ["error_ratio", "noise_ratio"].map(|name| format!("kvant:kv_guard_{name}_count"));
+    for kv_guard in [false, true] {
+        let open = OpenOptions { n_threads: Some(2), kv_guard, ..Default::default() };
+        let client = Client::at(start_with(open, options()));
+        // 32 steps per comparison, after the f16 window and 64 tokens more.
+        native(&client, &json!({ "prompt": "x", "n_predict": 200, "ignore_eos": true }));
+        for name in &names {
+            assert_eq!(count(&client, name) > 0, kv_guard, "{name}");
+        }
+        assert_eq!(count(&client, "kvant:kv_guard_broken_total"), 0, "the bundled model is sound");
+    }
+}
+
+#[test]
 fn anthropic_responses_name_the_stop_sequence() {
     let client = start(options());
     let question = json!([{ "role": "user", "content": "What is the capital of France?" }]);

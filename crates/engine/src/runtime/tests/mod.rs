@@ -1,5 +1,6 @@
 //! Caches of layers of every kind, through cache and device.
 
+mod guard;
 mod overlap;
 mod predictions;
 mod shared;
