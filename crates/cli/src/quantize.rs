@@ -19,7 +19,7 @@ use crate::{console, output, progress};
     matrices where errors cost most. q3_K, q4_K and q5_K stand for _M. --pure makes all matrices one type.\n\n\
     A recipe is a text: each line has a type and the matrices that have it, the last line that has one counts.\n  \
     q4_K *                  # all, first\n  \
-    q6_K ffn_down attn_v    # parts of tensor names\n  \
+    q6_K ffn_down attn_v    # as parts of tensor names begin\n  \
     q8_0 first:2 last:2     # layers")]
 pub struct QuantizeArgs {
     #[command(flatten)]

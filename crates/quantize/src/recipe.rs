@@ -227,7 +227,7 @@ impl Recipe {
     }
 
     /// Parses a recipe file. Each line has a type and the matrices that have it: `*` for all, the
-    /// layers `first:N` and `last:N`, or a part of tensor names; the last line that has a matrix
+    /// layers `first:N` and `last:N`, or how a part of a tensor's name begins; the last line that has a matrix
     /// counts, and the first must have all. `#` begins a comment.
     ///
     /// # Errors

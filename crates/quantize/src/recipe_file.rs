@@ -55,7 +55,7 @@ enum Selector {
     First(usize),
     /// Those of the last layers.
     Last(usize),
-    /// Those with this in their name.
+    /// Those with a name of which a part, between dots, begins so.
     Named(String),
 }
 
@@ -78,7 +78,10 @@ impl Selector {
             Self::All => true,
             Self::First(n) => layer(tensor).is_some_and(|index| index < *n),
             Self::Last(n) => layer(tensor).is_some_and(|index| index >= n_layers.saturating_sub(*n)),
-            Self::Named(part) => tensor.contains(part.as_str()),
+            // attn_output is no output.
+            Self::Named(name) => {
+                tensor.match_indices(name.as_str()).any(|(at, _)| at == 0 || tensor[..at].ends_with('.'))
+            }
         }
     }
 
@@ -149,6 +152,7 @@ mod tests {
             ("blk.1.ffn_down.weight", DType::Q6K),
             ("blk.1.ffn_down_exps.weight", DType::Q6K),
             ("blk.1.attn_q.weight", DType::Q4K),
+            ("blk.1.attn_output.weight", DType::Q4K),
             ("blk.2.attn_v.weight", DType::Q8_0),
             ("output.weight", DType::Q8_0),
             ("token_embd.weight", DType::Q4K),
@@ -164,6 +168,8 @@ mod tests {
         let file = BUILT_IN[0].parsed();
         for (tensor, want) in [
             ("blk.5.attn_q.weight", DType::TQ4_1S),
+            ("blk.5.attn_output.weight", DType::TQ4_1S),
+            ("output.weight", DType::Q8_0),
             ("blk.5.ffn_gate.weight", DType::TQ4_1S),
             ("blk.5.ffn_down.weight", DType::Q4K),
             ("blk.1.ffn_down.weight", DType::Q8_0),
