@@ -227,8 +227,8 @@ impl Recipe {
     }
 
     /// Parses a recipe file. Each line has a type and the matrices that have it: `*` for all, the
-    /// layers `first:N` and `last:N`, or how a part of a tensor's name begins; the last line that has a matrix
-    /// counts, and the first must have all. `#` begins a comment.
+    /// layers `first:N` and `last:N`, or how a part of a tensor's name begins; the last line that
+    /// has a matrix counts, and the first must have all. `#` begins a comment.
     ///
     /// # Errors
     /// A line of another form, or with a type that files cannot hold.
