@@ -1,7 +1,7 @@
 //! tq3t: weights in 3 bits by trellis coding, after a 32-wide rotation.
 //!
-//! Purpose: less error than q3_K and iq3_s in fewer bytes. Method: that of turbo3t
-//! ([`crate::trellis`]), as QTIP applies it to weights ([arXiv
+//! Purpose: models as good as in q3_K and iq3_s in a tenth fewer bytes, that run at the speed of
+//! these bytes. Method: that of turbo3t ([`crate::trellis`]), as QTIP applies it to weights ([arXiv
 //! 2406.11235](https://arxiv.org/abs/2406.11235)): the level of an index depends on the index
 //! before it too.
 //!
@@ -61,7 +61,7 @@ pub const TABLE: [i8; LEVELS] = mirrored(&[
 
 /// Units of the levels per standard deviation.
 const STEPS_PER_SIGMA: f32 = 20.0;
-/// Indices that an index may have, which are also the states of the trellis.
+/// Values of an index, which are also the states of the trellis.
 const STATES: usize = 8;
 /// Values of a column of the sequence.
 const COLUMN: usize = RUN / 4;

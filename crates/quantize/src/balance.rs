@@ -94,6 +94,12 @@ impl Factors {
             *value *= of(&self.rows, i / n_in) * of(&self.columns, i % n_in);
         }
     }
+
+    /// Returns the importance of a value in a column whose inputs had this one before they were
+    /// divided.
+    pub(crate) fn importance(&self, column: usize, before: f32) -> f32 {
+        self.columns.as_ref().map_or(before, |factors| before / factors[column].powi(2))
+    }
 }
 
 impl Balance {

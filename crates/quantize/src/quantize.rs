@@ -137,7 +137,11 @@ fn encoded(
 ) -> Result<Vec<u8>, CodecError> {
     let block = stored_block(dtype);
     let (n_in, per_matrix) = (info.row_len(), info.row_len() * info.shape.get(1).copied().unwrap_or(1));
-    let of = |value: usize| importance.map(|all| all[value / per_matrix * n_in + value % n_in]);
+    let of = |value: usize| {
+        let column = value % n_in;
+        let before = importance?[value / per_matrix * n_in + column];
+        Some(factors.map_or(before, |factors| factors.importance(column, before)))
+    };
     recode(info.dtype, data, info.elements(), block, |first, values, out| {
         let scaled = factors.map(|factors| {
             let mut scaled = values.to_vec();
