@@ -114,8 +114,8 @@ pub struct GuardReport {
     pub broken: Vec<GuardSample>,
 }
 
-/// Compares attention over codes with attention over shadows, for the sequences of a model. See the
-/// [module](self).
+/// Compares attention over codes with attention over shadows, the rows that they were made from,
+/// for the sequences of a model.
 #[derive(Debug)]
 pub struct KvGuard {
     /// What the weights promise.
