@@ -27,7 +27,7 @@ use kvant_gguf::{Gguf, TensorInfo};
 
 use crate::error::QuantizeError;
 use crate::importance::ImportanceMatrix;
-use crate::recipe::layer;
+use crate::recipe::{layer, number_of_layer};
 
 /// Architectures that use a layer's tensors as the module's table says, if it has no others than
 /// [`KNOWN`].
@@ -207,11 +207,8 @@ fn is_known(gguf: &Gguf, of: usize) -> bool {
 
 /// Returns the values of a head of a layer whose KV heads have `n_kv` values in total.
 fn head_dim(gguf: &Gguf, layer: usize, n_kv: usize) -> usize {
-    let meta = gguf.meta();
-    let arch = meta.find::<&str>("general.architecture").ok().flatten().unwrap_or_default();
-    let key = format!("{arch}.attention.head_count_kv");
-    let of_layers = || meta.find::<Vec<usize>>(&key).ok().flatten()?.get(layer).copied();
-    let n_heads = meta.find::<usize>(&key).ok().flatten().or_else(of_layers);
+    let arch = gguf.meta().find::<&str>("general.architecture").ok().flatten().unwrap_or_default();
+    let n_heads = number_of_layer(gguf, &format!("{arch}.attention.head_count_kv"), layer);
     n_heads.filter(|n| *n > 0 && n_kv.is_multiple_of(*n)).map_or(n_kv, |n| n_kv / n)
 }
 

@@ -78,12 +78,13 @@ pub fn quantize<'a>(
     })?;
     refuse_shard(gguf, path)?;
     let requested = recipe.types(gguf, importance.is_some());
-    let tensors = || {
-        gguf.tensors()
-            .iter()
-            .zip(&requested)
-            .map(|(info, requested)| (info, converted_type(info, *requested)))
-    };
+    let becomes: Vec<Option<DType>> = gguf
+        .tensors()
+        .iter()
+        .zip(&requested)
+        .map(|(info, requested)| converted_type(info, *requested))
+        .collect();
+    let tensors = || gguf.tensors().iter().zip(becomes.iter().copied());
     let mut writer = GgufWriter::with_meta(gguf.meta())?;
     writer.set("general.quantization_version", 2_u32)?;
     writer.set("general.file_type", file_type)?;
@@ -97,7 +98,6 @@ pub fn quantize<'a>(
             writer.add_tensor(&name, &[scales.len()], DType::F32)?;
         }
     }
-    let becomes: Vec<Option<DType>> = tensors().map(|(_, becomes)| becomes).collect();
     let balance =
         importance.map_or(Ok(Balance::default()), |importance| Balance::of(gguf, &becomes, importance))?;
     let mut n_weighted = 0;

@@ -397,11 +397,7 @@ impl ModelFacts {
     fn of(gguf: &Gguf) -> Self {
         let meta = gguf.meta();
         let arch = meta.find::<&str>("general.architecture").ok().flatten().unwrap_or_default();
-        let number = |key: &str| {
-            let key = format!("{arch}.{key}");
-            let of_layers = || meta.find::<Vec<usize>>(&key).ok().flatten()?.first().copied();
-            meta.find::<usize>(&key).ok().flatten().or_else(of_layers)
-        };
+        let number = |key: &str| number_of_layer(gguf, &format!("{arch}.{key}"), 0);
         let n_layers = number("block_count").unwrap_or_default();
         let n_heads = number("attention.head_count").unwrap_or_default();
         let n_kv_heads = number("attention.head_count_kv").unwrap_or(n_heads);
@@ -421,6 +417,12 @@ impl ModelFacts {
         let is_embedding = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
         name == "output.weight" || self.is_tied && is_embedding
     }
+}
+
+/// Returns a number that all layers have, or each its own.
+pub(crate) fn number_of_layer(gguf: &Gguf, key: &str, layer: usize) -> Option<usize> {
+    let of_layers = || gguf.meta().find::<Vec<usize>>(key).ok().flatten()?.get(layer).copied();
+    gguf.meta().find::<usize>(key).ok().flatten().or_else(of_layers)
 }
 
 /// Returns the layer index in a tensor name.

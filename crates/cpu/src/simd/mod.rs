@@ -3,6 +3,8 @@
 
 pub(crate) mod amx;
 pub(crate) mod isa;
+#[cfg(target_arch = "x86_64")]
+mod look_up;
 pub(crate) mod matmul;
 pub(crate) mod matrix_unit;
 pub(crate) mod tokens;

@@ -23,6 +23,7 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
+use crate::simd::look_up;
 use crate::simd::matmul::format::{BLOCK, GROUPS, PANEL, WeightFormat};
 use crate::simd::tokens::{Avx2, AvxVnni, avx_vnni, avx2};
 
@@ -243,18 +244,7 @@ impl<Y: Ymm> Simd for Y {
 
     #[inline(always)]
     fn look_up_64(self, table: &[u8; 64], codes: __m256i) -> __m256i {
-        let (quarters, _) = table.as_chunks::<16>();
-        intrinsic!({
-            let quarter = |i: usize| {
-                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(quarters[i].as_ptr().cast()));
-                _mm256_shuffle_epi8(table, codes)
-            };
-            // Blends select by the highest bit of a byte: here bit 4 of the code, then bit 5.
-            let (odd, high) = (_mm256_slli_epi16::<3>(codes), _mm256_slli_epi16::<2>(codes));
-            let low_half = _mm256_blendv_epi8(quarter(0), quarter(1), odd);
-            let high_half = _mm256_blendv_epi8(quarter(2), quarter(3), odd);
-            _mm256_blendv_epi8(low_half, high_half, high)
-        })
+        intrinsic!(look_up::in_ymm(table, codes))
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ use std::arch::x86_64::*;
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op, Shared};
+use crate::simd::look_up;
 use crate::simd::tokens::{Avx2, AvxVnni};
 use crate::simd::tokens::{avx_vnni, avx2};
 
@@ -399,18 +400,7 @@ impl<Y: Ymm> Lanes for Y {
 
     #[inline(always)]
     fn look_up_64(self, codes: [__m256i; 2], table: &[u8; 64]) -> [__m256i; 2] {
-        let (quarters, _) = table.as_chunks::<16>();
-        halves!(|codes| {
-            let quarter = |i: usize| {
-                let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(quarters[i].as_ptr().cast()));
-                _mm256_shuffle_epi8(table, codes)
-            };
-            // Blends select by the highest bit of a byte: here bit 4 of the code, then bit 5.
-            let (odd, high) = (_mm256_slli_epi16::<3>(codes), _mm256_slli_epi16::<2>(codes));
-            let low_half = _mm256_blendv_epi8(quarter(0), quarter(1), odd);
-            let high_half = _mm256_blendv_epi8(quarter(2), quarter(3), odd);
-            _mm256_blendv_epi8(low_half, high_half, high)
-        })
+        halves!(|codes| look_up::in_ymm(table, codes))
     }
 
     #[inline(always)]

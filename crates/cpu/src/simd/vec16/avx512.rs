@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 use kvant_codec::finite::F16_MAX;
 
 use super::{Lanes, Op, Shared};
+use crate::simd::look_up;
 use crate::simd::tokens::{Avx512, Avx512Vbmi};
 use crate::simd::tokens::{avx512, avx512vbmi};
 
@@ -112,16 +113,7 @@ impl Wide for Avx512 {
 
     #[inline(always)]
     fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i {
-        let (quarters, _) = table.as_chunks::<16>();
-        intrinsic!({
-            let quarter = |i: usize| _mm512_broadcast_i32x4(_mm_loadu_si128(quarters[i].as_ptr().cast()));
-            let odd = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(16));
-            let high = _mm512_test_epi8_mask(codes, _mm512_set1_epi8(32));
-            let first = _mm512_shuffle_epi8(quarter(0), codes);
-            let second = _mm512_mask_shuffle_epi8(first, odd, quarter(1), codes);
-            let third = _mm512_mask_shuffle_epi8(second, high, quarter(2), codes);
-            _mm512_mask_shuffle_epi8(third, high & odd, quarter(3), codes)
-        })
+        intrinsic!(look_up::in_zmm(table, codes))
     }
 
     #[inline(always)]
@@ -154,8 +146,8 @@ impl Wide for Avx512Vbmi {
 
     #[inline(always)]
     fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i {
-        // SAFETY: this token proves AVX-512 VBMI; the table has the 64 bytes that are read.
-        unsafe { _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table.as_ptr().cast())) }
+        // SAFETY: this token proves AVX-512 VBMI.
+        unsafe { look_up::in_zmm_with_vbmi(table, codes) }
     }
 
     /// One instruction aligns each plane: it takes any eight bits of a line for each byte. The
