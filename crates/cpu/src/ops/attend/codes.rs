@@ -150,6 +150,33 @@ impl Codes for Turbo2 {
     }
 }
 
+/// The bits of one code of a trellis-coded type, which is a window of several.
+trait WindowBits {
+    /// The planes of eight groups.
+    type Octet<'a>: Copy;
+
+    /// Returns the bits of group `g`; those of `LATE` groups where a lookup may expect them.
+    fn bits<L: Lanes, const LATE: bool>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints;
+}
+
+impl WindowBits for Turbo3 {
+    type Octet<'a> = <Turbo3 as Codes>::Octet<'a>;
+
+    #[inline(always)]
+    fn bits<L: Lanes, const LATE: bool>(lanes: L, (low, high): Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.bits_3::<LATE>(&low[g], &high[g])
+    }
+}
+
+impl WindowBits for Turbo2 {
+    type Octet<'a> = <Turbo2 as Codes>::Octet<'a>;
+
+    #[inline(always)]
+    fn bits<L: Lanes, const LATE: bool>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.codes_2(&octet[g])
+    }
+}
+
 /// An octet of a trellis-coded type, and its predecessor in the ring.
 ///
 /// The predecessor of a code is the code at the same position four groups earlier
@@ -163,7 +190,7 @@ pub(super) struct Chained<O> {
     is_first: bool,
 }
 
-impl<O> Chained<O> {
+impl<O: Copy> Chained<O> {
     /// Returns octet `index` of the `octets` of a block, each of which `octet` returns.
     #[inline(always)]
     fn new(octets: usize, index: usize, octet: impl Fn(usize) -> O) -> Self {
@@ -171,20 +198,20 @@ impl<O> Chained<O> {
         Self { own: octet(index), before: octet(before), is_first: index == 0 }
     }
 
-    /// Returns group `g` of the previous octet, aligned with the groups of this one; `group`
-    /// returns the groups of that octet.
+    /// Returns the bits of group `g` of the previous octet, aligned with the groups of this one.
     #[inline(always)]
-    fn earlier<L: Lanes>(
+    fn earlier<'a, L: Lanes, B: WindowBits<Octet<'a> = O>, const LATE: bool>(
         &self,
         lanes: L,
         g: usize,
         side: Side,
-        group: impl Fn(&O, usize) -> L::Ints,
     ) -> L::Ints {
-        let same_place = group(&self.before, g);
+        let same_place = B::bits::<L, LATE>(lanes, self.before, g);
         match side {
             _ if !self.is_first => same_place,
-            Side::K => lanes.next_code(same_place, group(&self.before, g & 4 | (g + 3) & 3)),
+            Side::K => {
+                lanes.next_code(same_place, B::bits::<L, LATE>(lanes, self.before, g & 4 | (g + 3) & 3))
+            }
             Side::V => lanes.next_lane(same_place),
         }
     }
@@ -210,23 +237,14 @@ impl Codes for Turbo3T {
         // other four above: the index of one group is already in position for the next one, and no
         // shift is needed.
         if g < 4 {
-            let one = octet.earlier(lanes, g + 4, side, |octet, g| bits::<L, true>(lanes, *octet, g));
-            let own = bits::<L, false>(lanes, octet.own, g);
+            let one = octet.earlier::<L, Turbo3, true>(lanes, g + 4, side);
+            let own = Turbo3::bits::<L, false>(lanes, octet.own, g);
             return lanes.look_up_64(lanes.joined_3::<false>(own, one), &TURBO3T);
         }
-        let one = bits::<L, false>(lanes, octet.own, g - 4);
-        lanes.look_up_64(lanes.joined_3::<true>(bits::<L, true>(lanes, octet.own, g), one), &LATE_TURBO3T)
+        let one = Turbo3::bits::<L, false>(lanes, octet.own, g - 4);
+        let own = Turbo3::bits::<L, true>(lanes, octet.own, g);
+        lanes.look_up_64(lanes.joined_3::<true>(own, one), &LATE_TURBO3T)
     }
-}
-
-/// Returns group `g` of an octet of turbo3t, in the bit position of its lookup.
-#[inline(always)]
-fn bits<L: Lanes, const LATE: bool>(
-    lanes: L,
-    (low, high): <Turbo3 as Codes>::Octet<'_>,
-    g: usize,
-) -> L::Ints {
-    lanes.bits_3::<LATE>(&low[g], &high[g])
 }
 
 /// turbo2t: turbo2, trellis-coded.
@@ -245,9 +263,11 @@ impl Codes for Turbo2T {
 
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
-        let earlier = |g| octet.earlier(lanes, g, side, |octet, g| lanes.codes_2(&octet[g]));
-        let one = if g < 4 { earlier(g + 4) } else { lanes.codes_2(&octet.own[g - 4]) };
-        let before = lanes.with_above::<2>(one, earlier(g));
+        let one = match g {
+            0..4 => octet.earlier::<L, Turbo2, false>(lanes, g + 4, side),
+            _ => lanes.codes_2(&octet.own[g - 4]),
+        };
+        let before = lanes.with_above::<2>(one, octet.earlier::<L, Turbo2, false>(lanes, g, side));
         lanes.look_up_64(lanes.with_above::<2>(lanes.codes_2(&octet.own[g]), before), &TURBO2T)
     }
 }
