@@ -66,7 +66,7 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
                 // The emulated matrix unit works beside AVX2.
                 let lost = match (isa.name(), v) {
                     ("avx2" | "soft", DType::Turbo2 | DType::Turbo3 | DType::Turbo2T) => 1.0 / 127.0,
-                    ("avx2" | "soft", _) => 128.0 / 2.0 / 8191.0,
+                    ("avx2" | "soft", _) => 128.0 / 2.0 / 32767.0,
                     _ if code.is_some_and(|code| !matches!(code.levels, Levels::Steps { .. })) => 1.0 / 255.0,
                     _ => 128.0 / 2.0 / 32639.0,
                 };

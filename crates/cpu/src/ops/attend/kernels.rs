@@ -52,6 +52,23 @@ pub(super) struct ByteChunk<'a> {
     pub(super) factors: &'a [f32],
 }
 
+/// Adds the products of codes with part `p` of `P` of four integers ([`Lanes::split`]).
+#[inline(always)]
+fn add_products<L: Lanes, const P: usize>(
+    lanes: L,
+    sums: &mut [L::Ints; P],
+    p: usize,
+    codes: L::Ints,
+    part: [i8; 4],
+) {
+    let sum = &mut sums[if L::PARTS_SHARE_SUMS { P - 1 } else { p }];
+    *sum = match (P, p) {
+        (1, _) => lanes.dot(*sum, codes, part),
+        (_, 0) => lanes.dot_part::<0>(*sum, codes, part),
+        _ => lanes.dot_part::<1>(*sum, codes, part),
+    };
+}
+
 /// Scores a block of keys in coding `C` for a chunk of `N` queries of `P` byte planes.
 pub(super) struct ScoreCodes<'a, C, const N: usize, const P: usize> {
     pub(super) keys: &'a KeyBlock<'a>,
@@ -105,7 +122,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreCodes<'_, C, N, P> {
                             for p in 0..P {
                                 let dims = rows[n * P + p].0[at + g];
                                 for m in 0..L::WIDE {
-                                    sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], dims);
+                                    add_products(lanes, &mut sums[m][n], p, codes[m], dims);
                                 }
                             }
                         }
@@ -253,7 +270,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodes<'_, C, N, 
                             for p in 0..P {
                                 let tokens = rows[P * n + p].0[fours + q];
                                 for m in 0..L::WIDE {
-                                    sums[m][n][p] = lanes.dot(sums[m][n][p], codes[m], tokens);
+                                    add_products(lanes, &mut sums[m][n], p, codes[m], tokens);
                                 }
                             }
                         }

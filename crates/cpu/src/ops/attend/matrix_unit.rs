@@ -156,7 +156,7 @@ impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Multiply<'_, T, K, H
             self.tiles.store::<STORED>(i - STORED_AFTER);
         }
         if i < n {
-            self.begin::<C>(*begun);
+            self.begin::<L, C>(*begun);
             self.advance(begun);
         }
         if (USED_AFTER..n + USED_AFTER).contains(&i) {
@@ -186,7 +186,7 @@ impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Multiply<'_, T, K, H
     }
 
     #[inline(always)]
-    fn begin<const C: usize>(&mut self, place: ProductIndex) {
+    fn begin<L: Lanes, const C: usize>(&mut self, place: ProductIndex) {
         let Operands { panels, stride, rows, at, .. } = self.of;
         if P == 2 || place.panel == 0 {
             let rows = &rows[place.first_query * P + place.plane..];
@@ -201,12 +201,21 @@ impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Multiply<'_, T, K, H
         if place.plane == 0 {
             self.tiles.load_lines::<6>(lines, LINE);
         }
-        self.tiles.dot_unsigned::<C, 4, 6>();
+        self.dot::<L, C, 4, 6>(place.plane);
         if H == 2 {
             if place.plane == 0 {
                 self.tiles.load_lines::<7>(&lines[MAX_WORDS * LINE..], LINE);
             }
-            self.tiles.dot_unsigned::<C, 5, 7>();
+            self.dot::<L, C, 5, 7>(place.plane);
+        }
+    }
+
+    #[inline(always)]
+    fn dot<L: Lanes, const C: usize, const A: usize, const B: usize>(&mut self, plane: usize) {
+        if L::PARTS_SHARE_SUMS && P == 2 {
+            self.tiles.dot_part::<C, A, B>(plane);
+        } else {
+            self.tiles.dot_unsigned::<C, A, B>();
         }
     }
 }

@@ -50,8 +50,8 @@
 //! # Error
 //!
 //! With MAX the largest integer of a byte (127; AVX2 64, so that its 16-bit sums cannot saturate)
-//! or of two (32,639; 8,191), each rounding is off by at most half a unit, as if by a variance of
-//! unit²/12:
+//! or of two (32,639; AVX2 32,767), each rounding is off by at most half a unit, as if by a variance
+//! of unit²/12:
 //!
 //! - a query's value by max|q| / MAX / 2, over 128 rotated dims or 32 plain ones. One byte (turbo,
 //!   q4_0): for a rotated slice max|q| is about 2.7 σ, so 4e-5 σ² (AVX2 1.5e-4), beside 0.117,
@@ -60,8 +60,8 @@
 //! - a codebook's levels by the loss of `ByteBook`: 1e-7, 4e-6, 3e-5 (turbo2, 3, 4);
 //! - a weight of two bytes (q8_0, q4_0; AVX2 turbo4 and turbo3t too) by the largest of its block /
 //!   MAX / 2. At worst, if every weight of a block of 128 is rounded in the same direction, that
-//!   moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); a large weight does
-//!   not affect other blocks;
+//!   moves the output by 64 / 32,639 = 0.2 % of the largest value; a large weight does not affect
+//!   other blocks;
 //! - a weight of one byte (the other turbo types) by a unit of the largest / 255 (AVX2 127) at
 //!   most, unit²/6 in the mean, up as likely as down: with one large weight w in a block, and the
 //!   others anywhere between units, 3.3e-4 w² σ² (AVX2 1.3e-3), a twentieth at most of the loss of

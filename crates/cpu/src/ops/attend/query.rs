@@ -144,10 +144,10 @@ impl Op for RoundQuery<'_> {
             let fours = self.at + 4 * i..self.at + 4 * i + 4;
             match self.rows {
                 [one] => one.0[fours].copy_from_slice(&lanes.low_bytes(integers)),
-                [high, low] => {
-                    let (h, l) = lanes.split(integers);
-                    high.0[fours.clone()].copy_from_slice(&h);
-                    low.0[fours].copy_from_slice(&l);
+                [first, second] => {
+                    let parts = lanes.split(integers);
+                    first.0[fours.clone()].copy_from_slice(&parts[0]);
+                    second.0[fours].copy_from_slice(&parts[1]);
                 }
                 _ => unreachable!("one or two planes"),
             }

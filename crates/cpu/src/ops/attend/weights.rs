@@ -66,7 +66,7 @@ pub(super) struct RoundWeights<'a> {
     pub(super) meaning: CodeMeaning,
     /// Factor on the weights, `[queries]`.
     pub(super) rescale_new: &'a [f32],
-    /// Byte planes, `[queries][planes]`: high and low bytes, or the weight minus [`below`].
+    /// Byte planes, `[queries][planes]`: the parts of weights, or the weight minus its offset.
     pub(super) rows: &'a mut [Bytes],
     /// `-bias · Σ integers`, `[queries]`.
     pub(super) starts: &'a mut [i32],
@@ -132,9 +132,13 @@ impl RoundWeights<'_> {
                 self.factors[16 * i + m] = heaviest[m] * step * self.rescale_new[16 * i + m];
             }
         }
-        for (i, p) in (n..).zip(rest) {
+        // Two loops, so that the latency of one query's maximum does not stall the next query.
+        let mut maxima = [0.0; 16];
+        for (max, p) in maxima.iter_mut().zip(rest) {
+            *max = lanes.largest(heaviest(lanes, &p.0[tiles.clone()], sizes));
+        }
+        for ((i, p), max) in (n..).zip(rest).zip(maxima) {
             let p = &p.0[tiles.clone()];
-            let max = lanes.largest(heaviest(lanes, p, sizes));
             let sum = lanes.sum_i(to_bytes(lanes, p, scales, tile, per_unit(max), &mut rows[i]));
             self.starts[i] = sum.wrapping_mul(bias);
             self.factors[i] = max * step * self.rescale_new[i];
@@ -167,8 +171,8 @@ fn to_bytes<L: Lanes, const P: usize>(
     if P == 1 {
         to_byte(lanes, p, scales, &DITHER[tile..], per_unit, rows[0])
     } else {
-        let (high, low) = rows.split_at_mut(1);
-        to_two_bytes(lanes, p, scales, per_unit, [high[0], low[0]])
+        let (first, second) = rows.split_at_mut(1);
+        to_parts(lanes, p, scales, per_unit, [first[0], second[0]])
     }
 }
 
@@ -212,32 +216,72 @@ fn to_integers<L: Lanes>(lanes: L, p: &[f32; 16], scale: L::Floats, dither: &Lan
     lanes.round(lanes.mul_add(weight, lanes.splat(per_unit), lanes.load(&dither.0)))
 }
 
-/// Rounds the weights of a query to two bytes; returns their sums, lane by lane.
+/// Rounds the weights of a query to two bytes, in parts ([`Lanes::split`]); returns their sums, lane
+/// by lane.
 #[inline(always)]
-fn to_two_bytes<L: Lanes>(
+fn to_parts<L: Lanes>(
     lanes: L,
     p: &[[f32; 16]],
     scales: &[L::Floats],
     per_unit: f32,
-    [high, low]: [&mut [[[i8; 4]; 4]]; 2],
+    [first, second]: [&mut [[[i8; 4]; 4]]; 2],
 ) -> L::Ints {
     let mut sum = lanes.splat_i(0);
-    for (((p, &scale), high), low) in p.iter().zip(scales).zip(high).zip(low) {
-        let weight = lanes.mul(lanes.load(p), scale);
-        let integers = lanes.round(lanes.mul(weight, lanes.splat(per_unit)));
+    let (fours_of_first, first) = first.as_chunks_mut::<4>();
+    let (fours_of_second, second) = second.as_chunks_mut::<4>();
+    let n_fours = fours_of_first.len();
+    for (i, (first, second)) in fours_of_first.iter_mut().zip(fours_of_second).enumerate() {
+        let mut integers = [sum; 4];
+        for (m, integers) in integers.iter_mut().enumerate() {
+            *integers = to_nearest(lanes, &p[4 * i + m], scales[4 * i + m], per_unit);
+            sum = lanes.add_i(sum, *integers);
+        }
+        lanes.store_split(integers, [first, second]);
+    }
+    for (t, (first, second)) in (4 * n_fours..).zip(first.iter_mut().zip(second)) {
+        let integers = to_nearest(lanes, &p[t], scales[t], per_unit);
         sum = lanes.add_i(sum, integers);
-        (*high, *low) = lanes.split(integers);
+        [*first, *second] = lanes.split(integers);
     }
     sum
 }
 
+/// Returns p · scale in units, rounded to nearest.
+#[inline(always)]
+fn to_nearest<L: Lanes>(lanes: L, p: &[f32; 16], scale: L::Floats, per_unit: f32) -> L::Ints {
+    lanes.round(lanes.mul(lanes.mul(lanes.load(p), scale), lanes.splat(per_unit)))
+}
+
 #[cfg(test)]
 mod tests {
-    use kvant_codec::DType;
+    use kvant_codec::{DType, TILE};
 
     use super::*;
     use crate::simd::isa::Isa;
     use crate::simd::vec16::run_on;
+
+    /// Products of weights in two parts with a code of 1: the weights.
+    struct Joined<'a>([&'a Bytes; 2]);
+
+    impl Op for Joined<'_> {
+        type Output = Vec<i32>;
+
+        const MULTIPLIES_BYTES: bool = true;
+
+        #[inline(always)]
+        fn run<L: Lanes>(self, lanes: L) -> Vec<i32> {
+            let [first, second] = self.0;
+            let weight = |token: usize| {
+                let code = lanes.splat_i(1 << (8 * (token % 4)));
+                let sums = [
+                    lanes.dot_part::<0>(lanes.splat_i(0), code, first.0[token / 4]),
+                    lanes.dot_part::<1>(lanes.splat_i(0), code, second.0[token / 4]),
+                ];
+                lanes.sum_i(joined(lanes, sums)) / TILE as i32
+            };
+            (0..BLOCK).map(weight).collect()
+        }
+    }
 
     /// Returns the weights of one query as integers, for values of this type with scales of 1, and
     /// their unit.
@@ -272,13 +316,9 @@ mod tests {
             factors,
         };
         run_on(isa, round)?;
-        let bytes =
-            |row: &Bytes| row.0.as_flattened().iter().map(|&byte| i32::from(byte)).collect::<Vec<_>>();
-        let integers: Vec<i32> = match &rows[..] {
-            [row] => bytes(row).into_iter().map(|byte| byte + below).collect(),
-            [high, low] => {
-                bytes(high).into_iter().zip(bytes(low)).map(|(high, low)| 2 * below * high + low).collect()
-            }
+        let integers = match &rows[..] {
+            [row] => row.0.as_flattened().iter().map(|&byte| i32::from(byte) + below).collect(),
+            [first, second] => run_on(isa, Joined([first, second]))?,
             _ => unreachable!(),
         };
         assert_eq!(starts[0], -meaning.bias * integers.iter().sum::<i32>());

@@ -91,6 +91,20 @@ impl Tiles for SoftTiles {
         self.dot::<C, A, B>(i32::from);
     }
 
+    fn dot_part<const C: usize, const A: usize, const B: usize>(&mut self, part: usize) {
+        let (rows, lines) = (self.rows[A - 4].expect("rows"), self.lines[B - 6].expect("lines"));
+        let sums = self.sums[C].as_mut().expect("sums to add to");
+        for (sums, row) in sums.iter_mut().zip(&rows) {
+            for (line, x) in lines[..self.words].iter().zip(row.as_chunks::<4>().0) {
+                let x = [[x[0], x[1]], [x[2], x[3]]].map(|x| i32::from(i16::from_le_bytes(x)));
+                for (sum, y) in sums.iter_mut().zip(line.as_chunks::<4>().0) {
+                    let y = [y[part], y[part + 2]].map(i32::from);
+                    *sum = sum.wrapping_add(x[0] * y[0] + x[1] * y[1]);
+                }
+            }
+        }
+    }
+
     fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self) {
         let (rows, lines) = (self.rows[A - 4].expect("rows"), self.lines[B - 6].expect("lines"));
         let sums = self.sums[C].as_mut().expect("sums to add to");

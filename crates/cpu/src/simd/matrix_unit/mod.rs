@@ -83,6 +83,12 @@ pub(crate) trait Tiles {
     fn dot_signed<const C: usize, const A: usize, const B: usize>(&mut self);
     /// Computes `C += A · B`, bytes of `B` unsigned.
     fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self);
+    /// Computes `C += A · B`, bytes of `B` unsigned, where `A` has part `part` of integers, of 16
+    /// bits ([`PARTS_SHARE_SUMS`](crate::simd::vec16::Lanes::PARTS_SHARE_SUMS)). No processor has a
+    /// matrix unit beside such vectors.
+    fn dot_part<const C: usize, const A: usize, const B: usize>(&mut self, part: usize) {
+        unreachable!("a matrix unit multiplies part {part} of integers of 16 bits");
+    }
     /// Computes `C += A · B` of halves.
     fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self);
     /// Loads these sums into `C`.

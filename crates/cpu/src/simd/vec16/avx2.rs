@@ -2,8 +2,9 @@
 //!
 //! Sets differ in their byte products. AVX2 has `vpmaddubsw`, which adds two products of an
 //! unsigned and a signed byte in 16 bits and saturates: 255 · 64 · 2 = 32,640 stays below 32,767,
-//! so signed bytes are limited to ±64 and integers are split at 128: 13 bits and a sign. AVX-VNNI
-//! has `vpdpbusd`, which adds four products in 32 bits.
+//! so signed bytes are limited to ±64. Widening the sums takes a second multiplication; two of 16
+//! bits do as well, and so integers of two bytes are multiplied whole. AVX-VNNI has `vpdpbusd`,
+//! which adds four products in 32 bits.
 
 use std::arch::x86_64::*;
 
@@ -39,13 +40,19 @@ pub(crate) trait Ymm: Copy + Send + Sync {
     const BYTE: i32;
     /// [`Lanes::MAX_SPLIT`]
     const SPLIT: i32;
-    /// Bits of the low byte of a split integer.
-    const SPLIT_BITS: i32;
+    /// [`Lanes::PARTS_SHARE_SUMS`]
+    const PARTS_SHARE_SUMS: bool = false;
 
     /// [`Lanes::run`]
     fn run_op<O: Op>(self, op: O) -> O::Output;
     /// Adds to each lane the products of its four codes with its four signed bytes.
     fn dot_half(self, sum: __m256i, codes: __m256i, bytes: __m256i) -> __m256i;
+    /// [`Lanes::dot_part`]
+    fn dot_half_part<const PART: usize>(self, sum: __m256i, codes: __m256i, part: __m256i) -> __m256i;
+    /// [`Lanes::split`]
+    fn split_halves(self, a: [__m256i; 2]) -> [[[i8; 4]; 4]; 2];
+    /// [`Lanes::join`]
+    fn join_halves(self, first: __m256i, second: __m256i) -> __m256i;
 }
 
 avx2! {
@@ -63,7 +70,6 @@ impl Ymm for Shared<Avx2> {
     // every set.
     const BYTE: i32 = 0;
     const SPLIT: i32 = 0;
-    const SPLIT_BITS: i32 = 0;
 
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
@@ -74,12 +80,27 @@ impl Ymm for Shared<Avx2> {
     fn dot_half(self, _: __m256i, _: __m256i, _: __m256i) -> __m256i {
         unreachable!("an op that declares no MULTIPLIES_BYTES")
     }
+
+    #[inline(always)]
+    fn dot_half_part<const PART: usize>(self, _: __m256i, _: __m256i, _: __m256i) -> __m256i {
+        unreachable!("an op that declares no MULTIPLIES_BYTES")
+    }
+
+    #[inline(always)]
+    fn split_halves(self, _: [__m256i; 2]) -> [[[i8; 4]; 4]; 2] {
+        unreachable!("an op that declares no MULTIPLIES_BYTES")
+    }
+
+    #[inline(always)]
+    fn join_halves(self, _: __m256i, _: __m256i) -> __m256i {
+        unreachable!("an op that declares no MULTIPLIES_BYTES")
+    }
 }
 
 impl Ymm for Avx2 {
     const BYTE: i32 = 64;
-    const SPLIT: i32 = 64 * 128 - 1;
-    const SPLIT_BITS: i32 = 7;
+    const SPLIT: i32 = i16::MAX as i32;
+    const PARTS_SHARE_SUMS: bool = true;
 
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
@@ -93,6 +114,37 @@ impl Ymm for Avx2 {
             _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         })
     }
+
+    /// Products of 16 bits: those of bytes would need twice as many multiplications. A part has
+    /// every other code of a group of four.
+    #[inline(always)]
+    fn dot_half_part<const PART: usize>(self, sum: __m256i, codes: __m256i, part: __m256i) -> __m256i {
+        intrinsic!({
+            let codes = match PART {
+                0 => _mm256_and_si256(codes, _mm256_set1_epi16(0xff)),
+                _ => _mm256_srli_epi16::<8>(codes),
+            };
+            _mm256_add_epi32(sum, _mm256_madd_epi16(codes, part))
+        })
+    }
+
+    #[inline(always)]
+    fn split_halves(self, a: [__m256i; 2]) -> [[[i8; 4]; 4]; 2] {
+        intrinsic!({
+            // Integers 0 to 3 and 8 to 11, then 4 to 7 and 12 to 15.
+            let packed = _mm256_packs_epi32(a[0], a[1]);
+            let by_part = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+            ));
+            let parts = _mm256_shuffle_epi8(packed, by_part);
+            std::mem::transmute(_mm256_permutevar8x32_epi32(parts, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)))
+        })
+    }
+
+    #[inline(always)]
+    fn join_halves(self, first: __m256i, second: __m256i) -> __m256i {
+        intrinsic!(_mm256_add_epi32(first, second))
+    }
 }
 
 avx_vnni! {
@@ -104,7 +156,6 @@ avx_vnni! {
 impl Ymm for AvxVnni {
     const BYTE: i32 = 127;
     const SPLIT: i32 = 127 * 256 + 127;
-    const SPLIT_BITS: i32 = 8;
 
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
@@ -120,6 +171,23 @@ impl Ymm for AvxVnni {
         // SAFETY: this token proves AVX-VNNI.
         unsafe { _mm256_dpbusd_avx_epi32(sum, codes, bytes) }
     }
+
+    #[inline(always)]
+    fn dot_half_part<const PART: usize>(self, sum: __m256i, codes: __m256i, part: __m256i) -> __m256i {
+        self.dot_half(sum, codes, part)
+    }
+
+    #[inline(always)]
+    fn split_halves(self, a: [__m256i; 2]) -> [[[i8; 4]; 4]; 2] {
+        // The remainder of an integer after rounding to the high byte is a signed byte.
+        let high = halves!(|a| _mm256_srai_epi32::<8>(_mm256_add_epi32(a, _mm256_set1_epi32(128))));
+        [self.low_bytes(high), self.low_bytes(a)]
+    }
+
+    #[inline(always)]
+    fn join_halves(self, high: __m256i, low: __m256i) -> __m256i {
+        intrinsic!(_mm256_add_epi32(_mm256_slli_epi32::<8>(high), low))
+    }
 }
 
 impl<Y: Ymm> Lanes for Y {
@@ -129,6 +197,7 @@ impl<Y: Ymm> Lanes for Y {
     const WIDE: usize = 1;
     const MAX_BYTE: i32 = Y::BYTE;
     const MAX_SPLIT: i32 = Y::SPLIT;
+    const PARTS_SHARE_SUMS: bool = Y::PARTS_SHARE_SUMS;
 
     #[inline(always)]
     fn run<O: Op>(self, op: O) -> O::Output {
@@ -449,22 +518,26 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
-    fn split(self, a: [__m256i; 2]) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
-        // The remainder of an integer after rounding to the high byte is a signed byte.
-        let high = halves!(|a| {
-            let half = _mm256_set1_epi32(1 << (Y::SPLIT_BITS - 1));
-            _mm256_sra_epi32(_mm256_add_epi32(a, half), _mm_cvtsi32_si128(Y::SPLIT_BITS))
-        });
-        let low = halves!(|a, high| {
-            _mm256_sub_epi32(a, _mm256_sll_epi32(high, _mm_cvtsi32_si128(Y::SPLIT_BITS)))
-        });
-        (self.low_bytes(high), self.low_bytes(low))
+    fn dot_part<const PART: usize>(
+        self,
+        sum: [__m256i; 2],
+        codes: [__m256i; 2],
+        part: [i8; 4],
+    ) -> [__m256i; 2] {
+        let part = intrinsic!(_mm256_set1_epi32(bytemuck::cast(part)));
+        [
+            self.dot_half_part::<PART>(sum[0], codes[0], part),
+            self.dot_half_part::<PART>(sum[1], codes[1], part),
+        ]
     }
 
     #[inline(always)]
-    fn join(self, high: [__m256i; 2], low: [__m256i; 2]) -> [__m256i; 2] {
-        halves!(|high, low| {
-            _mm256_add_epi32(_mm256_sll_epi32(high, _mm_cvtsi32_si128(Y::SPLIT_BITS)), low)
-        })
+    fn split(self, a: [__m256i; 2]) -> [[[i8; 4]; 4]; 2] {
+        self.split_halves(a)
+    }
+
+    #[inline(always)]
+    fn join(self, first: [__m256i; 2], second: [__m256i; 2]) -> [__m256i; 2] {
+        [self.join_halves(first[0], second[0]), self.join_halves(first[1], second[1])]
     }
 }

@@ -288,6 +288,23 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
+    fn store_split(self, [a, b, c, d]: [__m512i; 4], [high, low]: [&mut [[[i8; 4]; 4]; 4]; 2]) {
+        let (ab, cd) = intrinsic!((_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)));
+        let packed = intrinsic!({
+            let (half, low) = (_mm512_set1_epi16(128), _mm512_set1_epi16(0xff));
+            let high_ab = _mm512_srai_epi16::<8>(_mm512_add_epi16(ab, half));
+            let high_cd = _mm512_srai_epi16::<8>(_mm512_add_epi16(cd, half));
+            [
+                _mm512_packs_epi16(high_ab, high_cd),
+                _mm512_packus_epi16(_mm512_and_si512(ab, low), _mm512_and_si512(cd, low)),
+            ]
+        });
+        let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        self.store_codes(intrinsic!(_mm512_permutexvar_epi32(order, packed[0])), bytemuck::cast_mut(high));
+        self.store_codes(intrinsic!(_mm512_permutexvar_epi32(order, packed[1])), bytemuck::cast_mut(low));
+    }
+
+    #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         intrinsic!(_mm512_set1_ps(x))
     }
@@ -519,11 +536,11 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
-    fn split(self, a: __m512i) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
+    fn split(self, a: __m512i) -> [[[i8; 4]; 4]; 2] {
         // The low byte of an integer, taken as signed, is the remainder after rounding to the high
         // byte.
         let high = intrinsic!(_mm512_srai_epi32::<8>(self.add_i(a, self.splat_i(128))));
-        (self.low_bytes(high), self.low_bytes(a))
+        [self.low_bytes(high), self.low_bytes(a)]
     }
 
     #[inline(always)]

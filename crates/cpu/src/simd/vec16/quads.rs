@@ -333,12 +333,12 @@ impl<Q: Quad> Lanes for Quads<Q> {
     }
 
     #[inline(always)]
-    fn split(self, a: Self::Ints) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
+    fn split(self, a: Self::Ints) -> [[[i8; 4]; 4]; 2] {
         // The remainder of an integer after rounding to the high byte is a signed byte: its low
         // one.
         let q = self.0;
         let high = each!(|a| q.right_signed::<8>(q.add_i(a, q.splat_i(128))));
-        (self.low_bytes(high), self.low_bytes(a))
+        [self.low_bytes(high), self.low_bytes(a)]
     }
 
     #[inline(always)]
