@@ -50,8 +50,8 @@
 //! # Error
 //!
 //! With MAX the largest integer of a byte (127; AVX2 64, so that its 16-bit sums cannot saturate)
-//! or of two (32,639; AVX2 32,767), each rounding is off by at most half a unit, as if by a variance
-//! of unit²/12:
+//! or of two (32,639; AVX2 32,767), each rounding is off by at most half a unit, as if by a
+//! variance of unit²/12:
 //!
 //! - a query's value by max|q| / MAX / 2, over 128 rotated dims or 32 plain ones. One byte (turbo,
 //!   q4_0): for a rotated slice max|q| is about 2.7 σ, so 4e-5 σ² (AVX2 1.5e-4), beside 0.117,

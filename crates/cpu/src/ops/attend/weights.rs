@@ -216,8 +216,8 @@ fn to_integers<L: Lanes>(lanes: L, p: &[f32; 16], scale: L::Floats, dither: &Lan
     lanes.round(lanes.mul_add(weight, lanes.splat(per_unit), lanes.load(&dither.0)))
 }
 
-/// Rounds the weights of a query to two bytes, in parts ([`Lanes::split`]); returns their sums, lane
-/// by lane.
+/// Rounds the weights of a query to two bytes, in parts ([`Lanes::split`]); returns their sums,
+/// lane by lane.
 #[inline(always)]
 fn to_parts<L: Lanes>(
     lanes: L,
