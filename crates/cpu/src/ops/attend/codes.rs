@@ -151,17 +151,12 @@ impl Codes for Turbo2 {
 }
 
 /// The bits of one code of a trellis-coded type, which is a window of several.
-trait WindowBits {
-    /// The planes of eight groups.
-    type Octet<'a>: Copy;
-
+trait WindowBits: Codes {
     /// Returns the bits of group `g`; those of `LATE` groups where a lookup may expect them.
     fn bits<L: Lanes, const LATE: bool>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints;
 }
 
 impl WindowBits for Turbo3 {
-    type Octet<'a> = <Turbo3 as Codes>::Octet<'a>;
-
     #[inline(always)]
     fn bits<L: Lanes, const LATE: bool>(lanes: L, (low, high): Self::Octet<'_>, g: usize) -> L::Ints {
         lanes.bits_3::<LATE>(&low[g], &high[g])
@@ -169,8 +164,6 @@ impl WindowBits for Turbo3 {
 }
 
 impl WindowBits for Turbo2 {
-    type Octet<'a> = <Turbo2 as Codes>::Octet<'a>;
-
     #[inline(always)]
     fn bits<L: Lanes, const LATE: bool>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
         lanes.codes_2(&octet[g])

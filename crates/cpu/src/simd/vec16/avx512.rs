@@ -201,6 +201,14 @@ fn choose(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
     intrinsic!(_mm512_ternarylogic_epi64::<0b1100_1010>(mask, a, b))
 }
 
+/// Returns the bytes of four packed operands, operand by operand: every quarter of the packed
+/// register holds a quarter of each.
+#[inline(always)]
+fn by_operand(packed: __m512i) -> __m512i {
+    let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    intrinsic!(_mm512_permutexvar_epi32(order, packed))
+}
+
 #[inline(always)]
 fn of_bytes(bytes: &[u8; 64]) -> __m512i {
     intrinsic!(_mm512_loadu_si512(bytes.as_ptr().cast()))
@@ -278,10 +286,8 @@ impl<W: Wide> Lanes for Zmm<W> {
 
     #[inline(always)]
     fn store_offset(self, sum: __m512i, [a, b, c, d]: [__m512i; 4], x: &mut [[[i8; 4]; 4]; 4]) -> __m512i {
-        // Every quarter of the packed register holds a quarter of each operand.
         let packed = intrinsic!(_mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
-        let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-        let bytes = intrinsic!(_mm512_permutexvar_epi32(order, packed));
+        let bytes = by_operand(packed);
         let below = intrinsic!(_mm512_xor_si512(bytes, _mm512_set1_epi8(i8::MIN)));
         self.store_codes(below, bytemuck::cast_mut(x));
         self.dot(sum, bytes, [1; 4])
@@ -299,9 +305,8 @@ impl<W: Wide> Lanes for Zmm<W> {
                 _mm512_packus_epi16(_mm512_and_si512(ab, low), _mm512_and_si512(cd, low)),
             ]
         });
-        let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-        self.store_codes(intrinsic!(_mm512_permutexvar_epi32(order, packed[0])), bytemuck::cast_mut(high));
-        self.store_codes(intrinsic!(_mm512_permutexvar_epi32(order, packed[1])), bytemuck::cast_mut(low));
+        self.store_codes(by_operand(packed[0]), bytemuck::cast_mut(high));
+        self.store_codes(by_operand(packed[1]), bytemuck::cast_mut(low));
     }
 
     #[inline(always)]
