@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::high_planes;
 use kvant_codec::{ByteBook, Codebook, DType, Levels, Side, Trellis};
 
-use crate::simd::vec16::{Lanes, Op};
+use crate::simd::vec16::{Lanes, Op, PairTable};
 
 /// Dims of an octet.
 pub(super) const OCTET_DIMS: usize = 32;
@@ -150,26 +150,6 @@ impl Codes for Turbo2 {
     }
 }
 
-/// The bits of one code of a trellis-coded type, which is a window of several.
-trait WindowBits: Codes {
-    /// Returns the bits of group `g`; those of `LATE` groups where a lookup may expect them.
-    fn bits<L: Lanes, const LATE: bool>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints;
-}
-
-impl WindowBits for Turbo3 {
-    #[inline(always)]
-    fn bits<L: Lanes, const LATE: bool>(lanes: L, (low, high): Self::Octet<'_>, g: usize) -> L::Ints {
-        lanes.bits_3::<LATE>(&low[g], &high[g])
-    }
-}
-
-impl WindowBits for Turbo2 {
-    #[inline(always)]
-    fn bits<L: Lanes, const LATE: bool>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
-        lanes.codes_2(&octet[g])
-    }
-}
-
 /// An octet of a trellis-coded type, and its predecessor in the ring.
 ///
 /// The predecessor of a code is the code at the same position four groups earlier
@@ -183,31 +163,54 @@ pub(super) struct Chained<O> {
     is_first: bool,
 }
 
-impl<O: Copy> Chained<O> {
+impl<O> Chained<O> {
     /// Returns octet `index` of the `octets` of a block, each of which `octet` returns.
     #[inline(always)]
     fn new(octets: usize, index: usize, octet: impl Fn(usize) -> O) -> Self {
         let before = if index == 0 { octets - 1 } else { index - 1 };
         Self { own: octet(index), before: octet(before), is_first: index == 0 }
     }
+}
 
-    /// Returns the bits of group `g` of the previous octet, aligned with the groups of this one.
-    #[inline(always)]
-    fn earlier<'a, L: Lanes, B: WindowBits<Octet<'a> = O>, const LATE: bool>(
-        &self,
-        lanes: L,
-        g: usize,
-        side: Side,
-    ) -> L::Ints {
-        let same_place = B::bits::<L, LATE>(lanes, self.before, g);
-        match side {
-            _ if !self.is_first => same_place,
-            Side::K => {
-                lanes.next_code(same_place, B::bits::<L, LATE>(lanes, self.before, g & 4 | (g + 3) & 3))
+/// Returns the low plane of group `g` with each code moved one dim further on, to the next code of
+/// its lane or from the last one to the next lane.
+#[inline(always)]
+fn next_low(planes: &[[u8; 16]; 8], g: usize, side: Side) -> [u8; 16] {
+    let codes: [u32; 4] = bytemuck::cast(planes[g]);
+    let mut next = [0; 4];
+    match side {
+        Side::K => {
+            let before: [u32; 4] = bytemuck::cast(planes[g & 4 | (g + 3) & 3]);
+            for i in 0..4 {
+                next[i] = codes[i] << 8 | before[i] >> 24;
             }
-            Side::V => lanes.next_lane(same_place),
+        }
+        Side::V => {
+            // The last lane of a quarter is the first of the next quarter, two bits further on.
+            const UP: [u32; 4] = [2, 0, 0, 0];
+            const STAY: [u32; 4] = [0xfcfc_fcfc, !0, !0, !0];
+            for i in 0..4 {
+                let moved = codes[(i + 3) % 4];
+                next[i] = moved << UP[i] & STAY[i] | moved >> 6 & !STAY[i];
+            }
         }
     }
+    bytemuck::cast(next)
+}
+
+/// Returns the high plane of group `g` moved so.
+#[inline(always)]
+fn next_high(planes: &[[u8; 8]; 8], g: usize, side: Side) -> [u8; 8] {
+    const FIRST_BITS: u64 = 0x1111_1111_1111_1111;
+    let codes = u64::from_le_bytes(planes[g]);
+    let next = match side {
+        Side::K => {
+            let before = u64::from_le_bytes(planes[g & 4 | (g + 3) & 3]);
+            codes << 1 & !FIRST_BITS | before >> 3 & FIRST_BITS
+        }
+        Side::V => codes.rotate_left(4),
+    };
+    next.to_le_bytes()
 }
 
 /// turbo3t: turbo3, trellis-coded.
@@ -226,17 +229,21 @@ impl Codes for Turbo3T {
 
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
+        let Chained { own: (low, high), before, is_first } = octet;
         // The first four groups of an octet have their bits below those of their predecessors, the
-        // other four above: the index of one group is already in position for the next one, and no
-        // shift is needed.
-        if g < 4 {
-            let one = octet.earlier::<L, Turbo3, true>(lanes, g + 4, side);
-            let own = Turbo3::bits::<L, false>(lanes, octet.own, g);
-            return lanes.look_up_64(lanes.joined_3::<false>(own, one), &TURBO3T);
+        // other four above: a group is loaded once for its own codes and as a predecessor.
+        if g >= 4 {
+            let one = lanes.load_3::<false>(&low[g - 4], &high[g - 4]);
+            return lanes.look_up_pairs(one, lanes.load_3::<true>(&low[g], &high[g]), &LATE_TURBO3T);
         }
-        let one = Turbo3::bits::<L, false>(lanes, octet.own, g - 4);
-        let own = Turbo3::bits::<L, true>(lanes, octet.own, g);
-        lanes.look_up_64(lanes.joined_3::<true>(own, one), &LATE_TURBO3T)
+        let own = lanes.load_3::<false>(&low[g], &high[g]);
+        let (low, high) = before;
+        let one = if is_first {
+            lanes.load_3::<true>(&next_low(low, g + 4, side), &next_high(high, g + 4, side))
+        } else {
+            lanes.load_3::<true>(&low[g + 4], &high[g + 4])
+        };
+        lanes.look_up_pairs(own, one, &TURBO3T)
     }
 }
 
@@ -256,12 +263,11 @@ impl Codes for Turbo2T {
 
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
-        let one = match g {
-            0..4 => octet.earlier::<L, Turbo2, false>(lanes, g + 4, side),
-            _ => lanes.codes_2(&octet.own[g - 4]),
-        };
-        let before = lanes.with_above::<2>(one, octet.earlier::<L, Turbo2, false>(lanes, g, side));
-        lanes.look_up_64(lanes.with_above::<2>(lanes.codes_2(&octet.own[g]), before), &TURBO2T)
+        let Chained { own, before, is_first } = octet;
+        let earlier = |g| if is_first { next_low(before, g, side) } else { before[g] };
+        let one = if g < 4 { earlier(g + 4) } else { own[g - 4] };
+        let codes = [lanes.load_2(&own[g]), lanes.load_2(&one), lanes.load_2(&earlier(g))];
+        lanes.look_up_triples(codes, &TURBO2T)
     }
 }
 
@@ -328,16 +334,16 @@ const TURBO2: ByteBook = ByteBook::of(&Codebook::GAUSS2);
 const TURBO3: ByteBook = ByteBook::of(&Codebook::GAUSS3);
 const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
 static TURBO2T: [u8; 64] = above_128(&Trellis::TURBO2T);
-static TURBO3T: [u8; 64] = above_128(&Trellis::TURBO3T);
-/// Indexed by the same six bits in the other order: the last three of the sequence above the three
-/// before them.
-static LATE_TURBO3T: [u8; 64] = {
-    let (mut late, mut i) = ([0; 64], 0);
+static TURBO3T: PairTable = PairTable::of(above_128(&Trellis::TURBO3T));
+/// By the same six bits in the other order: the last three of the sequence above the three before
+/// them.
+static LATE_TURBO3T: PairTable = {
+    let (levels, mut late, mut i) = (above_128(&Trellis::TURBO3T), [0; 64], 0);
     while i < late.len() {
-        late[i % 8 * 8 + i / 8] = TURBO3T[i];
+        late[i % 8 * 8 + i / 8] = levels[i];
         i += 1;
     }
-    late
+    PairTable::of(late)
 };
 
 /// Returns levels as unsigned bytes; 128 represents 0.

@@ -99,8 +99,6 @@ pub(crate) trait Quad: Copy + Send + Sync {
     fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
     /// Returns the low bytes of sixteen lanes.
     fn low_bytes(self, lanes: [Self::Ints; 4]) -> Self::Ints;
-    /// Moves lane i - 1 of `a` to lane i, and the last lane of `before` to lane 0.
-    fn next_lane(self, before: Self::Ints, a: Self::Ints) -> Self::Ints;
     /// Returns four unsigned bytes as integers.
     fn widen(self, x: &[u8; 4]) -> Self::Ints;
 

@@ -228,7 +228,6 @@ impl<S: Sdot> Quad for S {
         fn pick(a: int32x4_t, at: int32x4_t) -> int32x4_t = of_u8(vqtbl1q_u8(to_u8(a), to_u8(at)));
         fn look_up_64(codes: int32x4_t, table: &[u8; 64]) -> int32x4_t =
             of_u8(vqtbl4q_u8(vld1q_u8_x4(table.as_ptr()), to_u8(codes)));
-        fn next_lane(before: int32x4_t, a: int32x4_t) -> int32x4_t = vextq_s32::<3>(before, a);
 
         fn splat(x: f32) -> float32x4_t = vdupq_n_f32(x);
         fn load(x: &[f32; 4]) -> float32x4_t = vld1q_f32(x.as_ptr());

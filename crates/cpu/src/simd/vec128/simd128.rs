@@ -74,7 +74,6 @@ impl Quad for Simd128 {
         fn sub_bytes(a: v128, b: v128) -> v128 = u8x16_sub(a, b);
         fn has_bits(a: v128, bits: v128) -> v128 = u8x16_ne(v128_and(a, bits), u8x16_splat(0));
         fn pick(a: v128, at: v128) -> v128 = u8x16_swizzle(a, at);
-        fn next_lane(before: v128, a: v128) -> v128 = u32x4_shuffle::<3, 4, 5, 6>(before, a);
         fn widen(x: &[u8; 4]) -> v128 =
             u32x4_extend_low_u16x8(u16x8_extend_low_u8x16(u32x4_splat(u32::from_le_bytes(*x))));
 

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 use kvant_codec::finite::F16_MAX;
 
-use super::{Lanes, Op, Shared};
+use super::{Lanes, Op, PairTable, Shared};
 use crate::simd::look_up;
 use crate::simd::tokens::{Avx2, AvxVnni};
 use crate::simd::tokens::{avx_vnni, avx2};
@@ -190,9 +190,34 @@ impl Ymm for AvxVnni {
     }
 }
 
+/// 64 codes of 3 bits: their plane of low bits, twice, and a mask of those whose third bit is set.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parted3 {
+    low: __m256i,
+    is_high: [__m256i; 2],
+}
+
+/// Returns bit j as all bits of byte j.
+#[inline(always)]
+fn are_set(bits: &[u8; 8]) -> [__m256i; 2] {
+    let bits = [[bits[0], bits[1], bits[2], bits[3]], [bits[4], bits[5], bits[6], bits[7]]];
+    halves!(|bits| {
+        let all = _mm256_set1_epi32(i32::from_le_bytes(bits));
+        // Byte j of a half holds its bits 8·(j / 8) ..; bit j mod 8 of those is tested.
+        let near = _mm256_shuffle_epi8(
+            all,
+            _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0),
+        );
+        let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        _mm256_cmpeq_epi8(_mm256_and_si256(near, bit), bit)
+    })
+}
+
 impl<Y: Ymm> Lanes for Y {
     type Ints = [__m256i; 2];
     type Floats = [__m256; 2];
+    type Codes2 = __m256i;
+    type Codes3 = Parted3;
 
     const WIDE: usize = 1;
     const MAX_BYTE: i32 = Y::BYTE;
@@ -444,19 +469,8 @@ impl<Y: Ymm> Lanes for Y {
 
     #[inline(always)]
     fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> [__m256i; 2] {
-        let low = self.codes_2(low);
-        let high = [[high[0], high[1], high[2], high[3]], [high[4], high[5], high[6], high[7]]];
-        halves!(|low, high| {
-            let all = _mm256_set1_epi32(i32::from_le_bytes(high));
-            // Byte j of a half holds its bits 8·(j / 8) ..; bit j mod 8 of those is tested.
-            let near = _mm256_shuffle_epi8(
-                all,
-                _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0),
-            );
-            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-            let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(near, bit), bit);
-            _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(4)))
-        })
+        let (low, is_set) = (self.codes_2(low), are_set(high));
+        halves!(|low, is_set| _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(4))))
     }
 
     #[inline(always)]
@@ -473,20 +487,32 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
-    fn next_code(self, codes: [__m256i; 2], before: [__m256i; 2]) -> [__m256i; 2] {
-        halves!(|codes, before| {
-            _mm256_or_si256(_mm256_slli_epi32::<8>(codes), _mm256_srli_epi32::<24>(before))
+    fn load_2(self, low: &[u8; 16]) -> __m256i {
+        intrinsic!(_mm256_broadcastsi128_si256(_mm_loadu_si128(low.as_ptr().cast())))
+    }
+
+    #[inline(always)]
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Parted3 {
+        Parted3 { low: self.load_2(low), is_high: are_set(high) }
+    }
+
+    #[inline(always)]
+    fn look_up_triples(self, [a, b, c]: [__m256i; 3], table: &[u8; 64]) -> [__m256i; 2] {
+        let codes = intrinsic!(look_up::nibbles_in_ymm(a, b));
+        // The bits of `c` as the highest of their bytes.
+        let odd_by = intrinsic!([_mm256_set_epi64x(5, 5, 7, 7), _mm256_set_epi64x(1, 1, 3, 3)]);
+        let high_by = intrinsic!([_mm256_set_epi64x(4, 4, 6, 6), _mm256_set_epi64x(0, 0, 2, 2)]);
+        halves!(|codes, odd_by, high_by| {
+            let (odd, high) = (_mm256_sllv_epi64(c, odd_by), _mm256_sllv_epi64(c, high_by));
+            look_up::quarters_in_ymm(table, codes, odd, high)
         })
     }
 
     #[inline(always)]
-    fn next_lane(self, codes: [__m256i; 2]) -> [__m256i; 2] {
-        intrinsic!({
-            let turn = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
-            let (low, high) =
-                (_mm256_permutevar8x32_epi32(codes[0], turn), _mm256_permutevar8x32_epi32(codes[1], turn));
-            [_mm256_blend_epi32::<1>(low, high), _mm256_blend_epi32::<1>(high, low)]
-        })
+    fn look_up_pairs(self, below: Parted3, above: Parted3, table: &PairTable) -> [__m256i; 2] {
+        let codes = intrinsic!(look_up::nibbles_in_ymm(below.low, above.low));
+        let (odd, high) = (below.is_high, above.is_high);
+        halves!(|codes, odd, high| look_up::quarters_in_ymm(&table.by_plane, codes, odd, high))
     }
 
     #[inline(always)]

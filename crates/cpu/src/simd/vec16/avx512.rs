@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use kvant_codec::finite::F16_MAX;
 
-use super::{Lanes, Op, Shared};
+use super::{Lanes, Op, PairTable, Shared};
 use crate::simd::look_up;
 use crate::simd::tokens::{Avx512, Avx512Vbmi};
 use crate::simd::tokens::{avx512, avx512vbmi};
@@ -59,14 +59,19 @@ unsafe fn add_as_integers(a: __m512, b: __m512) -> __m512 {
 
 /// A token that proves at least AVX-512 F, BW, DQ, VL and VNNI, and the lookups of its set.
 pub(crate) trait Wide: Copy + Send + Sync {
+    /// [`Lanes::Codes3`]
+    type Codes3: Copy;
+
     /// [`Lanes::run`]
     fn run_op<O: Op>(self, op: O) -> O::Output;
     /// [`Lanes::look_up_64`]
     fn look_up(self, codes: __m512i, table: &[u8; 64]) -> __m512i;
-    /// [`Lanes::bits_3`]
-    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i;
-    /// [`Lanes::joined_3`]
-    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i;
+    /// [`Lanes::load_3`]
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Codes3;
+    /// [`Lanes::look_up_triples`]
+    fn look_up_triples(self, codes: [__m512i; 3], table: &[u8; 64]) -> __m512i;
+    /// [`Lanes::look_up_pairs`]
+    fn look_up_pairs(self, below: Self::Codes3, above: Self::Codes3, table: &PairTable) -> __m512i;
 }
 
 /// The lanes of a token.
@@ -84,6 +89,8 @@ avx512! {
 }
 
 impl Wide for Shared<Avx512> {
+    type Codes3 = ();
+
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
         intrinsic!(run_shared(Zmm(self), op))
@@ -95,17 +102,25 @@ impl Wide for Shared<Avx512> {
     }
 
     #[inline(always)]
-    fn bits_3<const LATE: bool>(self, _: &[u8; 16], _: &[u8; 8]) -> __m512i {
+    fn load_3<const ABOVE: bool>(self, _: &[u8; 16], _: &[u8; 8]) {
         unreachable!("an op that declares no LOOKS_UP_64")
     }
 
     #[inline(always)]
-    fn joined_3<const LATE: bool>(self, _: __m512i, _: __m512i) -> __m512i {
+    fn look_up_triples(self, _: [__m512i; 3], _: &[u8; 64]) -> __m512i {
+        unreachable!("an op that declares no LOOKS_UP_64")
+    }
+
+    #[inline(always)]
+    fn look_up_pairs(self, (): (), (): (), _: &PairTable) -> __m512i {
         unreachable!("an op that declares no LOOKS_UP_64")
     }
 }
 
 impl Wide for Avx512 {
+    /// The plane of low bits, four times, and the third bits.
+    type Codes3 = (__m512i, u64);
+
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
         if O::LOOKS_UP_64 { intrinsic!(run_avx512(Zmm(self), op)) } else { Shared(self).run_op(op) }
@@ -117,14 +132,25 @@ impl Wide for Avx512 {
     }
 
     #[inline(always)]
-    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
-        let codes = Zmm(self).codes_3(low, high);
-        if LATE { intrinsic!(_mm512_slli_epi32::<3>(codes)) } else { codes }
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Codes3 {
+        (Zmm(self).load_2(low), u64::from_le_bytes(*high))
     }
 
     #[inline(always)]
-    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i {
-        intrinsic!(_mm512_or_si512(codes, others))
+    fn look_up_triples(self, [a, b, c]: [__m512i; 3], table: &[u8; 64]) -> __m512i {
+        intrinsic!({
+            let odd = _mm512_test_epi8_mask(c, of_bytes(const { &bit_of_codes(0) }));
+            let high = _mm512_test_epi8_mask(c, of_bytes(const { &bit_of_codes(1) }));
+            look_up::quarters_in_zmm(table, look_up::nibbles_in_zmm(a, b), odd, high)
+        })
+    }
+
+    #[inline(always)]
+    fn look_up_pairs(self, below: Self::Codes3, above: Self::Codes3, table: &PairTable) -> __m512i {
+        intrinsic!({
+            let codes = look_up::nibbles_in_zmm(below.0, above.0);
+            look_up::quarters_in_zmm(&table.by_plane, codes, below.1, above.1)
+        })
     }
 }
 
@@ -135,6 +161,9 @@ avx512vbmi! {
 }
 
 impl Wide for Avx512Vbmi {
+    /// In bits 0 to 2 of each byte, or in 3 to 5 if they are above others; other bits are arbitrary.
+    type Codes3 = __m512i;
+
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
         if !O::LOOKS_UP_64 {
@@ -150,24 +179,51 @@ impl Wide for Avx512Vbmi {
         unsafe { look_up::in_zmm_with_vbmi(table, codes) }
     }
 
-    /// One instruction aligns each plane: it takes any eight bits of a line for each byte. The
-    /// remaining bits are ignored, as a lookup reads six.
+    /// One instruction aligns each plane: it takes any eight bits of a line for each byte.
     #[inline(always)]
-    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
-        // SAFETY: this token proves AVX-512 VBMI; 16 and 8 bytes are read.
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
+        let up = if ABOVE { 3 } else { 0 };
+        let low = Zmm(self).load_2(low);
+        let high = intrinsic!(_mm512_set1_epi64(i64::from_le_bytes(*high)));
+        // SAFETY: this token proves AVX-512 VBMI.
         unsafe {
-            let low = _mm512_broadcast_i32x4(_mm_loadu_si128(low.as_ptr().cast()));
-            let low = _mm512_multishift_epi64_epi8(of_bytes(&LOW[usize::from(LATE)]), low);
-            let high = _mm512_set1_epi64(i64::from_le_bytes(*high));
-            let high = _mm512_multishift_epi64_epi8(of_bytes(&HIGH[usize::from(LATE)]), high);
-            choose(_mm512_set1_epi8(if LATE { 3 << 3 } else { 3 }), low, high)
+            let low = if ABOVE {
+                _mm512_multishift_epi64_epi8(of_bytes(const { &low_places(3) }), low)
+            } else {
+                _mm512_srlv_epi64(low, _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0))
+            };
+            let high_at = const { if ABOVE { &high_places(3) } else { &high_places(0) } };
+            let high = _mm512_multishift_epi64_epi8(of_bytes(high_at), high);
+            choose(_mm512_set1_epi8(3 << up), low, high)
         }
     }
 
+    /// Bits above the sixth are arbitrary: a lookup ignores them.
     #[inline(always)]
-    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i {
-        intrinsic!(choose(_mm512_set1_epi8(if LATE { 7 << 3 } else { 7 }), codes, others))
+    fn look_up_triples(self, [a, b, c]: [__m512i; 3], table: &[u8; 64]) -> __m512i {
+        let codes = intrinsic!({
+            let a = _mm512_srlv_epi64(a, _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0));
+            let b = _mm512_rorv_epi64(b, _mm512_set_epi64(4, 4, 2, 2, 0, 0, 62, 62));
+            let c = _mm512_rorv_epi64(c, _mm512_set_epi64(2, 2, 0, 0, 62, 62, 60, 60));
+            choose(_mm512_set1_epi8(15), choose(_mm512_set1_epi8(3), a, b), c)
+        });
+        self.look_up(codes, table)
     }
+
+    #[inline(always)]
+    fn look_up_pairs(self, below: __m512i, above: __m512i, table: &PairTable) -> __m512i {
+        self.look_up(choose(intrinsic!(_mm512_set1_epi8(7)), below, above), &table.by_code)
+    }
+}
+
+/// Returns bit `bit` of code j in byte j, of codes that are loaded by [`Lanes::codes_2`].
+const fn bit_of_codes(bit: usize) -> [u8; 64] {
+    let (mut bits, mut j) = ([0; 64], 0);
+    while j < 64 {
+        bits[j] = 1 << (2 * (j / 16) + bit);
+        j += 1;
+    }
+    bits
 }
 
 /// Returns, modulo 64, the offset in a line of 8 bytes of the eight bits that have code j of a
@@ -191,10 +247,6 @@ const fn high_places(up: usize) -> [u8; 64] {
     places
 }
 
-/// For codes from bit 0 on and from bit 3 on.
-static LOW: [[u8; 64]; 2] = [low_places(0), low_places(3)];
-static HIGH: [[u8; 64]; 2] = [high_places(0), high_places(3)];
-
 /// Returns the bits of `a` where those of `mask` are set, and of `b` elsewhere.
 #[inline(always)]
 fn choose(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
@@ -217,6 +269,8 @@ fn of_bytes(bytes: &[u8; 64]) -> __m512i {
 impl<W: Wide> Lanes for Zmm<W> {
     type Ints = __m512i;
     type Floats = __m512;
+    type Codes2 = __m512i;
+    type Codes3 = W::Codes3;
 
     const WIDE: usize = 2;
     const MAX_BYTE: i32 = 127;
@@ -499,23 +553,23 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
-    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
-        self.0.bits_3::<LATE>(low, high)
+    fn load_2(self, low: &[u8; 16]) -> __m512i {
+        intrinsic!(_mm512_broadcast_i32x4(_mm_loadu_si128(low.as_ptr().cast())))
     }
 
     #[inline(always)]
-    fn joined_3<const LATE: bool>(self, codes: __m512i, others: __m512i) -> __m512i {
-        self.0.joined_3::<LATE>(codes, others)
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> W::Codes3 {
+        self.0.load_3::<ABOVE>(low, high)
     }
 
     #[inline(always)]
-    fn next_code(self, codes: __m512i, before: __m512i) -> __m512i {
-        intrinsic!(_mm512_or_si512(_mm512_slli_epi32::<8>(codes), _mm512_srli_epi32::<24>(before)))
+    fn look_up_triples(self, codes: [__m512i; 3], table: &[u8; 64]) -> __m512i {
+        self.0.look_up_triples(codes, table)
     }
 
     #[inline(always)]
-    fn next_lane(self, codes: __m512i) -> __m512i {
-        intrinsic!(_mm512_alignr_epi32::<15>(codes, codes))
+    fn look_up_pairs(self, below: W::Codes3, above: W::Codes3, table: &PairTable) -> __m512i {
+        self.0.look_up_pairs(below, above, table)
     }
 
     #[inline(always)]

@@ -29,7 +29,7 @@ pub(crate) trait Op {
     /// Whether it multiplies bytes ([`Lanes::dot`], [`Lanes::split`], [`Lanes::MAX_BYTE`]), in
     /// which sets of 256 bits differ.
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether it looks up among 64 bytes ([`Lanes::look_up_64`], [`Lanes::bits_3`]), in which sets
+    /// Whether it looks up among 64 bytes ([`Lanes::look_up_64`] and what follows it), in which sets
     /// of 512 bits differ.
     const LOOKS_UP_64: bool = false;
 
@@ -44,6 +44,33 @@ pub(crate) trait Op {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shared<T>(T);
 
+/// A table of bytes by two codes of 3 bits, in the orders that sets of instructions read.
+pub(crate) struct PairTable {
+    /// By `below + 8 above`.
+    by_code: [u8; 64],
+    /// By the two low bits of `below`, those of `above`, the third bit of `below` and that of
+    /// `above`, from bit 0 on: third bits select one of four lookups, and need not join the others.
+    #[cfg(target_arch = "x86_64")]
+    by_plane: [u8; 64],
+}
+
+impl PairTable {
+    /// Returns the orders of a table by `below + 8 above`.
+    pub(crate) const fn of(by_code: [u8; 64]) -> Self {
+        let (mut by_plane, mut i) = ([0; 64], 0);
+        while i < by_code.len() {
+            let (below, above) = (i % 8, i / 8);
+            by_plane[below % 4 + 4 * (above % 4) + 16 * (below / 4) + 32 * (above / 4)] = by_code[i];
+            i += 1;
+        }
+        Self {
+            by_code,
+            #[cfg(target_arch = "x86_64")]
+            by_plane,
+        }
+    }
+}
+
 /// Operations on 16 lanes of 32 bits. Methods apply the operation of their name lane by lane.
 ///
 /// 64 *codes* are 64 unsigned bytes in the same registers, four to a lane.
@@ -52,6 +79,10 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     type Ints: Copy;
     /// 16 floats.
     type Floats: Copy;
+    /// 64 codes of 2 bits.
+    type Codes2: Copy;
+    /// 64 codes of 3 bits.
+    type Codes3: Copy;
 
     /// Number of groups of codes that a kernel holds side by side, 1 or 2: as many as leave
     /// registers for its sums.
@@ -172,32 +203,17 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Loads 64 codes of 3 bits: the low two as in [`Lanes::codes_2`], the third of code j at bit j
     /// of `high`.
     fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Ints;
-    /// Loads the same codes to bits 3 to 5 of their bytes with `LATE`; other bits are arbitrary,
-    /// and [`Lanes::joined_3`] drops them.
-    #[inline(always)]
-    fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Ints {
-        let codes = self.codes_3(low, high);
-        if LATE { self.shift_left(codes, self.splat_i(3)) } else { codes }
-    }
-    /// Joins the codes of [`Lanes::bits_3`] for this `LATE` with `others`, loaded for the opposite
-    /// `LATE`.
-    #[inline(always)]
-    fn joined_3<const LATE: bool>(self, codes: Self::Ints, others: Self::Ints) -> Self::Ints {
-        self.or_i(codes, others)
-    }
-    /// Returns `table[code]` for 64 codes below 64; higher bits may be arbitrary where
-    /// [`Lanes::bits_3`] leaves some.
+    /// Returns `table[code]` for 64 codes below 64.
     fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
-    /// Joins codes of fewer than `BITS` bits with others in the bits above; the result fits a byte.
-    #[inline(always)]
-    fn with_above<const BITS: i32>(self, codes: Self::Ints, above: Self::Ints) -> Self::Ints {
-        let by = self.splat_i(BITS);
-        self.or_i(codes, self.shift_left(above, by))
-    }
-    /// Moves codes up by one within their lane; the highest of `before` becomes the lowest.
-    fn next_code(self, codes: Self::Ints, before: Self::Ints) -> Self::Ints;
-    /// Moves lane i - 1 to lane i, and the last lane to lane 0.
-    fn next_lane(self, codes: Self::Ints) -> Self::Ints;
+    /// Loads 64 codes of 2 bits for [`Lanes::look_up_triples`], as [`Lanes::codes_2`] does.
+    fn load_2(self, low: &[u8; 16]) -> Self::Codes2;
+    /// Loads 64 codes of 3 bits for [`Lanes::look_up_pairs`], as [`Lanes::codes_3`] does; those
+    /// `ABOVE` others.
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Codes3;
+    /// Returns `table[a + 4 b + 16 c]` for 64 triples of codes.
+    fn look_up_triples(self, codes: [Self::Codes2; 3], table: &[u8; 64]) -> Self::Ints;
+    /// Returns `table[below + 8 above]` for 64 pairs of codes.
+    fn look_up_pairs(self, below: Self::Codes3, above: Self::Codes3, table: &PairTable) -> Self::Ints;
     /// Transposes the codes of a 16x16 square: byte b of lane i of group g is the code at row i,
     /// column `4 g + b`.
     fn transpose(self, groups: [Self::Ints; 4]) -> [Self::Ints; 4];

@@ -49,6 +49,8 @@ impl<Q: Quad, O: Op> Task for OnLanes<Q, O> {
 
 impl<Q: Quad> Lanes for Quads<Q> {
     type Ints = [Q::Ints; 4];
+    type Codes2 = Self::Ints;
+    type Codes3 = Self::Ints;
     type Floats = [Q::Floats; 4];
 
     const WIDE: usize = 1;
@@ -302,15 +304,26 @@ impl<Q: Quad> Lanes for Quads<Q> {
     }
 
     #[inline(always)]
-    fn next_code(self, codes: Self::Ints, before: Self::Ints) -> Self::Ints {
-        let q = self.0;
-        each!(|codes, before| q.or_i(q.left::<8>(codes), q.right::<24>(before)))
+    fn load_2(self, low: &[u8; 16]) -> Self::Codes2 {
+        self.codes_2(low)
     }
 
     #[inline(always)]
-    fn next_lane(self, [a, b, c, d]: Self::Ints) -> Self::Ints {
+    fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Codes3 {
+        let codes = self.codes_3(low, high);
+        if ABOVE { each!(|codes| self.0.left::<3>(codes)) } else { codes }
+    }
+
+    #[inline(always)]
+    fn look_up_triples(self, [a, b, c]: [Self::Codes2; 3], table: &[u8; 64]) -> Self::Ints {
         let q = self.0;
-        [q.next_lane(d, a), q.next_lane(a, b), q.next_lane(b, c), q.next_lane(c, d)]
+        let codes = each!(|a, b, c| q.or_i(a, q.left::<2>(q.or_i(b, q.left::<2>(c)))));
+        self.look_up_64(codes, table)
+    }
+
+    #[inline(always)]
+    fn look_up_pairs(self, below: Self::Codes3, above: Self::Codes3, table: &PairTable) -> Self::Ints {
+        self.look_up_64(self.or_i(below, above), &table.by_code)
     }
 
     #[inline(always)]
