@@ -74,7 +74,7 @@ pub(crate) unsafe fn nibbles_in_zmm(below: __m512i, above: __m512i) -> __m512i {
     // SAFETY: by the caller's promise.
     unsafe {
         let below = _mm512_srlv_epi64(below, _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0));
-        // Two bits less.
+        // Two bits less, so that they end above.
         let above = _mm512_rorv_epi64(above, _mm512_set_epi64(4, 4, 2, 2, 0, 0, 62, 62));
         let both = _mm512_ternarylogic_epi64::<0b1100_1010>(_mm512_set1_epi8(3), below, above);
         _mm512_and_si512(both, _mm512_set1_epi8(15))

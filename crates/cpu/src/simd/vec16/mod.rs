@@ -207,8 +207,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
     /// Loads 64 codes of 2 bits for [`Lanes::look_up_triples`], as [`Lanes::codes_2`] does.
     fn load_2(self, low: &[u8; 16]) -> Self::Codes2;
-    /// Loads 64 codes of 3 bits for [`Lanes::look_up_pairs`], as [`Lanes::codes_3`] does; those
-    /// `ABOVE` others.
+    /// Loads 64 codes of 3 bits for [`Lanes::look_up_pairs`], as [`Lanes::codes_3`] does: for its
+    /// `above` if `ABOVE`, else for its `below`.
     fn load_3<const ABOVE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Codes3;
     /// Returns `table[a + 4 b + 16 c]` for 64 triples of codes.
     fn look_up_triples(self, codes: [Self::Codes2; 3], table: &[u8; 64]) -> Self::Ints;

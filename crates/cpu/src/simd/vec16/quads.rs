@@ -2,7 +2,7 @@
 
 use kvant_codec::finite::F16_MAX;
 
-use super::{Lanes, Op};
+use super::{Lanes, Op, PairTable};
 use crate::simd::vec128::{Quad, Quads, Task};
 
 /// Applies the same operation to all four.
