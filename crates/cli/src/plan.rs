@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use indicatif::ProgressBar;
 use kvant::gguf::printable_path;
-use kvant::{Certificate, KvPlan, Model, Requirements};
+use kvant::{Certificate, DType, KvPlan, Model, Requirements};
 use kvant_eval::report::{Part, PlanReport};
-use kvant_eval::{Goal, PlanOptions, Planned};
+use kvant_eval::{Goal, MemoryBudget, MemoryCosts, PlanOptions, Planned, WeightChoice, WeightCost};
 use serde_json::json;
 
 use crate::args::model::ModelArgs;
@@ -37,8 +38,14 @@ pub struct PlanArgs {
     /// the bits within this bound. If no plan meets it, none is written
     #[arg(long, value_name = "NATS", default_value = "0.01", value_parser = number)]
     max_kld: f64,
+    /// Memory for weights and cache together, such as 6G, with --context tokens in the cache: tries
+    /// types of weights, plans the cache that fits beside those that lose least, and prints how to
+    /// run both. Buffers of a step are not counted
+    #[arg(long, value_name = "BYTES", conflicts_with_all = ["budget", "max_kld", "weights", "state"], requires = "context", value_parser = output::parse_bytes)]
+    memory: Option<usize>,
     /// Length of the texts to calibrate and evaluate on, in tokens; the plan holds for four times
-    /// as many. Default: calibrated for the training context, evaluated at 512
+    /// as many. Default: calibrated for the training context, evaluated at 512. With --memory, the
+    /// tokens of the cache
     #[arg(short = 'c', long, value_name = "N", value_parser = positive)]
     context: Option<usize>,
     /// Whether the plan is evaluated with the recent tokens in f16, as in run; off evaluates the
@@ -72,7 +79,7 @@ fn number(text: &str) -> Result<f64, String> {
 }
 
 /// Runs the command.
-pub fn plan(args: PlanArgs) -> Result<(), Failure> {
+pub fn plan(mut args: PlanArgs) -> Result<(), Failure> {
     if args.output.is_none() && !args.model.lora.is_empty() {
         let line =
             "--lora: the file beside the model is its plan without adapters: expected -o FILE for this one";
@@ -92,10 +99,8 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     let bar = progress::bar("plan", 0, quiet);
     bar.enable_steady_tick(std::time::Duration::from_millis(500));
     let goal = args.budget.map_or(Goal::Kld(args.max_kld), Goal::Bits);
-    let n_train = model.config().n_ctx_train;
-    let n_ctx = args.context.unwrap_or(DEFAULT_EVAL_CONTEXT).min(n_train);
-    let reach = args.context.map_or(n_train, |n| n.saturating_mul(CONTEXT_MULTIPLE).min(n_train));
-    let options = PlanOptions { goal, n_ctx, reach, tail: args.kv_tail == Switch::On };
+    let (model, options) = model_and_options(&mut args, model, &text, goal, &bar)?;
+    let goal = options.goal;
     let Planned { plan, frontier } =
         kvant_eval::plan(&model, &text, options, args.state.path(), &mut follow(&bar))?;
     bar.finish_and_clear();
@@ -104,9 +109,85 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     check_goal(goal, &plan.certificate)?;
     plan.write(&path).map_err(kvant::Error::from)?;
     print(&plan, &path, args.json)?;
+    if args.memory.is_some() {
+        note_command(&args.model, &model, options.reach);
+    }
     let about = about(&args.model, Some(&model), args.file.as_deref());
     let report = PlanReport::new(about, &Planned { plan, frontier }, &model.config().kv_shape())?;
     add_to_report(args.report.as_deref(), || Part::Plan(report))
+}
+
+/// Returns the options of the search, and with a budget of memory the model in other weights.
+fn model_and_options(
+    args: &mut PlanArgs,
+    model: Model,
+    text: &str,
+    goal: Goal,
+    bar: &ProgressBar,
+) -> Result<(Model, PlanOptions), Failure> {
+    let n_train = model.config().n_ctx_train;
+    let tail = args.kv_tail == Switch::On;
+    if let (Some(bytes), Some(tokens)) = (args.memory, args.context) {
+        let budget = MemoryBudget { bytes, tokens: tokens.min(n_train) };
+        let n_ctx = DEFAULT_EVAL_CONTEXT.min(n_train);
+        let options = PlanOptions { goal, n_ctx, reach: budget.tokens, tail };
+        let (model, bits) = share_memory(&mut args.model, model, text, options, budget, bar)?;
+        return Ok((model, PlanOptions { goal: Goal::Bits(bits), ..options }));
+    }
+    let n_ctx = args.context.unwrap_or(DEFAULT_EVAL_CONTEXT).min(n_train);
+    let reach = args.context.map_or(n_train, |n| n.saturating_mul(CONTEXT_MULTIPLE).min(n_train));
+    Ok((model, PlanOptions { goal, n_ctx, reach, tail }))
+}
+
+/// Shares a budget of memory: prints what each type of weights leaves for the cache, and returns the
+/// model with the weights that lose least and the bits per value of its cache.
+fn share_memory(
+    args: &mut ModelArgs,
+    model: Model,
+    text: &str,
+    options: PlanOptions,
+    budget: MemoryBudget,
+    bar: &ProgressBar,
+) -> Result<(Model, f64), Failure> {
+    let open = |dtype| with_weights(args, dtype);
+    let choices = MemoryCosts::measure(&model, text, options, open, &mut follow(bar))?.choices(budget);
+    bar.suspend(|| choices.iter().for_each(|choice| console::eprint_line(format_args!("{}", line(choice)))));
+    let least = choices.iter().min_by(|a, b| a.kld().total_cmp(&b.kld()));
+    let Some((weights, (bits, _))) = least.and_then(|choice| Some((choice.weights.weights, choice.cache?)))
+    else {
+        return Err(Failure::Work(format!(
+            "--memory {}: a cache of {} tokens fits beside none of these weights",
+            output::bytes(budget.bytes),
+            budget.tokens
+        )));
+    };
+    args.weights = None;
+    let model = weights.map_or(Ok(model), |dtype| with_weights(args, dtype))?;
+    Ok((model, bits))
+}
+
+/// Opens the model with its weights in another type.
+fn with_weights(args: &mut ModelArgs, dtype: DType) -> Result<Model, Failure> {
+    args.weights = Some(dtype);
+    args.open_with(true, ModelRequirements { needs: Requirements::Tokenizer, ..Default::default() })
+}
+
+/// Formats the weights of a choice and the cache beside them.
+fn line(choice: &WeightChoice) -> String {
+    let WeightCost { weights, bytes, kld } = choice.weights;
+    let weights = weights.map_or("as in the file", DType::name);
+    let cache = choice.cache.map_or_else(
+        || "no cache fits".to_owned(),
+        |(bits, kld)| format!("cache of {bits:.2} bits, KLD {kld:.4}"),
+    );
+    format!("weights {weights:14} {:>9}, KLD {kld:.4}; {cache}", output::bytes(bytes))
+}
+
+/// Notes how to run the model with its plan, with `context` tokens.
+fn note_command(args: &ModelArgs, model: &Model, context: usize) {
+    let name = model.gguf().path().map_or_else(|| args.name(), printable_path);
+    let weights = args.weights.map(|weights| format!(" --weights {weights}")).unwrap_or_default();
+    console::eprint_line(format_args!("run it: kvant run {name}{weights} -c {context}"));
 }
 
 /// Rejects a plan that missed its goal, so that `run` never finds one below the requested quality.

@@ -7,6 +7,7 @@
 //! | [`kld`] | KL divergence of the output from that with an f16 cache |
 //! | [`kld_by_layer`] | divergence that each layer's keys or values add |
 //! | [`plan`] | the effect of each KV type; the best types and channel scales |
+//! | [`MemoryCosts`] | the effect of types of weights, and of the caches that fit beside them |
 //! | [`agree`] | tokens for which greedy answers equal those with an f16 cache |
 //! | [`niah`] | retrieval of a sentence hidden in a long text |
 //! | [`feed_chunks`] | nothing itself: the model's [`kvant::InputStatistics`] do |
@@ -57,7 +58,7 @@ pub use inputs::feed_chunks;
 pub use kld::{Base, Kld, KldOptions, LayerKld, kld, kld_by_layer};
 pub use needle_form::NeedleForm;
 pub use niah::{NiahCell, NiahOptions, niah};
-pub use plan::{Goal, PlanOptions, Planned, plan};
+pub use plan::{Goal, MemoryBudget, MemoryCosts, PlanOptions, Planned, WeightChoice, WeightCost, plan};
 pub use ppl::{Ppl, PplOptions, ppl, ppl_saving_base};
 pub use progress::{OnProgress, Progress};
 pub use sample::{MIXTURE, QUESTIONS, SAMPLE};

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use kvant::{KvOptions, KvPlan, Model, OpenOptions, Policies};
 use kvant_eval::distortion::captured;
 use kvant_eval::{
-    AgreeOptions, Base, Chunks, EvalError, Goal, Kld, KldOptions, NeedleForm, NiahOptions, PlanOptions,
-    Planned, PplOptions, agree, kld, kld_by_layer, niah, plan, ppl, ppl_saving_base, question_prompts,
-    text_prompts,
+    AgreeOptions, Base, Chunks, EvalError, Goal, Kld, KldOptions, MemoryBudget, MemoryCosts, NeedleForm,
+    NiahOptions, PlanOptions, Planned, PplOptions, WeightChoice, agree, kld, kld_by_layer, niah, plan, ppl,
+    ppl_saving_base, question_prompts, text_prompts,
 };
 
 const TEXT: &str = include_str!("../../../LICENSE-APACHE");
@@ -247,6 +247,44 @@ fn non_finite_logits_are_rejected_with_their_position() {
     let options = KldOptions { configs: vec![kv("turbo3", "turbo3", true)], step: None };
     refused(kld(&model, &chunks, Base::F16, &options, None, &mut |_| ()).unwrap_err());
     std::fs::remove_file(&path).unwrap();
+}
+
+/// Less memory means fewer bits of a cache beside the same weights, then other weights, then
+/// nothing that fits; what is promised fits.
+#[test]
+fn a_budget_of_memory_is_shared_by_weights_and_cache() {
+    let model = model();
+    let options = PlanOptions { goal: Goal::Bits(0.0), n_ctx: 256, reach: 256, tail: true };
+    let (of_file, tokens) = (model.weight_bytes(), 8192);
+    let open = |dtype| {
+        Model::bundled(OpenOptions { weights: Some(dtype), ..OpenOptions::default() })
+            .map_err(EvalError::from)
+    };
+    let costs = MemoryCosts::measure(&model, TEXT, options, open, &mut |_| ()).unwrap();
+    let choices = |bytes: usize| costs.choices(MemoryBudget { bytes, tokens });
+    let f16 = model.config().kv_shape().f16_bytes(tokens);
+    let roomy = choices(of_file + f16);
+    let first = roomy[0].weights;
+    assert_eq!((first.weights, first.bytes, first.kld), (None, of_file, 0.0));
+    // Weights of fewer bits lose more, each is smaller than those of the file, and beside all of
+    // them there is room for the finest cache.
+    assert!(roomy.len() >= 4 && roomy[1..].iter().all(|choice| choice.weights.bytes < of_file), "{roomy:?}");
+    let loses_more = |pair: &[WeightChoice]| pair[1].weights.kld > pair[0].weights.kld;
+    assert!(roomy.windows(2).all(loses_more), "{roomy:?}");
+    assert!(roomy.iter().all(|choice| choice.cache == roomy[0].cache && choice.cache.is_some()), "{roomy:?}");
+    let tight = choices(of_file + f16 / 4);
+    let bits = |choice: &WeightChoice| choice.cache.map(|(bits, _)| bits);
+    assert!(bits(&tight[0]) < bits(&roomy[0]) && bits(&tight[0]) < bits(&tight[3]), "{tight:?}");
+    for (choice, bits) in tight.iter().filter_map(|choice| Some((choice, bits(choice)?))) {
+        let found = plan(&model, TEXT, PlanOptions { goal: Goal::Bits(bits), ..options }, None, &mut |_| ());
+        let cache = found.unwrap().plan.kv_options().unwrap().plan(&model.config().kv_shape()).unwrap();
+        let used = choice.weights.bytes + model.kv_bytes_for(&cache, tokens);
+        assert!(used <= of_file + f16 / 4, "{choice:?}: {used}");
+    }
+    // Too little beside the weights of the file, enough beside smaller ones.
+    let small = choices(of_file + f16 / 16);
+    assert!(small[0].cache.is_none() && small.last().unwrap().cache.is_some(), "{small:?}");
+    assert!(choices(1).iter().all(|choice| choice.cache.is_none()));
 }
 
 #[test]

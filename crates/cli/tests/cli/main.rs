@@ -1,6 +1,5 @@
 //! End-to-end tests of the `kvant` program. One test binary, as linking each takes seconds.
 
-mod balance;
 mod chat;
 mod devices;
 mod drafts;
@@ -14,6 +13,7 @@ mod hub;
 mod images;
 mod lab;
 mod lora;
+mod plans;
 mod prompts;
 mod quantize;
 mod serve;

@@ -14,6 +14,7 @@
 
 mod attention;
 mod balance;
+mod memory;
 mod moments;
 mod search;
 mod sensitivity;
@@ -33,6 +34,8 @@ use kvant::{
 use kvant_codec::Side;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
+
+pub use self::memory::{MemoryBudget, MemoryCosts, WeightChoice, WeightCost};
 
 use self::balance::{in_shares, noise, shares};
 use self::search::{Choice, Frontier};
