@@ -54,7 +54,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     let gguf = place.open(&args.place, args.json)?;
     // An unsupported GGUF file is still shown, without a memory table.
     let config = Config::from_gguf(&gguf);
-    let is_encoder = matches!(config, Err(ModelError::TextEncoder { .. }));
+    let has_none = matches!(config, Err(ModelError::TextEncoder { .. } | ModelError::DraftHead { .. }));
     let config = config.map_err(|error| error.to_string());
     let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
     let states = config.as_ref().ok().and_then(RecurrentStates::of);
@@ -108,7 +108,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
                 console::print(format_args!("{mtp}"))?;
             }
         }
-        Err(why) if is_encoder => console::print(format_args!("\nKV cache: none ({why})"))?,
+        Err(why) if has_none => console::print(format_args!("\nKV cache: none ({why})"))?,
         Err(why) => console::print(format_args!("\nKV cache: unknown ({why})"))?,
     }
     match plan {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use kvant_backend::DeviceInfo;
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, Strings, printable};
 use kvant_model::Config;
@@ -35,15 +36,20 @@ pub(crate) fn load(
     draft: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
-    let info = &loaded.properties().info;
-    if !info.is_batch_invariant {
-        let expected =
-            "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"
-                .to_owned();
-        let got = format!("one for {} with {}", info.name, info.kernels);
-        return Err(Error::Setting { name: "draft", expected, got });
-    }
+    check_device(&loaded.properties().info)?;
     loaded.load_beside(Config::from_gguf(draft)?, draft, progress)
+}
+
+/// Rejects a draft model or draft head on a device where speculation could change an answer.
+pub(crate) fn check_device(info: &DeviceInfo) -> Result<(), Error> {
+    if info.is_batch_invariant {
+        return Ok(());
+    }
+    let expected =
+        "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"
+            .to_owned();
+    let got = format!("one for {} with {}", info.name, info.kernels);
+    Err(Error::Setting { name: "draft", expected, got })
 }
 
 /// Rejects a draft model whose token ids differ from those of the target model.

@@ -55,7 +55,7 @@ impl TextEncoder {
             soft_tokens: Arc::new(SoftTokens::new(encoder.n_vocab(), encoder.config().n_embd)),
             weight_bytes: encoder.weight_bytes(),
             weight_bytes_per_token: encoder.weight_bytes(),
-            has_mtp: false,
+            has_draft_head: false,
         };
         Ok(Self { encoder, properties, encoding: Mutex::new(()) })
     }

@@ -228,6 +228,7 @@ mod error;
 mod fingerprint;
 mod generation;
 mod kv_guard;
+mod lora_file;
 mod model;
 mod plan_file;
 mod profile;
@@ -272,7 +273,8 @@ pub use kvant_model::{Config, ExpertSpec, InputStatistics, LayerRange, LayerSpec
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
-pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora};
+pub use lora_file::{LoraFile, open_lora};
+pub use model::{Model, OpenOptions, Requirements, open_file};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use rerank::Reranker;
 pub use runtime::StageTime;

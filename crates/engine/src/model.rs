@@ -14,7 +14,7 @@ use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, KvGuard, Plan};
 use kvant_model::encoder::EncoderConfig;
-use kvant_model::{Config, InputStatistics, LayerRange, Lora, ModelError};
+use kvant_model::{Config, DraftHeadConfig, InputStatistics, LayerRange, Lora, ModelError};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
@@ -23,6 +23,7 @@ use crate::bundled::POCKET;
 use crate::devices::{self, DeviceList, Placement};
 use crate::encoder::TextEncoder;
 use crate::error::Error;
+use crate::lora_file::LoraFile;
 use crate::runtime::{LoadedModel, Sequence};
 use crate::session::{Session, SessionOptions};
 use crate::vision::VisionModel;
@@ -56,10 +57,11 @@ pub struct OpenOptions<'a> {
     /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer. It
     /// takes memory, also in the KV cache, and the time of one layer in prefill. CPU only.
     pub mtp: bool,
-    /// The file of a smaller model with the same vocabulary (see [`open_file`]). It
-    /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer, and
-    /// replaces the MTP layer. It runs on the same device, with its weights in the file's types and
-    /// its own q8_0 KV cache beside that of each session. CPU only.
+    /// The file of a smaller model with the same vocabulary, or of an EAGLE-3 draft head of this
+    /// model (see [`open_file`]). It [drafts](crate::GenerateOptions::draft_max) tokens where
+    /// prompt lookup expects fewer, and replaces the MTP layer. It runs on the same device, with
+    /// its weights in the file's types and its own KV cache beside that of each session: q8_0, for
+    /// a head f16. CPU only.
     pub draft: Option<Arc<Gguf>>,
     /// LoRA adapters, applied together.
     pub loras: Vec<LoraFile>,
@@ -79,32 +81,6 @@ pub struct OpenOptions<'a> {
     pub needs: Requirements,
     /// Receives the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
-}
-
-/// A low-rank adapter (LoRA, arXiv 2106.09685): trained updates of some of the model's matrices.
-#[derive(Clone)]
-pub struct LoraFile {
-    /// Name of the adapter.
-    pub name: String,
-    /// The adapter (see [`open_lora`]): GGUF as `convert_lora_to_gguf.py` writes it, or a PEFT
-    /// folder.
-    pub file: Arc<Gguf>,
-    /// LoRA scale: 1 is the scale of training.
-    pub strength: f32,
-}
-
-impl LoraFile {
-    /// Creates an adapter with this scale. Its name is the file name without `.gguf`, or the folder
-    /// name; empty for a file in memory.
-    pub fn new(file: impl Into<Arc<Gguf>>, strength: f32) -> Self {
-        let file = file.into();
-        let is_gguf =
-            |path: &Path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-        let name =
-            file.path().and_then(|path| if is_gguf(path) { path.file_stem() } else { path.file_name() });
-        let name = name.map_or_else(String::new, |name| printable_path(Path::new(name)));
-        Self { name, file, strength }
-    }
 }
 
 /// What a file must contain besides weights. A file that lacks it is rejected before its weights
@@ -157,16 +133,6 @@ struct Inner {
 pub fn open_file(path: impl AsRef<Path>) -> Result<Gguf, Error> {
     let path = path.as_ref();
     if path.is_dir() { Ok(kvant_hf::open(path)?) } else { Ok(Gguf::open(path)?) }
-}
-
-/// Opens a LoRA adapter of the model in `base` without loading it: a GGUF file, or a PEFT folder,
-/// presented as GGUF.
-///
-/// # Errors
-/// A malformed GGUF file, or a folder that cannot be converted.
-pub fn open_lora(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, Error> {
-    let path = path.as_ref();
-    if path.is_dir() { Ok(kvant_hf::open_adapter(path, base)?) } else { Ok(Gguf::open(path)?) }
 }
 
 impl Model {
@@ -228,6 +194,12 @@ impl Model {
         if let Some(draft) = &options.draft {
             draft::check_vocabulary(&gguf, draft)?;
         }
+        let has_draft = options.draft.is_some();
+        let (draft_head, draft) = match options.draft {
+            Some(file) if DraftHeadConfig::is_head(&file) => (Some(file), None),
+            draft => (None, draft),
+        };
+        let has_draft_head = draft_head.is_some();
         let loras = options.loras.iter().map(|LoraFile { file, strength, .. }| {
             let name = || file.path().map_or_else(|| "(memory)".to_owned(), printable_path);
             let lora = Lora::new(Arc::clone(file), *strength, &gguf);
@@ -240,14 +212,14 @@ impl Model {
             layer_split: options.layer_split,
             weights,
             maps_experts: options.maps_experts,
-            mtp: options.mtp && options.draft.is_none(),
+            mtp: options.mtp && !has_draft,
             prefill_precision: options.prefill_precision,
             loras: loras.collect::<Result<_, Error>>()?,
             input_statistics: options.input_statistics,
+            draft_head,
             kv_guard: guard.clone(),
         };
-        let bytes =
-            [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
+        let bytes = [Some(&gguf), draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
         let vision =
             options.mmproj.map(|file| VisionModel::load(&file, options.n_threads, &config)).transpose()?;
@@ -255,8 +227,11 @@ impl Model {
         // Errors of loading come first: they name the faulty tensor.
         let loaded = devices::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
         statistics?;
+        if has_draft_head {
+            draft::check_device(&loaded.properties().info)?;
+        }
         let mut on_progress = |done: f32| progress(share + done * (1.0 - share));
-        let draft = match options.draft {
+        let draft = match draft {
             Some(file) => Some(Self::as_draft(draft::load(&*loaded, &file, &mut on_progress)?, file)),
             None => None,
         };
@@ -455,8 +430,8 @@ impl Model {
     }
 
     /// Returns the bytes that the cache of a session of `tokens` tokens with `plan` allocates:
-    /// [`Plan::n_bytes`] plus the cache of the MTP layer ([`OpenOptions::mtp`]) or of a [draft
-    /// model](OpenOptions::draft).
+    /// [`Plan::n_bytes`] plus the cache of the MTP layer ([`OpenOptions::mtp`]), or of a [draft
+    /// model or draft head](OpenOptions::draft).
     pub fn kv_bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
         let drafts = self.draft().map_or(0, |draft| {
             let plan = draft::kv_options().plan(&draft.config().kv_shape()).expect("a plan for any model");
@@ -492,9 +467,9 @@ impl Model {
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer
-    /// ([`OpenOptions::mtp`]) or a draft model ([`OpenOptions::draft`]).
+    /// ([`OpenOptions::mtp`]), a draft model or a draft head ([`OpenOptions::draft`]).
     pub fn has_drafter(&self) -> bool {
-        self.inner.draft.is_some() || self.inner.loaded.properties().has_mtp
+        self.inner.draft.is_some() || self.inner.loaded.properties().has_draft_head
     }
 
     /// Returns the draft model: see [`OpenOptions::draft`].

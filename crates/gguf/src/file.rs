@@ -231,3 +231,9 @@ impl Gguf {
         self.shard_stamps().map(|(n_bytes, _)| n_bytes).sum()
     }
 }
+
+impl std::fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gguf").field("path", &self.path()).finish_non_exhaustive()
+    }
+}

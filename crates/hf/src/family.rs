@@ -160,7 +160,7 @@ const CAPS: &[(&str, &str)] = &[
 const LAYER_EPS: (&str, &str) = ("layer_norm_eps", "attention.layer_norm_epsilon");
 const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
 
-const LLAMA: Family = Family {
+pub(crate) const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
     kinds: ClassMembers::One,
     is_multimodal: false,

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod draft_head;
 mod encoder;
 mod error;
 mod family;
@@ -67,6 +68,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let config = folder.json(CONFIG)?.ok_or_else(|| no_model(path))?;
     if let Some(family) = EncoderFamily::of(config.object()?) {
         return encoder::open(family, config.object()?, folder, &name(path));
+    }
+    if draft_head::is_head(config.object()?) {
+        return draft_head::open(config, folder, &name(path));
     }
     let quantization = Method::of(config.object()?)?;
     let family = Family::of(config.object()?)?;

@@ -111,6 +111,8 @@ pub(crate) enum ElementKind {
     Values(DType),
     /// Bytes: codes that are combined with other tensors.
     Bytes,
+    /// Flags, which no weights are made of.
+    Flags,
     /// Integers, of which quantized weights are made.
     I8,
     I32,
@@ -125,7 +127,7 @@ impl ElementKind {
     pub fn size(self) -> usize {
         match self {
             Self::Values(dtype) => dtype.block_bytes(),
-            Self::Bytes | Self::I8 | Self::E4M3 | Self::E8M0 => 1,
+            Self::Bytes | Self::Flags | Self::I8 | Self::E4M3 | Self::E8M0 => 1,
             Self::I32 => 4,
             Self::I64 => 8,
         }
@@ -142,6 +144,7 @@ impl fmt::Display for ElementKind {
         match self {
             Self::Values(dtype) => dtype.fmt(f),
             Self::Bytes => f.write_str("U8"),
+            Self::Flags => f.write_str("BOOL"),
             Self::I8 => f.write_str("I8"),
             Self::I32 => f.write_str("I32"),
             Self::I64 => f.write_str("I64"),
@@ -298,6 +301,7 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
         "F16" => ElementKind::Values(DType::F16),
         "BF16" => ElementKind::Values(DType::BF16),
         "U8" => ElementKind::Bytes,
+        "BOOL" => ElementKind::Flags,
         "I8" => ElementKind::I8,
         "I32" => ElementKind::I32,
         "I64" => ElementKind::I64,

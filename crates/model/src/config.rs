@@ -20,6 +20,7 @@ pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
+use crate::draft_head::DraftHeadConfig;
 use crate::encoder::EncoderConfig;
 use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale};
 use crate::rope::Rope;
@@ -179,8 +180,15 @@ impl Config {
         if EncoderConfig::is_encoder(gguf) {
             return Err(ModelError::TextEncoder { arch: arch.to_owned() });
         }
-        let family = Family::named(arch)?;
-        let keys = Keys { gguf, arch };
+        if DraftHeadConfig::is_head(gguf) {
+            return Err(ModelError::DraftHead { arch: arch.to_owned() });
+        }
+        Self::of_family(gguf, Family::named(arch)?)
+    }
+
+    /// Reads the hyper-parameters of a file of this family.
+    pub(crate) fn of_family(gguf: &Gguf, family: &'static Family) -> Result<Self, ModelError> {
+        let keys = Keys { gguf, arch: family.name };
         refuse_embedding_models(&keys)?;
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
@@ -331,6 +339,12 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Returns the width of attention's input: the residual stream, or a token's embedding and the
+    /// residual stream.
+    pub(crate) fn n_attention_in(&self) -> usize {
+        if self.family.reads_tokens { 2 * self.n_embd } else { self.n_embd }
     }
 
     /// Returns the longest context with the short RoPE frequencies (LongRoPE); `None` if all

@@ -23,6 +23,7 @@ use crate::{
 
 mod activations;
 mod batch_entries;
+mod draft_head;
 mod entry;
 mod feed_forward;
 mod guarded;
@@ -49,6 +50,8 @@ pub struct Decoder<B: Backend> {
     /// Cache indices of each layer of this part.
     cache_indices: Vec<CacheIndex>,
     extra: Arc<SoftTokens>,
+    /// Layers whose input a draft head reads.
+    captures: Vec<usize>,
 }
 
 /// Cache indices of a layer.
@@ -155,7 +158,7 @@ impl<B: Backend> Decoder<B> {
         };
         let places = layers.clone().map(place).collect();
         let extra = Arc::new(SoftTokens::new(weights.n_vocab, config.n_embd));
-        Self { config, weights, cache_indices: places, extra }
+        Self { config, weights, cache_indices: places, extra, captures: Vec::new() }
     }
 
     /// Returns the decoder with the soft tokens of another part of the model.
@@ -248,6 +251,7 @@ impl<B: Backend> Decoder<B> {
         let mut step = StepContext { backend, parts, act, rows, compares };
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
+                self.capture(&mut step, index)?;
                 self.token_mixer(&mut step, index)?;
                 if let (Some(on_queries), Some(kv)) = (&mut queries, self.kv_layer(index)) {
                     let mut q = vec![0.0; rows * spec.n_q()];
@@ -266,6 +270,7 @@ impl<B: Backend> Decoder<B> {
                     self.deepstack(backend, layer, shown, &mut step.act.x)?;
                 }
             }
+            self.capture(&mut step, self.weights.layers.len())?;
             match logits {
                 Some(logits) => self.output(&mut step, logits),
                 None => Ok(()),
@@ -413,8 +418,8 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
         let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
-        let input =
-            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
+        let x = if self.config.family.reads_tokens { &act.attention_in } else { &act.x };
+        let input = self.normed_input(backend, spec.norms.kind, &layer.attn_norm, x, &mut act.spare, rows)?;
         let queries = Output { w: &weights.wq, bias: weights.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);

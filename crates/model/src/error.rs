@@ -32,6 +32,12 @@ pub enum ModelError {
         /// `general.architecture` of the file.
         arch: String,
     },
+    /// The file is a draft head, which generates nothing by itself.
+    #[error("a draft head ('{}'), which drafts for its model and is none by itself", printable(.arch, 64))]
+    DraftHead {
+        /// `general.architecture` of the file.
+        arch: String,
+    },
     /// A feature of the architecture that is not implemented.
     #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {

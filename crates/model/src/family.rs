@@ -58,6 +58,8 @@ pub struct Family {
     pub(crate) values_of_keys: bool,
     /// Whether the MTP layers after the last layer have the form of the last attention layer.
     pub(crate) has_mtp: bool,
+    /// Whether attention reads the token's embedding beside the residual stream, in draft heads.
+    pub(crate) reads_tokens: bool,
 }
 
 /// Positions of a layer's norms: on queries and keys, and before and after its two sublayers.
@@ -281,7 +283,11 @@ const LLAMA: Family = Family {
     scale: Scale::HeadSize,
     values_of_keys: false,
     has_mtp: false,
+    reads_tokens: false,
 };
+
+/// The layer of an EAGLE-3 draft head (arXiv 2503.01840), which is no model by itself.
+pub(crate) static EAGLE3: Family = Family { name: "eagle3", experts: None, reads_tokens: true, ..LLAMA };
 
 /// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {

@@ -6,6 +6,7 @@
 
 mod config;
 mod decoder;
+mod draft_head;
 mod embedding_inputs;
 pub mod encoder;
 mod error;
@@ -21,6 +22,7 @@ mod weights;
 
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, RecurrentMixer};
 pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
+pub use draft_head::DraftHeadConfig;
 pub use embedding_inputs::{EmbeddingInput, EmbeddingRows, SoftTokens};
 pub use error::ModelError;
 pub use family::{Family, NormKind, Norms, QkNorm, SharedExpert};

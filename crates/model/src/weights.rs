@@ -10,6 +10,7 @@ use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod attention;
+mod draft_head;
 mod experts;
 mod layer_range;
 mod low_rank;
@@ -20,11 +21,11 @@ mod per_layer;
 mod recurrent;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
+pub(crate) use draft_head::{DraftEntry, FeatureEntry};
 pub(crate) use experts::{Beside, Experts};
 pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
-pub(crate) use mtp::PairEntry;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
@@ -89,8 +90,8 @@ pub struct Weights<B: Backend> {
     pub(crate) embedding: Option<Arc<B::Matrix>>,
     /// Weight of the norm of token embeddings: all ones, `[n_embd]`.
     pub(crate) embedding_norm: Option<B::Buffer>,
-    /// Input projection of an MTP layer, whose [input is pairs](crate::Entry::Pairs).
-    pub(crate) entry: Option<PairEntry<B>>,
+    /// Input projection of an MTP layer or a draft head.
+    pub(crate) entry: Option<DraftEntry<B>>,
     /// Inputs of the per-layer embeddings, if the model has them.
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use kvant_codec::{CodecError, DType};
 use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, encode_iq3_s, printable_path};
-use kvant_model::check_finite;
 use kvant_model::retype::{for_rows, is_matrix, recode};
+use kvant_model::{ModelError, check_finite};
 
 use crate::balance::{Balance, Factors};
 use crate::error::QuantizeError;
@@ -77,6 +77,7 @@ pub fn quantize<'a>(
         got: recipe.to_string(),
     })?;
     refuse_shard(gguf, path)?;
+    refuse_integers(gguf)?;
     let requested = recipe.types(gguf, importance.is_some());
     let becomes: Vec<Option<DType>> = gguf
         .tensors()
@@ -189,6 +190,18 @@ fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), QuantizeError> {
         });
     }
     Ok(())
+}
+
+/// Rejects a draft head of a folder with a vocabulary of its own: other readers of GGUF files
+/// expect its tokens in integers, which are not written.
+fn refuse_integers(gguf: &Gguf) -> Result<(), QuantizeError> {
+    match gguf.find_info("d2t") {
+        Some(info) if info.packed.is_none() => {
+            let what = "'d2t' of a draft head as integers: use the head from its folder".to_owned();
+            Err(ModelError::Unsupported { what }.into())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the name of a type in files, where iq3 is packed as iq3_s.

@@ -34,6 +34,8 @@ pub(crate) struct Placement {
     pub loras: Vec<Lora>,
     /// See [`OpenOptions::input_statistics`](crate::OpenOptions::input_statistics).
     pub input_statistics: Option<Arc<InputStatistics>>,
+    /// The file of a draft head; see [`OpenOptions::draft`](crate::OpenOptions::draft).
+    pub draft_head: Option<Arc<Gguf>>,
     /// The guard of the caches; see [`OpenOptions::kv_guard`](crate::OpenOptions::kv_guard).
     pub kv_guard: Option<Arc<KvGuard>>,
 }
@@ -54,6 +56,7 @@ impl Placement {
         part.with_weights(self.weights)
             .with_mapped_experts(self.maps_experts)
             .with_mtp(self.mtp && !self.maps_experts)
+            .with_draft_head(self.draft_head.clone())
             .with_loras(self.loras.clone())
             .with_input_statistics(self.input_statistics.clone())
             .with_kv_guard(self.kv_guard.clone())
@@ -174,6 +177,10 @@ pub(crate) fn load(
         let got = format!("{} devices", parts.len());
         return Err(setting("kv_guard", "one device for all layers".to_owned(), got));
     }
+    if placement.draft_head.is_some() && parts.len() > 1 {
+        let expected = "one device for all layers of a model with a draft head".to_owned();
+        return Err(setting("draft", expected, format!("{} devices", parts.len())));
+    }
     for part in parts {
         let layers = first..first + part.n_layers;
         let range = placement.resolve(LayerRange::new(layers.clone(), n_layers));
@@ -203,6 +210,7 @@ mod tests {
             prefill_precision: PrefillPrecision::Exact,
             loras: Vec::new(),
             input_statistics: None,
+            draft_head: None,
             kv_guard: None,
         }
     }

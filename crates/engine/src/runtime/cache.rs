@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvant_backend::{Backend, Page};
 use kvant_kv::{BlockKey, BlockPool, Cache, CacheState};
 
-use super::mtp::{MtpLayer, MtpSequence, OnDraft};
+use super::draft_head::{DraftHead, HeadSequence, OnDraft};
 use super::{KvCaches, SequenceId};
 use crate::error::Error;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 pub(crate) type PageReader =
     Box<dyn FnOnce(&mut dyn FnMut(Vec<u8>) -> Result<(), Error>) -> Result<(), Error>>;
 
-/// Operations on the cache of a sequence on one device, with the MTP layer's.
+/// Operations on the cache of a sequence on one device, with the draft head's.
 ///
 /// An operation is declared here and implemented for [`DeviceCache`].
 /// [`Sequence`](super::Sequence) combines the results of several devices.
@@ -40,9 +40,9 @@ pub(crate) trait CacheOps {
     fn register_prefix(&mut self, tokens: &[u32]);
     /// See [`Cache::attach_prefix`]; attaches at most the first `max` tokens.
     fn attach_prefix(&mut self, tokens: &[u32], max: usize) -> usize;
-    /// Passes predictions of the MTP layer behind `next` to `on_prediction`, one token after the
+    /// Passes predictions of the draft head behind `next` to `on_prediction`, one token after the
     /// other until it returns `false`. `next` follows the `at` tokens of the sequence, cached or
-    /// uncommitted. Does nothing where no MTP layer follows the sequence.
+    /// uncommitted. Does nothing where no draft head follows the sequence.
     fn predict(&mut self, at: usize, next: u32, on_prediction: OnDraft<'_>);
     /// Returns the bytes of each page image of the [reader](CacheOps::page_reader).
     fn page_bytes(&self) -> Vec<usize>;
@@ -61,41 +61,41 @@ pub(super) struct PooledDevice<B: Backend> {
 /// The caches of a sequence on a device.
 pub(super) struct SequenceCaches<P: Page> {
     pub model: Cache<P>,
-    /// The state of the MTP layer, where it follows the sequence.
-    pub mtp: Option<MtpSequence<P>>,
+    /// The state of the draft head, where it follows the sequence.
+    pub head: Option<HeadSequence<P>>,
 }
 
 /// The caches of a sequence, with the device that they are on.
 pub(super) struct DeviceCache<'a, B: Backend> {
     pub device: &'a PooledDevice<B>,
     pub caches: &'a mut SequenceCaches<B::Page>,
-    pub mtp: Option<&'a mut MtpLayer<B>>,
+    pub head: Option<&'a mut DraftHead<B>>,
 }
 
 impl<P: Page> Clone for SequenceCaches<P> {
     fn clone(&self) -> Self {
-        Self { model: self.model.clone(), mtp: self.mtp.clone() }
+        Self { model: self.model.clone(), head: self.head.clone() }
     }
 }
 
 impl<P: Page> SequenceCaches<P> {
-    /// Iterates over the model's cache and that of the MTP layer.
+    /// Iterates over the model's cache and that of the draft head.
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Cache<P>> {
-        iter::once(&mut self.model).chain(self.mtp.as_mut().map(|mtp| &mut mtp.cache))
+        iter::once(&mut self.model).chain(self.head.as_mut().map(|head| &mut head.cache))
     }
 }
 
 impl<B: Backend> DeviceCache<'_, B> {
-    /// Calls `f` with the MTP layer and its state. After an error, out of memory in most cases, the
-    /// layer no longer follows the sequence.
-    fn with_mtp(
+    /// Calls `f` with the draft head and its state. After an error, out of memory in most cases,
+    /// the head no longer follows the sequence.
+    fn with_head(
         &mut self,
-        f: impl FnOnce(&mut MtpLayer<B>, &PooledDevice<B>, &mut MtpSequence<B::Page>) -> Result<(), Error>,
+        f: impl FnOnce(&mut DraftHead<B>, &PooledDevice<B>, &mut HeadSequence<B::Page>) -> Result<(), Error>,
     ) {
-        if let (Some(layer), Some(followed)) = (&mut self.mtp, &mut self.caches.mtp)
-            && f(layer, self.device, followed).is_err()
+        if let (Some(head), Some(followed)) = (&mut self.head, &mut self.caches.head)
+            && f(head, self.device, followed).is_err()
         {
-            self.caches.mtp = None;
+            self.caches.head = None;
         }
     }
 }
@@ -123,17 +123,17 @@ impl<B: Backend> CacheOps for DeviceCache<'_, B> {
     }
 
     fn truncate(&mut self, n: usize) -> usize {
-        // The MTP cache needs no recomputation where the model's cache may.
-        if let Some(mtp) = &mut self.caches.mtp {
-            mtp.truncate(n);
+        // The head's cache needs no recomputation where the model's cache may.
+        if let Some(head) = &mut self.caches.head {
+            head.truncate(n);
         }
         self.caches.model.truncate(n)
     }
 
     fn set_checkpoint(&mut self) {
         self.caches.model.set_checkpoint();
-        self.with_mtp(|layer, device, followed| {
-            layer.process(device, followed, followed.n_pending())?;
+        self.with_head(|head, device, followed| {
+            head.process(device, followed, followed.n_pending())?;
             followed.cache.set_checkpoint();
             Ok(())
         });
@@ -141,27 +141,31 @@ impl<B: Backend> CacheOps for DeviceCache<'_, B> {
 
     fn set_prefix_root(&mut self, root: BlockKey) {
         self.caches.model.set_prefix_root(root);
-        if let Some(mtp) = &mut self.caches.mtp {
+        if let Some(head) = &mut self.caches.head {
             // It differs from that of the model's cache.
-            mtp.cache.set_prefix_root(root.child(&[]));
+            head.cache.set_prefix_root(root.child(&[]));
         }
     }
 
     fn register_prefix(&mut self, tokens: &[u32]) {
-        self.caches.iter_mut().for_each(|cache| cache.register_prefix(&self.device.pool, tokens));
+        let SequenceCaches { model, head } = &mut *self.caches;
+        model.register_prefix(&self.device.pool, tokens);
+        if let Some(head) = head {
+            head.register_prefix(&self.device.pool, tokens);
+        }
     }
 
     fn attach_prefix(&mut self, tokens: &[u32], max: usize) -> usize {
         let pool = &self.device.pool;
         let max = tokens.len().min(max.saturating_add(1));
         let n = self.caches.model.attach_prefix(pool, &tokens[..max]);
-        self.caches.mtp.take_if(|mtp| !mtp.attach_prefix(pool, &tokens[..n]));
+        self.caches.head.take_if(|head| !head.attach_prefix(pool, tokens, n));
         n
     }
 
     fn predict(&mut self, at: usize, next: u32, on_prediction: OnDraft<'_>) {
-        self.with_mtp(|layer, device, followed| match followed.len() == at {
-            true => layer.predict(device, followed, next, on_prediction),
+        self.with_head(|head, device, followed| match followed.len() == at {
+            true => head.predict(device, followed, next, on_prediction),
             false => Ok(()),
         });
     }
@@ -176,8 +180,8 @@ impl<B: Backend> CacheOps for DeviceCache<'_, B> {
     }
 
     fn n_bytes(&self) -> usize {
-        let mtp = self.caches.mtp.as_ref().map_or(0, |mtp| mtp.cache.n_bytes());
-        self.caches.model.n_bytes() + mtp
+        let head = self.caches.head.as_ref().map_or(0, |head| head.cache.n_bytes());
+        self.caches.model.n_bytes() + head
     }
 }
 

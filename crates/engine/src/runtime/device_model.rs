@@ -7,11 +7,12 @@ use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, Page, limits};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockPool, Cache, CacheState, Layout, Plan};
 use kvant_model::{
-    Activations, BatchSequence, Config, Decoder, Entry, LayerRange, OnQueries, Outputs, StepError, Weights,
+    Activations, BatchSequence, Config, Decoder, DraftHeadConfig, Entry, LayerRange, ModelError, OnQueries,
+    Outputs, StepError, Weights,
 };
 
 use super::cache::{CacheOps, DeviceCache, PooledDevice, SequenceCaches};
-use super::mtp::MtpLayer;
+use super::draft_head::DraftHead;
 use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, MAX_ROWS, ModelProperties, SequenceId};
 use crate::error::Error;
 
@@ -35,8 +36,8 @@ pub(super) struct State<B: Backend> {
     pub act: Activations<B>,
     /// Buffers of logits; those without a borrower are reused.
     logits: Vec<Arc<LogitsBuffer<B>>>,
-    mtp: Option<MtpLayer<B>>,
-    /// Final hidden states of a step, for the MTP layer, `[rows, n_embd]`.
+    head: Option<DraftHead<B>>,
+    /// Hidden states of a step, for the draft head, `[rows, width]`.
     hidden: Vec<f32>,
 }
 
@@ -69,14 +70,27 @@ fn load_with<B: Backend>(
 ) -> Result<Arc<dyn LoadedModel>, Error> {
     check_guard(&device.info(), part)?;
     check_weights(&*device, part, config.layers.len(), gguf)?;
-    let weights = Weights::load(gguf, &config, part, &*device, progress)?;
     // Speculative decoding needs batch invariance.
-    let mtp = match device.info().is_batch_invariant {
-        true => weights.load_mtp(gguf, &config, &*device)?,
-        false => None,
+    let drafts = device.info().is_batch_invariant;
+    let eagle3 = match part.draft_head() {
+        Some(file) if drafts => Some((file, DraftHeadConfig::of(file, &config, n_vocab(gguf)?)?)),
+        _ => None,
     };
-    let decoder = Decoder::new(config, weights);
-    let mtp = MtpLayer::new(&*device, &decoder, mtp)?;
+    let weights = Weights::load(gguf, &config, part, &*device, progress)?;
+    let of_head = match &eagle3 {
+        Some((file, head)) => Some(weights.load_draft_head(file, head, &*device)?),
+        None if drafts => weights.load_mtp(gguf, &config, &*device)?,
+        None => None,
+    };
+    let mut decoder = Decoder::new(config, weights);
+    let head = match (eagle3, of_head) {
+        (Some((_, head)), Some(weights)) => {
+            decoder = decoder.with_captures(&head);
+            Some(DraftHead::eagle3(&*device, &decoder, head, weights)?)
+        }
+        (_, Some(weights)) => Some(DraftHead::mtp(&*device, &decoder, weights)?),
+        (_, None) => None,
+    };
     let act = decoder.activations(&*device, MAX_ROWS)?;
     let properties = ModelProperties {
         info: device.info(),
@@ -85,14 +99,19 @@ fn load_with<B: Backend>(
         kv_shape: decoder.kv_shape(),
         n_vocab: decoder.n_vocab(),
         soft_tokens: Arc::clone(decoder.extra()),
-        weight_bytes: decoder.weight_bytes() + mtp.as_ref().map_or(0, MtpLayer::weight_bytes),
+        weight_bytes: decoder.weight_bytes() + head.as_ref().map_or(0, DraftHead::weight_bytes),
         weight_bytes_per_token: decoder.weight_bytes_per_token(),
-        has_mtp: mtp.is_some(),
+        has_draft_head: head.is_some(),
     };
     let (sequences, logits, hidden) = (HashMap::new(), Vec::new(), Vec::new());
-    let state = Mutex::new(State { sequences, act, logits, mtp, hidden });
+    let state = Mutex::new(State { sequences, act, logits, head, hidden });
     let device = PooledDevice { backend: device, pool };
     Ok(Arc::new(DeviceModel { device, decoder, properties, state }))
+}
+
+/// Returns the size of a model's vocabulary.
+fn n_vocab(gguf: &Gguf) -> Result<usize, ModelError> {
+    Ok(gguf.tensor("token_embd.weight")?.info.rows())
 }
 
 /// Rejects a guard on a device that would have to wait for the rows of a step.
@@ -152,11 +171,11 @@ impl<B: Backend> DeviceModel<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a function from tokens to the bytes of the caches with `plan`, that of the MTP layer
-    /// included.
+    /// Returns a function from tokens to the bytes of the caches with `plan`, that of the draft
+    /// head included.
     fn sizes(&self, plan: &Plan) -> impl Fn(usize) -> usize + use<B> {
         let layout = Layout::new(&self.properties.kv_shape, plan.clone());
-        let beside = self.state().mtp.as_ref().map(|mtp| mtp.layout(plan));
+        let beside = self.state().head.as_ref().map(|head| head.layout(plan));
         move |tokens| {
             let beside = beside.as_ref().map_or(0, |beside| beside.n_bytes(tokens));
             layout.n_bytes(tokens).saturating_add(beside)
@@ -209,7 +228,7 @@ impl<B: Backend> State<B> {
         (&mut self.sequences.get_mut(&id).expect(STARTED).model, &mut self.act)
     }
 
-    /// Passes a completed step of the model, whose rows entered as `tokens`, to the MTP layer.
+    /// Passes a completed step of the model, whose rows entered as `tokens`, to the draft head.
     fn record_step(
         &mut self,
         device: &PooledDevice<B>,
@@ -217,21 +236,19 @@ impl<B: Backend> State<B> {
         batch: &[BatchEntry],
         tokens: &[u32],
     ) -> Result<(), Error> {
-        let Self { sequences, act, mtp: Some(layer), hidden, .. } = self else { return Ok(()) };
-        if !batch.iter().any(|row| sequences[&row.id].mtp.is_some()) {
+        let Self { sequences, act, head: Some(head), hidden, .. } = self else { return Ok(()) };
+        if !batch.iter().any(|row| sequences[&row.id].head.is_some()) {
             return Ok(());
         }
-        let n_embd = decoder.config().n_embd;
-        hidden.resize(tokens.len() * n_embd, 0.0);
-        decoder.final_hidden(&*device.backend, act, tokens.len(), hidden)?;
+        let width = head.read_states(&device.backend, decoder, act, tokens.len(), hidden)?;
         let mut first = 0;
         for row in batch {
             let rows = first..first + row.n;
             first = rows.end;
-            let SequenceCaches { model, mtp } = sequences.get_mut(&row.id).expect(STARTED);
-            let streams = &hidden[rows.start * n_embd..rows.end * n_embd];
+            let SequenceCaches { model, head: followed } = sequences.get_mut(&row.id).expect(STARTED);
+            let streams = &hidden[rows.start * width..rows.end * width];
             let start = model.len() - row.n;
-            mtp.take_if(|mtp| !layer.record(device, mtp, start, &tokens[rows], streams));
+            followed.take_if(|followed| !head.record(device, followed, start, &tokens[rows], streams));
         }
         Ok(())
     }
@@ -317,8 +334,8 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
             (Ok(()), Entry::Tokens(tokens)) => state.record_step(&self.device, decoder, batch, tokens)?,
             _ => {
                 for row in batch {
-                    let SequenceCaches { model, mtp } = state.sequences.get_mut(&row.id).expect(STARTED);
-                    mtp.iter_mut().for_each(|mtp| mtp.truncate(model.len()));
+                    let SequenceCaches { model, head } = state.sequences.get_mut(&row.id).expect(STARTED);
+                    head.iter_mut().for_each(|head| head.truncate(model.len()));
                 }
             }
         }
@@ -352,8 +369,8 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         let n_ctx = self.fit(&mut plan, room)?;
         let layout = Arc::new(Layout::new(&self.properties.kv_shape, plan.clone()));
         let state = &mut *self.state();
-        let mtp = state.mtp.as_ref().map(|layer| layer.start(&plan, n_ctx));
-        state.sequences.insert(id, SequenceCaches { model: Cache::new(layout, n_ctx), mtp });
+        let head = state.head.as_ref().map(|head| head.start(&plan, n_ctx));
+        state.sequences.insert(id, SequenceCaches { model: Cache::new(layout, n_ctx), head });
         Ok((n_ctx, plan))
     }
 
@@ -368,7 +385,7 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         let layout = Arc::new(Layout::new(&self.properties.kv_shape, plan));
         let PooledDevice { backend, pool } = &self.device;
         let model = Cache::from_pages(&**backend, pool, layout, n_ctx, state, next)?;
-        self.state().sequences.insert(id, SequenceCaches { model, mtp: None });
+        self.state().sequences.insert(id, SequenceCaches { model, head: None });
         Ok(())
     }
 
@@ -383,9 +400,9 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
     }
 
     fn visit(&self, id: SequenceId, f: &mut dyn FnMut(&mut dyn CacheOps)) {
-        let State { sequences, mtp, .. } = &mut *self.state();
+        let State { sequences, head, .. } = &mut *self.state();
         let caches = sequences.get_mut(&id).expect(STARTED);
-        f(&mut DeviceCache { device: &self.device, caches, mtp: mtp.as_mut() });
+        f(&mut DeviceCache { device: &self.device, caches, head: head.as_mut() });
     }
 
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize {

@@ -12,8 +12,8 @@
 
 mod cache;
 mod device_model;
+mod draft_head;
 mod measure;
-mod mtp;
 mod pipeline;
 mod sequence;
 
@@ -30,8 +30,8 @@ pub(crate) use cache::CacheOps;
 pub(crate) use measure::Measure;
 
 pub(crate) use device_model::load;
+pub(crate) use draft_head::{OnDraft, top_with_margin};
 pub use measure::StageTime;
-pub(crate) use mtp::{OnDraft, top_with_margin};
 pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;
 
@@ -89,8 +89,8 @@ pub(crate) struct ModelProperties {
     pub weight_bytes: usize,
     /// Bytes of weights that one decoded token reads.
     pub weight_bytes_per_token: usize,
-    /// Whether an MTP layer is loaded.
-    pub has_mtp: bool,
+    /// Whether an MTP layer or another draft head is loaded.
+    pub has_draft_head: bool,
 }
 
 /// The weights of a model, or of a part of one, on a device.

@@ -137,7 +137,7 @@ fn properties_of(parts: &[&ModelProperties]) -> ModelProperties {
         weight_bytes: parts.iter().map(|part| part.weight_bytes).sum(),
         weight_bytes_per_token: parts.iter().map(|part| part.weight_bytes_per_token).sum(),
         // An MTP layer needs the whole model on its device.
-        has_mtp: false,
+        has_draft_head: false,
     }
 }
 

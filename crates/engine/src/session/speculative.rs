@@ -26,9 +26,9 @@ pub(crate) struct DraftStep {
 
 impl Session {
     /// Returns draft tokens behind `next`, the token to be fed now: from prompt lookup or, where
-    /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or a
-    /// [draft model](crate::OpenOptions::draft). Returns as many as are worth their time, at most
-    /// `max`, often none.
+    /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)), a
+    /// [draft model or a draft head](crate::OpenOptions::draft). Returns as many as are worth their
+    /// time, at most `max`, often none.
     pub fn draft<'g>(&mut self, drafter: &'g mut Drafter, next: u32, max: usize) -> &'g [u32] {
         drafter.draft_from_lookup(&self.tokens, next);
         if self.predicts() && drafter.should_predict(max) {
@@ -43,7 +43,7 @@ impl Session {
     }
 
     fn predicts(&self) -> bool {
-        self.drafter.is_some() || self.sequence.loaded().properties().has_mtp
+        self.drafter.is_some() || self.sequence.loaded().properties().has_draft_head
     }
 
     /// Passes predictions behind `next` to `on_prediction`, one token after the other until it

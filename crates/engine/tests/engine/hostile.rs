@@ -16,14 +16,14 @@ fn fixtures() -> Vec<PathBuf> {
     files
 }
 
-fn named(name: &str) -> Gguf {
+pub fn named(name: &str) -> Gguf {
     let all = fixtures();
     let path = all.iter().find(|path| path.file_stem().unwrap() == name);
     Gguf::open(path.unwrap_or_else(|| panic!("no {name}"))).unwrap()
 }
 
 /// Rewrites the file with changed keys, and each tensor under the names that `names` returns.
-fn rewritten<'a>(
+pub fn rewritten<'a>(
     gguf: &'a Gguf,
     set: impl FnOnce(&mut GgufWriter),
     names: impl Fn(&'a str) -> Vec<&'a str>,
@@ -40,11 +40,11 @@ fn rewritten<'a>(
     Gguf::from_bytes(bytes).unwrap()
 }
 
-fn with(gguf: &Gguf, key: &str, value: u32) -> Gguf {
+pub fn with(gguf: &Gguf, key: &str, value: u32) -> Gguf {
     rewritten(gguf, |writer| writer.set(key, value).unwrap(), |name| vec![name])
 }
 
-fn without(gguf: &Gguf, tensor: &str) -> Gguf {
+pub fn without(gguf: &Gguf, tensor: &str) -> Gguf {
     rewritten(gguf, |_| (), |name| if name == tensor { vec![] } else { vec![name] })
 }
 
@@ -53,7 +53,7 @@ fn open(gguf: Gguf) -> Result<Model, String> {
     Model::from_gguf(gguf, options).map_err(|error| error.to_string())
 }
 
-fn is_a_line(error: &str) -> bool {
+pub fn is_a_line(error: &str) -> bool {
     !error.is_empty() && error.lines().count() == 1 && error.len() < 400
 }
 

@@ -5,6 +5,7 @@
 mod adapter;
 mod answers;
 mod devices;
+mod draft_heads;
 mod encoders;
 mod experts;
 mod families;

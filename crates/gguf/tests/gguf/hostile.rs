@@ -522,7 +522,7 @@ fn missing_and_mistyped_keys_are_named() {
 #[test]
 fn invalid_model_paths_are_rejected_with_one_line() {
     let folder = folder("paths");
-    let fail = |name: &str| -> GgufError { Gguf::open(folder.join(name)).err().expect("refused") };
+    let fail = |name: &str| -> GgufError { Gguf::open(folder.join(name)).expect_err("refused") };
     std::fs::write(folder.join("empty.gguf"), "").unwrap();
     std::fs::write(folder.join("text.gguf"), "once upon a time").unwrap();
     for (name, message) in [

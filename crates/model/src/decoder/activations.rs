@@ -1,10 +1,10 @@
 //! Activation buffers of a step.
 
-use kvant_backend::{Backend, BackendError, StateHeads};
+use kvant_backend::{Backend, BackendError, Matrix as _, StateHeads};
 
 use super::{Decoder, LoraScratch};
 use crate::config::RecurrentMixer;
-use crate::weights::{FeedForward, Layer};
+use crate::weights::{DraftEntry, FeedForward, Layer};
 use crate::{LayerSpec, ModelError, SharedExpert};
 
 /// The activations of a step. They belong to the device, not to a sequence; only a step with more
@@ -15,6 +15,12 @@ pub struct Activations<B: Backend> {
     pub(super) max_rows: usize,
     /// Residual stream, `[rows, n_embd]`.
     pub(super) x: B::Buffer,
+    /// Features that a draft head reads, `[rows, captured layers * n_embd]`.
+    pub(super) captured: B::Buffer,
+    /// In a draft head: features of its model, `[rows, features]`.
+    pub(super) features: B::Buffer,
+    /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`.
+    pub(super) attention_in: B::Buffer,
     /// Queries, `[rows, n_heads * k_head_dim]`.
     pub(super) q: B::Buffer,
     /// Keys, `[rows, n_kv_heads * k_head_dim]`.
@@ -110,9 +116,16 @@ impl<B: Backend> Decoder<B> {
             || c.layers.iter().any(|layer| layer.experts.is_some() && layer.norms.after);
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
+        let n_features = match &self.weights.entry {
+            Some(DraftEntry::Features(entry)) => entry.fc.n_in(),
+            _ => 0,
+        };
         Ok(Activations {
             max_rows,
             x: buffer(c.n_embd)?,
+            captured: buffer(self.captures.len() * c.n_embd)?,
+            features: buffer(n_features)?,
+            attention_in: buffer(if c.family.reads_tokens { c.n_attention_in() } else { 0 })?,
             q: widest(LayerSpec::n_q)?,
             k: widest(LayerSpec::n_k)?,
             v: widest(LayerSpec::n_v)?,

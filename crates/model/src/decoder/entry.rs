@@ -7,6 +7,7 @@ use kvant_backend::{Backend, BackendError, Heads};
 
 use super::{Activations, Decoder, normalize};
 use crate::embedding_inputs::runs;
+use crate::weights::DraftEntry;
 use crate::{EmbeddingRows, ModelError};
 
 /// Input of a step.
@@ -17,8 +18,12 @@ pub enum Entry<'a> {
     /// The residual stream after the previous part's layers, `[rows, n_embd]`.
     Residual(&'a [f32]),
     /// Tokens, each with the [final hidden state](Decoder::final_hidden) of the previous token
-    /// `[rows, n_embd]`: the input of an MTP layer.
+    /// `[rows, n_embd]`: the input of an MTP layer. In a draft head, each with its own [residual
+    /// stream](Decoder::last_residual) of the previous token.
     Pairs(&'a [u32], &'a [f32]),
+    /// Tokens, each with the [features](Decoder::captured) of the previous token `[rows,
+    /// features]`: the input of a draft head.
+    Features(&'a [u32], &'a [f32]),
 }
 
 /// Tokens of a step, and the rows of the soft tokens among them.
@@ -48,13 +53,22 @@ impl<B: Backend> Decoder<B> {
             Entry::Pairs(tokens, streams) => {
                 self.enter_pairs(backend, InputTokens { tokens, extra }, streams, act)?;
             }
+            Entry::Features(tokens, features) => {
+                let Some(DraftEntry::Features(entry)) = &self.weights.entry else {
+                    panic!("features enter a draft head")
+                };
+                self.enter_features(backend, entry, InputTokens { tokens, extra }, features, act)?;
+            }
         }
         Ok(())
     }
 
     /// Returns the rows of the soft tokens.
     pub(super) fn check_tokens(&self, entry: Entry<'_>) -> Result<Vec<Arc<EmbeddingRows>>, ModelError> {
-        let (Entry::Tokens(tokens) | Entry::Pairs(tokens, _)) = entry else { return Ok(Vec::new()) };
+        let tokens = match entry {
+            Entry::Tokens(tokens) | Entry::Pairs(tokens, _) | Entry::Features(tokens, _) => tokens,
+            Entry::Residual(_) => return Ok(Vec::new()),
+        };
         let found =
             self.extra.of(tokens).map_err(|token| ModelError::Token { token, n_vocab: self.n_vocab() })?;
         let (depth, n_layers) = (found.iter().map(|rows| rows.depth()).max(), self.layers().len());

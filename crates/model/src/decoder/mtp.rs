@@ -15,11 +15,12 @@ use kvant_backend::{Backend, BackendError, Heads, Input, Output};
 
 use super::entry::InputTokens;
 use super::{Activations, Decoder, normalize};
+use crate::weights::DraftEntry;
 use crate::{ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
     /// Computes input rows from tokens and the hidden states of the tokens before them `[rows,
-    /// n_embd]`.
+    /// n_embd]`: in a draft head, its own.
     pub(super) fn enter_pairs(
         &self,
         backend: &B,
@@ -27,7 +28,13 @@ impl<B: Backend> Decoder<B> {
         streams: &[f32],
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
-        let entry = self.weights.entry.as_ref().expect("pairs enter an MTP layer");
+        let entry = match self.weights.entry.as_ref().expect("pairs enter what drafts") {
+            DraftEntry::Pairs(entry) => entry,
+            DraftEntry::Features(entry) => {
+                backend.write(&mut act.x, streams)?;
+                return self.enter_attention(backend, entry, input, act);
+            }
+        };
         let rows = input.tokens.len();
         let parts = [(&entry.of_stream, &entry.stream_norm), (&entry.of_token, &entry.token_norm)];
         for (index, (w, norm)) in parts.into_iter().enumerate() {

@@ -133,16 +133,16 @@ impl<B: Backend> Loader<'_, B> {
 
     fn qkv(&mut self, c: &Config, index: usize) -> Result<Entering<B>, ModelError> {
         const FUSED: &str = "attn_qkv.weight";
-        let spec = &c.layers[index];
+        let (spec, n_in) = (&c.layers[index], c.n_attention_in());
         let [k, v, ..] = KV_TENSORS;
         let [q, k, v] = [("attn_q.weight", spec.n_q()), (k, spec.n_k()), (v, spec.n_v())];
         let (wq, wk, wv, low_rank) = match spec.values_of_keys {
             true => {
-                let ([wq, wk], low_rank) = self.group(c.n_embd, self.rows_of(FUSED, [q, k], index))?;
+                let ([wq, wk], low_rank) = self.group(n_in, self.rows_of(FUSED, [q, k], index))?;
                 (wq, wk, None, low_rank)
             }
             false => {
-                let ([wq, wk, wv], low_rank) = self.group(c.n_embd, self.rows_of(FUSED, [q, k, v], index))?;
+                let ([wq, wk, wv], low_rank) = self.group(n_in, self.rows_of(FUSED, [q, k, v], index))?;
                 (wq, wk, Some(wv), low_rank)
             }
         };

@@ -23,6 +23,8 @@ pub struct LayerRange {
     pub(super) maps_experts: bool,
     /// Whether it includes the MTP layer.
     has_mtp: bool,
+    /// The file of a draft head.
+    draft_head: Option<Arc<Gguf>>,
     /// Adapters of its matrices.
     loras: Vec<Lora>,
     /// Receives the inputs of its matrices.
@@ -45,6 +47,7 @@ impl LayerRange {
             weights: None,
             maps_experts: false,
             has_mtp: false,
+            draft_head: None,
             loras: Vec::new(),
             inputs: None,
             guard: None,
@@ -82,6 +85,17 @@ impl LayerRange {
     #[must_use]
     pub fn with_mtp(self, has_mtp: bool) -> Self {
         Self { has_mtp, ..self }
+    }
+
+    /// Sets the file of a draft head beside it: for a whole model.
+    #[must_use]
+    pub fn with_draft_head(self, draft_head: Option<Arc<Gguf>>) -> Self {
+        Self { draft_head, ..self }
+    }
+
+    /// Returns the file of the draft head beside it.
+    pub fn draft_head(&self) -> Option<&Arc<Gguf>> {
+        self.draft_head.as_ref()
     }
 
     /// Sets its adapters, all of which change its matrices.
@@ -124,7 +138,7 @@ impl LayerRange {
 
     /// Returns the MTP layer as a part by itself.
     pub(super) fn mtp(&self) -> Self {
-        Self { layers: 0..1, n_layers: 1, has_mtp: false, guard: None, ..self.clone() }
+        Self { layers: 0..1, n_layers: 1, has_mtp: false, draft_head: None, guard: None, ..self.clone() }
     }
 
     /// Returns the type of its matrices.
@@ -147,14 +161,16 @@ impl LayerRange {
         self.layers.end == self.n_layers
     }
 
-    /// Returns the bytes of its tensors and LoRA weights; of MTP layers the first alone, if it [is
-    /// included](Self::has_mtp).
+    /// Returns the bytes of its tensors and LoRA weights, and of a draft head; of MTP layers the
+    /// first alone, if it [is included](Self::has_mtp).
     pub fn n_bytes(&self, gguf: &Gguf) -> usize {
         let is_tied = gguf.find_info("output.weight").is_none();
         let end = self.n_layers + usize::from(self.has_mtp());
         let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < end);
         let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied)).filter(is_known);
-        own.map(|info| self.tensor_bytes(info) + self.adapter_bytes(info)).sum()
+        let own: usize = own.map(|info| self.tensor_bytes(info) + self.adapter_bytes(info)).sum();
+        let of_head = self.draft_head.iter().flat_map(|head| head.tensors()).map(|info| info.n_bytes);
+        own + of_head.sum::<usize>()
     }
 
     /// Returns the bytes of the experts in its layers, and of those that decoding a token reads.

@@ -7,7 +7,7 @@ use kvant_backend::{Backend, BackendError, WeightSource};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 
-use super::{Loader, Weights, layer_of};
+use super::{DraftEntry, Loader, Weights, layer_of};
 use crate::config::EH_PROJ;
 use crate::retype::convert;
 use crate::{Config, ModelError};
@@ -77,7 +77,7 @@ impl<B: Backend> Weights<B> {
             part,
             embedding: embedding.or_else(|| self.embedding.clone()),
             embedding_norm: None,
-            entry: Some(entry),
+            entry: Some(DraftEntry::Pairs(entry)),
             per_layer: None,
             layers: vec![layer],
             output_norm: Some(output_norm),

@@ -69,6 +69,7 @@ pub(super) fn rows_of<'a>(entry: Entry<'a>, rows: &Range<usize>, n_embd: usize) 
         Entry::Tokens(tokens) => Entry::Tokens(&tokens[rows.clone()]),
         Entry::Residual(x) => Entry::Residual(values(x)),
         Entry::Pairs(tokens, x) => Entry::Pairs(&tokens[rows.clone()], values(x)),
+        Entry::Features(..) => unreachable!("features enter a draft head, which has one layer"),
     }
 }
 

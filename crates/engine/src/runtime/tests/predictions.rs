@@ -1,5 +1,5 @@
-//! Predictions of MTP layers equal those of a `transformers` model on the same inputs (generator:
-//! `tools/reference`).
+//! Predictions of MTP layers and draft heads equal those of a `transformers` model on the same
+//! inputs (generator: `tools/reference`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,27 +15,58 @@ use super::super::*;
 /// Tolerance of a difference between two logits, each of which may be off by 1e-4, as in the model
 /// tests.
 const TOLERANCE: f32 = 2e-4;
+/// The same for draft heads, whose caches are in f16: keys and values of about 1 are off by 2^-12
+/// on average, logits by several times that.
+const F16_TOLERANCE: f32 = 4e-3;
 
 struct Golden {
     tokens: Vec<u32>,
+    /// Of a margin.
+    tolerance: f32,
     /// Predicted tokens behind each of the last tokens, with the margins of their logits.
     chains: Vec<Vec<(u32, f32)>>,
 }
 
-fn files() -> Vec<PathBuf> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/predictions");
+/// A model that drafts for itself: with its own MTP layer, or with a draft head.
+struct Case {
+    what: String,
+    model: PathBuf,
+    head: Option<PathBuf>,
+}
+
+/// Returns the files with this extension in a folder of the tests.
+fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "gguf"));
+    files.retain(|file| file.extension().is_some_and(|of| of == extension));
     files.sort();
-    assert!(files.len() >= 4);
     files
 }
 
-fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn LoadedModel>, Golden) {
-    let gguf = Arc::new(Gguf::open(file).unwrap());
+fn cases() -> Vec<Case> {
+    let what = |file: &PathBuf| file.file_stem().unwrap().to_str().unwrap().to_owned();
+    let own = files("predictions", "gguf").into_iter();
+    let own = own.map(|model| Case { what: what(&model), model, head: None });
+    let heads = ["llama-h64-g2-six", "qwen3-h64-g2-five"].into_iter().flat_map(|of| {
+        let of_model = files(&format!("heads/{of}"), "predictions").into_iter();
+        of_model.map(move |file| {
+            let (what, model) = (format!("{of}, {}", what(&file)), file.with_file_name("model.gguf"));
+            Case { what, model, head: Some(file.with_extension("gguf")) }
+        })
+    });
+    let cases: Vec<_> = own.chain(heads).collect();
+    assert!(cases.len() >= 7);
+    cases
+}
+
+fn open(case: &Case, drafts: bool) -> (Arc<dyn LoadedModel>, Golden) {
+    let gguf = Arc::new(Gguf::open(&case.model).unwrap());
     let config = Config::from_gguf(&gguf).unwrap();
-    let whole = LayerRange::whole(config.layers.len()).with_mtp(has_mtp);
+    let head = case.head.as_ref().filter(|_| drafts).map(|head| Arc::new(Gguf::open(head).unwrap()));
+    let whole =
+        LayerRange::whole(config.layers.len()).with_mtp(drafts && case.head.is_none()).with_draft_head(head);
     let model = load(CpuDevice::from_env(Some(2)).unwrap(), config, &whole, &gguf, &mut |_| ()).unwrap();
+    let file = case.head.as_ref().unwrap_or(&case.model);
     let bytes = fs::read(file.with_extension("predictions")).unwrap();
     assert_eq!(&bytes[..4], b"KVPR");
     let words: Vec<[u8; 4]> = bytes[4..].chunks_exact(4).map(|word| word.try_into().unwrap()).collect();
@@ -46,6 +77,7 @@ fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn LoadedModel>, Golden) {
         chains.iter().zip(leads).map(|(&token, &lead)| (u32::from_le_bytes(token), f32::from_le_bytes(lead)));
     let pairs: Vec<_> = pairs.collect();
     let golden = Golden {
+        tolerance: if case.head.is_some() { F16_TOLERANCE } else { TOLERANCE },
         tokens: tokens.iter().map(|&token| u32::from_le_bytes(token)).collect(),
         chains: pairs.chunks(n_chain).map(<[_]>::to_vec).collect(),
     };
@@ -80,7 +112,7 @@ fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -
         let error = (lead - want.1).abs();
         // Written so that NaN fails.
         assert!(
-            *token == want.0 && error <= TOLERANCE,
+            *token == want.0 && error <= golden.tolerance,
             "{what}, {place} tokens, prediction {i}: {token} leads by {lead}, want {want:?}"
         );
     }
@@ -88,14 +120,14 @@ fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -
 }
 
 #[test]
-fn mtp_predictions_equal_those_of_transformers() {
-    for file in files() {
-        let (model, golden) = open(&file, true);
-        assert!(model.properties().has_mtp);
+fn predictions_equal_those_of_transformers() {
+    for case in cases() {
+        let (model, golden) = open(&case, true);
+        assert!(model.properties().has_draft_head);
         let n_chain = golden.chains[0].len();
         let first = golden.tokens.len() + 1 - golden.chains.len();
         for pieces in [1, 3, 8, 20] {
-            let what = format!("{}, {pieces} at once", file.file_stem().unwrap().to_str().unwrap());
+            let what = format!("{}, {pieces} at once", case.what);
             let [sequence, other] = [(); 2].map(|()| start(&model, DType::F32));
             feed(&sequence, &golden.tokens[..first - 1]);
             let (mut at, mut n_predicted, mut n_places) = (first - 1, 0, 0);
@@ -124,9 +156,9 @@ fn mtp_predictions_equal_those_of_transformers() {
 /// Rejected draft tokens do not affect later predictions.
 #[test]
 fn rejected_draft_tokens_do_not_affect_predictions() {
-    for file in files() {
-        let (model, golden) = open(&file, true);
-        let what = file.file_stem().unwrap().to_str().unwrap();
+    for case in cases() {
+        let (model, golden) = open(&case, true);
+        let what = &case.what;
         let n_chain = golden.chains[0].len();
         let first = golden.tokens.len() + 1 - golden.chains.len();
         let sequence = start(&model, DType::F32);
@@ -151,9 +183,9 @@ fn rejected_draft_tokens_do_not_affect_predictions() {
 }
 
 #[test]
-fn the_mtp_layer_predicts_and_keeps_the_logits() {
-    for file in files() {
-        let [with, without] = [true, false].map(|has_mtp| open(&file, has_mtp));
+fn a_draft_head_predicts_and_keeps_the_logits() {
+    for case in cases() {
+        let [with, without] = [true, false].map(|drafts| open(&case, drafts));
         let logits = |(model, golden): &(Arc<dyn LoadedModel>, Golden)| {
             let sequence = start(model, DType::Turbo3);
             let batch = [sequence.step_row(golden.tokens.len(), LogitsFor::Last)];
@@ -167,17 +199,17 @@ fn the_mtp_layer_predicts_and_keeps_the_logits() {
         assert_eq!(logits_with, logits_without);
         assert!(n_with > 0 && n_without == 0, "{n_with}, {n_without}");
         assert!(with.0.properties().weight_bytes > without.0.properties().weight_bytes);
-        assert!(!without.0.properties().has_mtp);
+        assert!(!without.0.properties().has_draft_head);
     }
 }
 
-/// The predicted size includes the layer's cache, in every type.
+/// The predicted size includes the head's cache, in every type.
 #[test]
-fn the_predicted_cache_size_includes_the_mtp_layer() {
-    for file in files() {
-        let [(with, golden), (without, _)] = [true, false].map(|has_mtp| open(&file, has_mtp));
+fn the_predicted_cache_size_includes_the_draft_head() {
+    for case in cases() {
+        let [(with, golden), (without, _)] = [true, false].map(|drafts| open(&case, drafts));
         let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
-        let what = file.file_stem().unwrap().to_str().unwrap();
+        let what = &case.what;
         for dtype in [DType::F16, DType::Q8_0, DType::Turbo3] {
             let taken = [&with, &without].map(|model| {
                 let sequence = start(model, dtype);
@@ -195,35 +227,38 @@ fn the_predicted_cache_size_includes_the_mtp_layer() {
 /// nothing.
 #[test]
 fn attached_prefixes_predict_and_restored_ones_do_not() {
-    let (model, golden) = open(&files()[0], true);
-    let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
-    let first = start(&model, DType::F16);
-    first.caches(|cache| cache.set_prefix_root(BlockKey::root(&[b"test"])));
-    text.chunks(130).for_each(|piece| feed(&first, piece));
-    first.caches(|cache| cache.register_prefix(&text));
-    let second = start(&model, DType::F16);
-    second.caches(|cache| cache.set_prefix_root(BlockKey::root(&[b"test"])));
-    let n = second.attach_prefix(&text, 1000);
-    assert!(n > 100, "{n}");
-    feed(&second, &text[n..]);
-    let predicted = predict(&first, 9, 3);
-    assert!(!predicted.is_empty());
-    // The first token behind the shared prefix lacks the hidden state before it, so margins may
-    // differ.
-    assert_eq!(
-        predict(&second, 9, 3).iter().map(|(token, _)| token).collect::<Vec<_>>(),
-        predicted.iter().map(|(token, _)| token).collect::<Vec<_>>()
-    );
-    let mut images = Vec::new();
-    let visit = &mut |image| {
-        images.push(image);
-        Ok(())
-    };
-    first.pages(visit).unwrap();
-    let (plan, state) = (first.plan().clone(), first.state());
-    let restored =
-        Sequence::restore(Arc::clone(&model), plan, 1000, state, &mut |i| Ok(images[i].clone())).unwrap();
-    feed(&restored, &[1]);
-    assert!(predict(&restored, 9, 3).is_empty());
-    restored.truncate(0);
+    let cases = cases();
+    for case in [&cases[0], &cases[cases.len() - 1]] {
+        let (model, golden) = open(case, true);
+        let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
+        let first = start(&model, DType::F16);
+        first.caches(|cache| cache.set_prefix_root(BlockKey::root(&[b"test"])));
+        text.chunks(130).for_each(|piece| feed(&first, piece));
+        first.caches(|cache| cache.register_prefix(&text));
+        let second = start(&model, DType::F16);
+        second.caches(|cache| cache.set_prefix_root(BlockKey::root(&[b"test"])));
+        let n = second.attach_prefix(&text, 1000);
+        assert!(n > 100, "{n}");
+        feed(&second, &text[n..]);
+        let predicted = predict(&first, 9, 3);
+        assert!(!predicted.is_empty());
+        // The first token behind the shared prefix lacks the hidden state before it, so margins may
+        // differ.
+        assert_eq!(
+            predict(&second, 9, 3).iter().map(|(token, _)| token).collect::<Vec<_>>(),
+            predicted.iter().map(|(token, _)| token).collect::<Vec<_>>()
+        );
+        let mut images = Vec::new();
+        let visit = &mut |image| {
+            images.push(image);
+            Ok(())
+        };
+        first.pages(visit).unwrap();
+        let (plan, state) = (first.plan().clone(), first.state());
+        let restored =
+            Sequence::restore(Arc::clone(&model), plan, 1000, state, &mut |i| Ok(images[i].clone())).unwrap();
+        feed(&restored, &[1]);
+        assert!(predict(&restored, 9, 3).is_empty());
+        restored.truncate(0);
+    }
 }

@@ -3,6 +3,7 @@
 //! `transformers`, and the same logits.
 
 mod damaged;
+mod draft_heads;
 mod embedders;
 mod saved;
 
@@ -405,7 +406,7 @@ fn mxfp4_experts_have_the_values_of_their_blocks() {
     packed.retain(|tensor| tensor.name != "model.layers.2.mlp.experts.gate_up_proj_scales");
     let scratch = Scratch::new("unscaled");
     write_folder(&scratch.0, &mxfp4_config, &packed);
-    let error = open_file(&scratch.0).err().expect("it is refused").to_string();
+    let error = open_file(&scratch.0).expect_err("it is refused").to_string();
     assert!(error.contains("'blk.2.ffn_gate_exps.weight' is missing: its scales are absent"), "{error}");
 }
 
@@ -415,7 +416,7 @@ fn changed(name: &str, change: impl FnOnce(&mut Value, &mut Vec<Saved>)) -> Stri
     let (mut config, mut tensors) = saved(name);
     change(&mut config, &mut tensors);
     write_folder(&scratch.0, &config, &tensors);
-    let error = open_file(&scratch.0).err().expect("it is refused").to_string();
+    let error = open_file(&scratch.0).expect_err("it is refused").to_string();
     assert!(!error.contains('\n') && error.len() < 1000, "{error}");
     error
 }

@@ -54,25 +54,36 @@ pub fn fixture(name: &str) -> Gguf {
 /// of the fixture.
 pub fn saved(name: &str) -> (Value, Vec<Saved>) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/folders");
-    let described: Value =
-        serde_json::from_slice(&fs::read(dir.join(format!("{name}.json"))).unwrap()).unwrap();
-    let gguf = fixture(name);
+    saved_in(&dir.join(format!("{name}.json")), &fixture(name))
+}
+
+/// Returns what is described in a file, with the values of `gguf`.
+pub fn saved_in(described: &Path, gguf: &Gguf) -> (Value, Vec<Saved>) {
+    let described: Value = serde_json::from_slice(&fs::read(described).unwrap()).unwrap();
     let tensors = described["tensors"].as_array().unwrap().iter().map(|tensor| {
         let shape: Vec<usize> = numbers(&tensor["shape"]);
+        let saved = |dtype, bytes| Saved {
+            name: tensor["name"].as_str().unwrap().to_owned(),
+            dtype,
+            shape: tensor["shape"].clone(),
+            bytes,
+        };
+        let integers = || tensor["values"].as_array().unwrap().iter().map(|value| value.as_i64().unwrap());
+        match tensor["dtype"].as_str() {
+            None => {}
+            Some("BOOL") => return saved("BOOL", integers().map(|flag| flag as u8).collect()),
+            Some("I64") => return saved("I64", integers().flat_map(i64::to_le_bytes).collect()),
+            Some(other) => panic!("{other}"),
+        }
         let (dtype, bytes) = match (&tensor["values"], &tensor["from"]) {
             (Value::Array(values), _) => {
                 let value = |value: &Value| (value.as_f64().unwrap() as f32).to_le_bytes();
                 (DType::F32, values.iter().flat_map(value).collect())
             }
-            (_, Value::Array(places)) => scattered(&gguf, tensor, places, &shape),
-            (_, place) => rows_of(&gguf, tensor, place.as_str().unwrap(), &shape),
+            (_, Value::Array(places)) => scattered(gguf, tensor, places, &shape),
+            (_, place) => rows_of(gguf, tensor, place.as_str().unwrap(), &shape),
         };
-        Saved {
-            name: tensor["name"].as_str().unwrap().to_owned(),
-            dtype: if dtype == DType::F32 { "F32" } else { "F16" },
-            shape: tensor["shape"].clone(),
-            bytes,
-        }
+        saved(if dtype == DType::F32 { "F32" } else { "F16" }, bytes)
     });
     (described["config"].clone(), tensors.collect())
 }
