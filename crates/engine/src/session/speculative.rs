@@ -176,3 +176,64 @@ impl Session {
         self.sequence.loaded().step(&[row], Entry::Tokens(owed), None, None).map(|_| ())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvant_gguf::Gguf;
+    use kvant_text::chat::Message;
+
+    use crate::devices::DeviceChoice;
+    use crate::model::{Model, OpenOptions};
+    use crate::session::SessionOptions;
+
+    /// Draft tokens that are requested behind each token of an answer.
+    const N_CHAIN: usize = 3;
+
+    /// Returns how many draft tokens of a head trained for the bundled model (generator:
+    /// `tools/reference/train_head.py`) are those of a greedy answer of `n` tokens, by their place.
+    fn n_accepted(model: &Model, question: &str, n: usize) -> [usize; N_CHAIN] {
+        let mut session = model.session(SessionOptions::default()).unwrap();
+        session.feed(&model.chat_prompt(&[Message::user(question)]).unwrap(), &mut |_| true).unwrap();
+        let (mut answer, mut chains) = (Vec::new(), Vec::new());
+        while answer.len() < n + N_CHAIN {
+            let logits = session.logits().unwrap();
+            let next =
+                (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap() as u32;
+            let mut chain = Vec::new();
+            session.predict(next, &mut |token, _| {
+                chain.push(token);
+                chain.len() < N_CHAIN
+            });
+            session.feed(&[next], &mut |_| true).unwrap();
+            answer.push(next);
+            chains.push(chain);
+        }
+        let mut accepted = [0; N_CHAIN];
+        for (place, chain) in chains[..n].iter().enumerate() {
+            let right = chain.iter().zip(&answer[place + 1..]).take_while(|(a, b)| a == b).count();
+            accepted[..right].iter_mut().for_each(|count| *count += 1);
+        }
+        accepted
+    }
+
+    #[test]
+    fn a_trained_draft_head_predicts_what_follows() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/heads/pocket-q8_0.gguf");
+        let draft = Some(Arc::new(Gguf::open(file).unwrap()));
+        let device = DeviceChoice::Cpu.into();
+        let model = Model::bundled(OpenOptions { device, n_threads: Some(2), draft, ..Default::default() });
+        let model = model.unwrap();
+        let n = if model.device().kernels.contains("scalar") { 30 } else { 120 };
+        let questions = ["What is the capital of France?", "Count to ten.", "Tell me a story about a cat."];
+        let counts = questions.map(|question| n_accepted(&model, question, n));
+        let rates: Vec<f32> = (0..N_CHAIN)
+            .map(|place| {
+                counts.iter().map(|of| of[place]).sum::<usize>() as f32 / (questions.len() * n) as f32
+            })
+            .collect();
+        // Half of what was measured.
+        assert!(rates[0] > 0.33 && rates[2] > 0.25, "{rates:?}, {counts:?}");
+    }
+}

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
-use kvant::{DeviceChoice, Gguf, Model, OpenOptions};
+use kvant::{DeviceChoice, GenerateOptions, Gguf, Message, Model, OpenOptions, SamplerParams};
 
-use crate::history::{CASES, histories, is_scalar, options};
+use crate::history::{CASES, bundled, empty, histories, is_scalar, options};
 use crate::hostile::{is_a_line, named, rewritten, with, without};
 
 /// The heads of `tools/reference/heads.py`, with their models.
@@ -40,6 +40,36 @@ fn logits_with_a_draft_head_depend_on_the_tokens_alone() {
             let (_, read_ahead) = histories(&models, case, 500 + i as u64, n_steps);
             assert!(read_ahead > 0, "{of}, {name}, {case:?}: no draft token was verified");
         }
+    }
+}
+
+/// Greedy and sampled answers of the bundled model with a head that was trained for it (generator:
+/// `tools/reference/train_head.py`).
+#[test]
+fn a_trained_draft_head_changes_no_token() {
+    let plain = bundled(2);
+    let draft = Some(Arc::new(head("", "pocket-q8_0")));
+    let drafted = Model::bundled(OpenOptions { draft, ..options(2) }).unwrap();
+    let n = if is_scalar(&plain) { 40 } else { 150 };
+    let prompt = plain.chat_prompt(&[Message::user("Tell me about the sea.")]).unwrap();
+    for sampler in [SamplerParams::greedy(), SamplerParams { seed: 7, ..SamplerParams::default() }] {
+        let answer = |model: &Model, draft_max| {
+            let mut session = empty(model, CASES[1]);
+            let options = GenerateOptions {
+                max_tokens: Some(n),
+                sampler,
+                ignore_eos: true,
+                draft_max,
+                ..Default::default()
+            };
+            let mut generation = session.generate(&prompt, options).unwrap();
+            let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+            (ids, generation.stats().n_accepted)
+        };
+        let (alone, _) = answer(&plain, Some(0));
+        let (ids, n_accepted) = answer(&drafted, None);
+        assert_eq!(ids, alone, "{sampler:?}");
+        assert!(n_accepted > 0, "{sampler:?}: no draft token was accepted");
     }
 }
 
