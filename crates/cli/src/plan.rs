@@ -139,8 +139,8 @@ fn model_and_options(
     Ok((model, PlanOptions { goal, n_ctx, reach, tail }))
 }
 
-/// Shares a budget of memory: prints what each type of weights leaves for the cache, and returns the
-/// model with the weights that lose least and the bits per value of its cache.
+/// Shares a budget of memory: prints what each type of weights leaves for the cache, and returns
+/// the model with the weights that lose least and the bits per value of its cache.
 fn share_memory(
     args: &mut ModelArgs,
     model: Model,

@@ -21,8 +21,8 @@ pub(crate) unsafe fn nibbles_in_ymm(below: __m256i, above: __m256i) -> [__m256i;
     }
 }
 
-/// Looks up codes below 16 in four quarters, and returns the byte of quarter `odd + 2 high`, each of
-/// which is the highest bit of its byte.
+/// Looks up codes below 16 in four quarters, and returns the byte of quarter `odd + 2 high`, each
+/// of which is the highest bit of its byte.
 ///
 /// # Safety
 /// The CPU has AVX2.

@@ -161,7 +161,8 @@ avx512vbmi! {
 }
 
 impl Wide for Avx512Vbmi {
-    /// In bits 0 to 2 of each byte, or in 3 to 5 if they are above others; other bits are arbitrary.
+    /// In bits 0 to 2 of each byte, or in 3 to 5 if they are above others; other bits are
+    /// arbitrary.
     type Codes3 = __m512i;
 
     #[inline(always)]

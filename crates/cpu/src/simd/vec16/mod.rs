@@ -29,8 +29,8 @@ pub(crate) trait Op {
     /// Whether it multiplies bytes ([`Lanes::dot`], [`Lanes::split`], [`Lanes::MAX_BYTE`]), in
     /// which sets of 256 bits differ.
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether it looks up among 64 bytes ([`Lanes::look_up_64`] and what follows it), in which sets
-    /// of 512 bits differ.
+    /// Whether it looks up among 64 bytes ([`Lanes::look_up_64`] and what follows it), in which
+    /// sets of 512 bits differ.
     const LOOKS_UP_64: bool = false;
 
     /// Runs the kernel's body. Implementations are `#[inline(always)]`.
