@@ -2,6 +2,7 @@
 
 mod arguments;
 mod chat;
+mod draft_heads;
 mod encoders;
 mod fetched;
 mod folder_files;
@@ -44,15 +45,16 @@ pub type MakeRequest = fn(&mut Choices) -> Vec<u8>;
 use Make::{Case as Command, Request};
 
 /// The sum of all weights.
-pub const N_WEIGHTS: usize = 37;
+pub const N_WEIGHTS: usize = 38;
 
 /// Every kind.
-pub const KINDS: [Kind; 17] = [
+pub const KINDS: [Kind; 18] = [
     Kind { name: "model", weight: 3, make: Command(models::changed) },
     Kind { name: "weights", weight: 1, make: Command(models::nonfinite) },
     Kind { name: "metadata", weight: 4, make: Command(models::metadata) },
     Kind { name: "quantized", weight: 2, make: Command(quantized::quantized) },
     Kind { name: "encoder", weight: 2, make: Command(encoders::encoder) },
+    Kind { name: "head", weight: 1, make: Command(draft_heads::draft_head) },
     Kind { name: "template", weight: 3, make: Command(templates::template) },
     Kind { name: "context", weight: 2, make: Command(persisted::context) },
     Kind { name: "measured", weight: 2, make: Command(persisted::measured) },

@@ -145,7 +145,7 @@ pub const STRANGE: [&str; 8] = [
     "qwen2",
 ];
 
-fn set(chance: &mut Choices, writer: &mut GgufWriter, key: &str) -> Result<(), GgufError> {
+pub(super) fn set(chance: &mut Choices, writer: &mut GgufWriter, key: &str) -> Result<(), GgufError> {
     let number = chance.of(&NUMBERS);
     match chance.below(10) {
         0 => writer.set(key, number as u32),
