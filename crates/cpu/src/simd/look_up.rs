@@ -72,12 +72,21 @@ pub(crate) unsafe fn in_ymm(table: &[u8; 64], codes: __m256i) -> __m256i {
 #[inline(always)]
 pub(crate) unsafe fn nibbles_in_zmm(below: __m512i, above: __m512i) -> __m512i {
     // SAFETY: by the caller's promise.
+    unsafe { _mm512_and_si512(low_nibbles_in_zmm(below, above), _mm512_set1_epi8(15)) }
+}
+
+/// Does the same but for the high nibble of each byte, which is arbitrary.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+pub(crate) unsafe fn low_nibbles_in_zmm(below: __m512i, above: __m512i) -> __m512i {
+    // SAFETY: by the caller's promise.
     unsafe {
         let below = _mm512_srlv_epi64(below, _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0));
         // Two bits less, so that they end above.
         let above = _mm512_rorv_epi64(above, _mm512_set_epi64(4, 4, 2, 2, 0, 0, 62, 62));
-        let both = _mm512_ternarylogic_epi64::<0b1100_1010>(_mm512_set1_epi8(3), below, above);
-        _mm512_and_si512(both, _mm512_set1_epi8(15))
+        _mm512_ternarylogic_epi64::<0b1100_1010>(_mm512_set1_epi8(3), below, above)
     }
 }
 

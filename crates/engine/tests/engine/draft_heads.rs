@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
-use kvant::{DeviceChoice, GenerateOptions, Gguf, Message, Model, OpenOptions, SamplerParams};
+use kvant::{DeviceChoice, Gguf, Message, Model, OpenOptions, SamplerParams};
 
-use crate::history::{CASES, bundled, empty, histories, is_scalar, options};
+use crate::history::{CASES, bundled, histories, is_scalar, n_accepted_in_the_same_answer, options};
 use crate::hostile::{is_a_line, named, rewritten, with, without};
 
 /// The heads of `tools/reference/heads.py`, with their models.
@@ -53,22 +53,7 @@ fn a_trained_draft_head_changes_no_token() {
     let n = if is_scalar(&plain) { 40 } else { 150 };
     let prompt = plain.chat_prompt(&[Message::user("Tell me about the sea.")]).unwrap();
     for sampler in [SamplerParams::greedy(), SamplerParams { seed: 7, ..SamplerParams::default() }] {
-        let answer = |model: &Model, draft_max| {
-            let mut session = empty(model, CASES[1]);
-            let options = GenerateOptions {
-                max_tokens: Some(n),
-                sampler,
-                ignore_eos: true,
-                draft_max,
-                ..Default::default()
-            };
-            let mut generation = session.generate(&prompt, options).unwrap();
-            let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
-            (ids, generation.stats().n_accepted)
-        };
-        let (alone, _) = answer(&plain, Some(0));
-        let (ids, n_accepted) = answer(&drafted, None);
-        assert_eq!(ids, alone, "{sampler:?}");
+        let n_accepted = n_accepted_in_the_same_answer(&plain, &drafted, &prompt, sampler, n);
         assert!(n_accepted > 0, "{sampler:?}: no draft token was accepted");
     }
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    BatchItem, ChannelScales, DeviceChoice, Drafter, KvBalance, KvLayerShape, KvOptions, LayerScales, Model,
-    OpenOptions, Session, SessionOptions,
+    BatchItem, ChannelScales, DeviceChoice, Drafter, GenerateOptions, KvBalance, KvLayerShape, KvOptions,
+    LayerScales, Model, OpenOptions, SamplerParams, Session, SessionOptions,
 };
 use kvant_codec::random::Random;
 
@@ -396,4 +396,32 @@ pub fn histories_against(
         history.run(n_steps)
     };
     models.iter().map(run).fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
+}
+
+/// Answers `prompt` with `n` tokens without draft tokens and, by `drafted`, with some: the answers
+/// must be the same. Returns how many draft tokens were accepted.
+pub fn n_accepted_in_the_same_answer(
+    plain: &Model,
+    drafted: &Model,
+    prompt: &[u32],
+    sampler: SamplerParams,
+    n: usize,
+) -> usize {
+    let answer = |model: &Model, draft_max| {
+        let mut session = empty(model, CASES[1]);
+        let options = GenerateOptions {
+            max_tokens: Some(n),
+            sampler,
+            ignore_eos: true,
+            draft_max,
+            ..Default::default()
+        };
+        let mut generation = session.generate(prompt, options).unwrap();
+        let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
+        (ids, generation.stats().n_accepted)
+    };
+    let (alone, _) = answer(plain, Some(0));
+    let (ids, n_accepted) = answer(drafted, None);
+    assert_eq!(ids, alone, "{sampler:?}");
+    n_accepted
 }

@@ -204,10 +204,8 @@ impl Wide for Avx512Vbmi {
     #[inline(always)]
     fn look_up_triples(self, [a, b, c]: [__m512i; 3], table: &[u8; 64]) -> __m512i {
         let codes = intrinsic!({
-            let a = _mm512_srlv_epi64(a, _mm512_set_epi64(6, 6, 4, 4, 2, 2, 0, 0));
-            let b = _mm512_rorv_epi64(b, _mm512_set_epi64(4, 4, 2, 2, 0, 0, 62, 62));
             let c = _mm512_rorv_epi64(c, _mm512_set_epi64(2, 2, 0, 0, 62, 62, 60, 60));
-            choose(_mm512_set1_epi8(15), choose(_mm512_set1_epi8(3), a, b), c)
+            choose(_mm512_set1_epi8(15), look_up::low_nibbles_in_zmm(a, b), c)
         });
         self.look_up(codes, table)
     }
