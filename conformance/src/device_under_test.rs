@@ -31,6 +31,8 @@ pub enum Arithmetic {
 pub enum Attention {
     /// Unrounded queries and weights, tiles as decoded by the codec, sums in f64.
     Exact,
+    /// The same with sums in f32: of attention to selected tokens.
+    Floats,
     /// Queries and weights of quantized tiles in integers, codebooks in bytes, the rest in f32.
     Integers {
         /// The largest integer of one byte.
@@ -49,7 +51,7 @@ impl Attention {
     /// if unrounded. q8_0 has so small an error that its queries use two bytes.
     pub(crate) fn query_steps(self, keys: DType) -> f64 {
         match self {
-            Self::Exact | Self::Halves => f64::INFINITY,
+            Self::Exact | Self::Floats | Self::Halves => f64::INFINITY,
             Self::Integers { split, .. } if keys == DType::Q8_0 => split,
             Self::Integers { byte, .. } => byte,
         }
@@ -59,7 +61,7 @@ impl Attention {
     /// for a largest weight of 1.
     pub(crate) fn weight_variance(self, values: DType) -> f64 {
         match self {
-            Self::Exact | Self::Halves => 0.0,
+            Self::Exact | Self::Floats | Self::Halves => 0.0,
             // Rounding up with probability p, and down with 1 - p, has a variance of p (1 - p).
             Self::Integers { dithered: (steps, types), .. } if types.contains(&values) => {
                 steps.powi(-2) / 4.0

@@ -88,6 +88,8 @@ list! {
     "attend_capped": ops::attend::capped,
     "attend_sinks": ops::attend::sinks,
     "attend_shared_kv": ops::attend::shared_kv,
+    "select_tokens": ops::selected::select,
+    "attend_selected": ops::selected::attend,
     "attend_batch_invariance": ops::batch_invariance::run,
     "attend_sizes": ops::extremes::sizes,
     "attend_clipped": ops::extremes::clipped,

@@ -284,12 +284,18 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "kv_lora_rank": writer.add_kv_lora_rank,
         "hidden_size_per_layer_input": writer.add_embedding_length_per_layer_input,
         "qk_rope_head_dim": writer.add_rope_dimension_count,
+        "index_n_heads": writer.add_indexer_head_count,
+        "index_head_dim": writer.add_indexer_key_length,
+        "index_topk": writer.add_indexer_top_k,
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
     if "layer_rope_theta" in spec.extra:
         writer.add_array(f"{spec.family.arch_name}.attention.rope_pattern", [int(bool(theta)) for theta in spec.extra["layer_rope_theta"]])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
+    if "indexer_types" in spec.extra:
+        arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
+        writer.add_array(f"{arch}.attention.indexer.types", [kind == "full" for kind in spec.extra["indexer_types"]])
     write_states(writer, spec)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
@@ -462,6 +468,11 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "router.scale": "ffn_gate_inp.scale",
         "router.per_expert_scale": "ffn_down_exps.scale",
         "sinks.weight": "attn_sinks.weight",
+        "indexer.wq_b.weight": "indexer.attn_q_b.weight",
+        "indexer.wk.weight": "indexer.attn_k.weight",
+        "indexer.k_norm.weight": "indexer.k_norm.weight",
+        "indexer.k_norm.bias": "indexer.k_norm.bias",
+        "indexer.weights_proj.weight": "indexer.proj.weight",
     }
     for name, weight in parts(model):  # a tied head is listed once, as the embedding
         if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):

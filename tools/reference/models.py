@@ -2,6 +2,7 @@
 
 from hybrids import HYBRIDS
 from routed import ROUTED_MODELS
+from selecting import SELECTING_MODELS
 from spec import GRANITE, GROWING, LINEAR, LLAMA3, LONGROPE, N_VOCAB, PROPORTIONAL, SCALED, SHORT, YARN, Spec
 
 GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
@@ -639,4 +640,5 @@ SPECS = [
     ),
     *HYBRIDS,
     *ROUTED_MODELS,
+    *SELECTING_MODELS,
 ]

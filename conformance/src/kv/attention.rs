@@ -100,10 +100,10 @@ impl VisibleToken<'_> {
 
 impl Answer {
     /// Computes the output for query `q` `[k_head_dim]` of query head `head` at `position`, which
-    /// attends to tokens from `oldest` on.
+    /// attends to the tokens `visible_tokens`.
     pub fn new(
         tokens: &Tokens,
-        oldest: usize,
+        visible_tokens: impl IntoIterator<Item = usize>,
         position: usize,
         head: usize,
         q: &[f32],
@@ -116,7 +116,7 @@ impl Answer {
         let mut stored = vec![0.0; spec.stored_dim()];
         prepare_query(spec.rotates, q, &mut stored);
         let (mut scores, mut visible) = (Vec::new(), Vec::new());
-        for token in oldest..=position {
+        for token in visible_tokens {
             let (key, key_in_codes) = tokens.keys[kv_head].read_at(position, token);
             let (value, value_in_codes) = tokens.values[kv_head].read_at(position, token);
             let products = q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k));
@@ -146,7 +146,12 @@ impl Answer {
             out.iter_mut().zip(visible.plain).for_each(|(out, &v)| *out += weight * f64::from(v));
         }
         let distance = match attention {
-            Attention::Exact => exact(&visible, scale * norm(&stored)),
+            Attention::Exact => exact(&visible, scale * norm(&stored), ROTATIONS),
+            // A score sums its products in lanes, an output its tokens one after the other.
+            Attention::Floats => {
+                let n = ROTATIONS + SUM_ROUNDINGS + stored.len() / 16 + visible.len();
+                exact(&visible, scale * norm(&stored), n)
+            }
             Attention::Integers { .. } | Attention::Halves => {
                 DEVIATIONS * variance(tokens, &visible, &out, &stored, attention).sqrt()
             }
@@ -173,10 +178,11 @@ impl Answer {
     }
 }
 
-/// Returns the bound of exact readers. A score is at most `reach` times the norm of its key.
-fn exact(visible: &[VisibleToken<'_>], reach: f64) -> f64 {
-    let e = roundings(ROTATIONS) * reach * max_over(visible, |visible| visible.key.norm + visible.key.centre);
-    ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * max_over(visible, |visible| visible.reach_of_value())
+/// Returns the bound of exact readers with `n` roundings. A score is at most `reach` times the norm
+/// of its key.
+fn exact(visible: &[VisibleToken<'_>], reach: f64, n: usize) -> f64 {
+    let e = roundings(n) * reach * max_over(visible, |visible| visible.key.norm + visible.key.centre);
+    ((2.0 * e).exp_m1() + roundings(n)) * max_over(visible, |visible| visible.reach_of_value())
 }
 
 /// Returns the variance of the output of rounding readers, summed over its dimensions.

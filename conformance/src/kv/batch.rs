@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
     AttendParams, Backend, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, Page, PageAllocator,
-    Result, Rope, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TokenSpan,
+    Result, Rope, Selected, Selection, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation,
+    TokenSpan,
 };
 use kvant_codec::Side;
 use kvant_codec::tile::TILE;
@@ -154,6 +155,45 @@ impl<'a, B: Backend> Batch<'a, B> {
         })
     }
 
+    /// Selects the tokens of the rows of the last step by their keys, as those of an index, into
+    /// `selected`.
+    pub fn select(
+        &mut self,
+        selection: Selection,
+        [q, weights]: [&[f32]; 2],
+        selected: &mut B::Buffer,
+    ) -> Result<()> {
+        let [q, weights] = [q, weights].map(|values| self.subject.upload(values));
+        let entries = entries(&mut self.sequences);
+        let (device, step_tiles) = (self.subject.device(), self.step_tiles.as_ref());
+        device.select_tokens(selection, &entries, &q, &weights, step_tiles, selected)
+    }
+
+    /// As [`Batch::attend`], over the tokens at `positions` `[rows, n_used]`. Rows that attend to
+    /// all tokens are NaN.
+    pub fn attend_selected(
+        &mut self,
+        q: &[f32],
+        positions: &[f32],
+        n_used: usize,
+        what: &dyn Fn() -> String,
+    ) -> Result<Vec<f32>> {
+        let positions = self.subject.upload(positions);
+        let selected = Selected { positions: &positions, n_used };
+        self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
+            device.attend_selected(params, entries, q, selected, step_tiles, out)
+        })
+    }
+
+    /// Returns the sequence and the position of each row of the last step.
+    pub fn positions(&self) -> Vec<(&'a Tokens, usize)> {
+        let of = |sequence: &Sequence<'a, B>| {
+            let Sequence { tokens, rows, .. } = *sequence;
+            (rows.start..rows.end()).map(move |position| (tokens, position))
+        };
+        self.sequences.iter().flat_map(of).collect()
+    }
+
     fn attend_by(
         &mut self,
         q: &[f32],
@@ -189,8 +229,8 @@ impl<'a, B: Backend> Batch<'a, B> {
             for (position, head) in product(rows.start..rows.end(), 0..shape.n_heads()) {
                 let (q, got) =
                     queries.next().zip(outs.next()).expect("a query and an output for each row and head");
-                let oldest = layer.window_start(position);
-                let answer = Answer::new(tokens, oldest, position, head, q, self.subject.attention());
+                let visible = layer.window_start(position)..=position;
+                let answer = Answer::new(tokens, visible, position, head, q, self.subject.attention());
                 if let Some(fault) = answer.fault(got) {
                     panic!("{}: position {position}, head {head}: {fault}", what());
                 }

@@ -15,25 +15,44 @@ const MEANS: [f32; 3] = [0.0, -2.0, 300.0];
 
 /// Compares `layer_norm` with its equation.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
+    let has_bias = subject.device().info().selects_tokens;
     for (n, rows) in SHAPES {
         for mean in MEANS {
-            equals_its_equation(subject, n, rows, mean);
+            equals_its_equation(subject, n, rows, mean, None);
         }
+        if has_bias {
+            equals_its_equation(subject, n, rows, MEANS[1], Some(&gaussian(5, n, 1.0)));
+        }
+    }
+    if !has_bias {
+        a_bias_is_refused(subject);
     }
     bad_numbers_stay_in_their_rows(subject);
     short_buffers_are_refused(subject);
 }
 
-fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows: usize, mean: f32) {
-    let what = || subject.case("layer_norm", format_args!("{rows} rows of {n} around {mean}"));
+fn equals_its_equation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    n: usize,
+    rows: usize,
+    mean: f32,
+    bias: Option<&[f32]>,
+) {
+    let with = if bias.is_some() { " with a bias" } else { "" };
+    let what = || subject.case("layer_norm", format_args!("{rows} rows of {n} around {mean}{with}"));
     let (mut x, gain) = (gaussian(1, rows * n, 3.0), gaussian(3, n, 1.0));
     x.iter_mut().for_each(|v| *v += mean);
     let (weight, mut y) = (subject.upload(&gain), subject.poisoned(rows * n));
     let norm = Norm { weight: &weight, eps: EPS };
-    let result = subject.device().layer_norm(&subject.upload(&x), rows, norm, &mut y);
+    let on_device = bias.map(|bias| subject.upload(bias));
+    let result = subject.device().layer_norm(&subject.upload(&x), rows, norm, on_device.as_ref(), &mut y);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
-    let want: Vec<Expected> = x.chunks_exact(n).flat_map(|row| expected_row(row, &gain)).collect();
+    let mut want: Vec<Expected> = x.chunks_exact(n).flat_map(|row| expected_row(row, &gain)).collect();
+    for (want, &bias) in want.iter_mut().zip(bias.unwrap_or_default().iter().cycle()) {
+        want.value += f64::from(bias);
+        want.tolerance += roundings(1) * (want.value.abs() + want.tolerance);
+    }
     subject.expect(&y, &want, &what);
 }
 
@@ -58,6 +77,16 @@ fn expected_row(row: &[f64], gain: &[f32]) -> Vec<Expected> {
     values.map(want).collect()
 }
 
+fn a_bias_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
+    let (x, mut y) = (subject.upload(&[1.0; 8]), subject.upload(&[1.0; 8]));
+    let norm = Norm { weight: &x, eps: EPS };
+    subject.expect_refusal(
+        "layer_norm",
+        "a bias",
+        subject.device().layer_norm(&x, 1, norm, Some(&x), &mut y),
+    );
+}
+
 fn bad_numbers_stay_in_their_rows<B: Backend>(subject: &DeviceUnderTest<B>) {
     let (n, rows) = (257, 3);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -65,7 +94,7 @@ fn bad_numbers_stay_in_their_rows<B: Backend>(subject: &DeviceUnderTest<B>) {
         x[n + 100] = bad;
         let (weight, mut y) = (subject.upload(&vec![1.0; n]), subject.poisoned(rows * n));
         let norm = Norm { weight: &weight, eps: EPS };
-        subject.device().layer_norm(&subject.upload(&x), rows, norm, &mut y).expect("shapes match");
+        subject.device().layer_norm(&subject.upload(&x), rows, norm, None, &mut y).expect("shapes match");
         let y = subject.download(&y, rows * n);
         for (i, row) in y.chunks_exact(n).enumerate() {
             let what = || subject.case("layer_norm", format_args!("{bad} in row 1, seen in row {i}"));
@@ -80,9 +109,9 @@ fn short_buffers_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let norm = Norm { weight: &weight, eps: EPS };
     let (long, short) = (subject.upload(&[1.0; 16]), subject.upload(&[1.0; 15]));
     let mut y = subject.upload(&[1.0; 16]);
-    let result = subject.device().layer_norm(&short, 2, norm, &mut y);
+    let result = subject.device().layer_norm(&short, 2, norm, None, &mut y);
     subject.expect_refusal("layer_norm", "rows one value short", result);
     let mut y = subject.upload(&[1.0; 15]);
-    let result = subject.device().layer_norm(&long, 2, norm, &mut y);
+    let result = subject.device().layer_norm(&long, 2, norm, None, &mut y);
     subject.expect_refusal("layer_norm", "a result one value short", result);
 }

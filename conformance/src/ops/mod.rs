@@ -19,5 +19,6 @@ pub mod recurrent;
 pub mod rope;
 pub mod rope_append;
 pub mod scale;
+pub mod selected;
 pub mod soft_cap;
 pub mod top_k;

@@ -195,9 +195,17 @@ pub(crate) fn check_add_normed<B: Buffer>(x: &B, y: &B, rows: usize, norm: &Norm
 }
 
 /// Checks [`Backend::layer_norm`].
-pub(crate) fn check_layer_norm<B: Buffer>(x: &B, rows: usize, norm: &Norm<'_, B>, y: &B) -> Result<()> {
+pub(crate) fn check_layer_norm<B: Buffer>(
+    x: &B,
+    rows: usize,
+    norm: &Norm<'_, B>,
+    bias: Option<&B>,
+    y: &B,
+) -> Result<()> {
     const OP: &str = "layer_norm";
-    let len = rows.saturating_mul(norm.weight.n_values());
+    let n = norm.weight.n_values();
+    BackendError::check_equal(OP, "length of the bias", n, bias.map_or(n, Buffer::n_values))?;
+    let len = rows.saturating_mul(n);
     BackendError::check_at_least(OP, "length of the rows", len, x.n_values())?;
     BackendError::check_at_least(OP, "length of the result", len, y.n_values())
 }

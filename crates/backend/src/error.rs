@@ -99,6 +99,12 @@ impl BackendError {
         if expected == got { Ok(()) } else { Err(Self::Shape { op, what, expected, got }) }
     }
 
+    /// Returns the error of a device whose LayerNorm has no bias.
+    pub fn no_layer_norm_bias() -> Self {
+        let (requested, has) = ("a bias".to_owned(), "LayerNorm without a bias".to_owned());
+        Self::Unsupported { op: "layer_norm", requested, has }
+    }
+
     /// Returns `Ok` when `got >= min`, else [`BackendError::TooShort`]; for buffers that may be
     /// longer than the step.
     pub fn check_at_least(op: &'static str, what: &'static str, min: usize, got: usize) -> Result<(), Self> {

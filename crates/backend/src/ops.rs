@@ -14,11 +14,11 @@ use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
     Result, Router, WeightSource,
 };
-use crate::kv::{batch_rows, check_append, check_attend};
+use crate::kv::{batch_rows, check_append, check_attend, check_attend_selected, check_select};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
     Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -294,17 +294,19 @@ ops! {
     ) -> Result<()>
         where check_add_normed(x, y, rows, &norm);
 
-    /// Computes `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x, for each of
-    /// the first `rows` rows of `x` `[rows, n]`, n the length of the weight: LayerNorm (arXiv
-    /// 1607.06450) without a bias.
+    /// Computes `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight + bias`, m the mean of x, for
+    /// each of the first `rows` rows of `x` `[rows, n]`, n the length of the weight and of the
+    /// bias, which is 0 without one: LayerNorm (arXiv 1607.06450). A device without [token
+    /// selection](DeviceInfo::selects_tokens) returns an error for a bias.
     fn layer_norm(
         &self,
         x: &Self::Buffer,
         rows: usize,
         norm: Norm<'_, Self::Buffer>,
+        bias: Option<&Self::Buffer>,
         y: &mut Self::Buffer,
     ) -> Result<()>
-        where check_layer_norm(x, rows, &norm, y);
+        where check_layer_norm(x, rows, &norm, bias, y);
 
     /// Computes `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
     fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>
@@ -390,6 +392,50 @@ ops! {
         out: &mut Self::Buffer,
     ) -> Result<()>
         where check_attend(params, parts, [q, out], sinks, step_tiles);
+
+    /// Selects the tokens that the rows of each part attend to, by the keys of an index that were
+    /// appended as the [shared KV](crate::KvTensorSpec::new_shared_kv) of `parts` (DeepSeek Sparse
+    /// Attention, arXiv 2512.02556). A row r at position P with more tokens than `selection.n_used`
+    /// selects the `n_used` of the largest
+    ///
+    /// ```text
+    /// I_t = Σ_h weights[r, h] max(0, q[r, h] · k_t)          t = 0 ..= P
+    /// ```
+    ///
+    /// the older of equal ones, into `selected` `[rows, n_used]`: their positions, ascending. It
+    /// leaves other rows unchanged. `q` is `[rows, n_heads * head_dim]` after RoPE, `weights`
+    /// `[rows, n_heads]`. A device without [token selection](DeviceInfo::selects_tokens) returns an
+    /// error.
+    fn select_tokens(
+        &self,
+        selection: Selection,
+        parts: &[KvBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        weights: &Self::Buffer,
+        step_tiles: Option<&Self::Page>,
+        selected: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_select(selection, parts, [q, weights, selected], step_tiles) => {
+        _ = (selection, parts, q, weights, step_tiles, selected);
+        Err(no_selection("select_tokens"))
+    };
+
+    /// As [`Backend::attend`] without sinks, for the rows with more tokens than `n_used`, over their
+    /// [selected](Backend::select_tokens) tokens `selected` `[rows, n_used]` alone. Leaves the other
+    /// rows of `out` unchanged.
+    fn attend_selected(
+        &self,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        selected: Selected<'_, Self::Buffer>,
+        step_tiles: Option<&Self::Page>,
+        out: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_attend_selected(params, parts, [q, out], selected, step_tiles) => {
+        _ = (params, parts, q, selected, step_tiles, out);
+        Err(no_selection("attend_selected"))
+    };
 
     /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h] + b[h, s - r]) v[s, h]` for each
     /// head h of the first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`:
@@ -481,6 +527,12 @@ ops! {
             has: format!("{} stages", self.attend_stages().len()),
         })
     };
+}
+
+/// Returns the error of a device without token selection.
+fn no_selection(op: &'static str) -> BackendError {
+    let (requested, has) = ("attention to selected tokens".to_owned(), "attention to all".to_owned());
+    BackendError::Unsupported { op, requested, has }
 }
 
 /// Returns the error of a device without statistics of inputs.

@@ -95,6 +95,33 @@ impl RouterScores {
     pub const SUM_EPSILON: f32 = 1e-20;
 }
 
+/// How an index selects the tokens that a row attends to, see
+/// [`Backend::select_tokens`](crate::Backend::select_tokens).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Selection {
+    /// Query heads of the index.
+    pub n_heads: usize,
+    /// Tokens that a row attends to.
+    pub n_used: usize,
+}
+
+/// The tokens that rows attend to.
+#[derive(Debug)]
+pub struct Selected<'a, Buffer> {
+    /// Their positions, ascending, `[rows, n_used]`. Exact, as positions are below 2^24.
+    pub positions: &'a Buffer,
+    /// Tokens that a row attends to. Rows with no more tokens have no positions.
+    pub n_used: usize,
+}
+
+impl<Buffer> Clone for Selected<'_, Buffer> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buffer> Copy for Selected<'_, Buffer> {}
+
 /// How the last dimension of a buffer splits into heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {

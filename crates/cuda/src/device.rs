@@ -197,6 +197,7 @@ impl Kernels for CudaDevice {
             thread_unit: "SMs",
             is_batch_invariant: false,
             checks_finite_rows: false,
+            selects_tokens: false,
         }
     }
 
@@ -425,8 +426,12 @@ impl Kernels for CudaDevice {
         x: &CudaBuffer,
         rows: usize,
         norm: Norm<'_, CudaBuffer>,
+        bias: Option<&CudaBuffer>,
         y: &mut CudaBuffer,
     ) -> Result<()> {
+        if bias.is_some() {
+            return Err(BackendError::no_layer_norm_bias());
+        }
         let n = norm.weight.len();
         let norm = norm_parts(norm);
         Ok(norm::norm(&self.cx, norm::NormKind::Layer, x.ptr(), norm, [rows, n], y.ptr())?)

@@ -103,6 +103,8 @@ pub(crate) enum Layers {
     Attending,
     /// All layers are multi-head latent attention (MLA).
     Latent,
+    /// The same over selected tokens: DeepSeek Sparse Attention.
+    Selecting,
     /// Some layers are short convolutions.
     Convolving,
     /// Some layers are gated delta rules; attention layers have a gate beside each query.
@@ -322,6 +324,17 @@ const DEEPSEEK: Family = Family {
     ..QWEN2
 };
 
+const DEEPSEEK3: Family = Family {
+    class: "DeepseekV3ForCausalLM",
+    defaults: &[
+        (NORM_TOPK_PROB, Default::Flag(true)),
+        ("routed_scaling_factor", Default::Number(2.5)),
+        ("n_group", Default::Size(8)),
+        ("topk_group", Default::Size(4)),
+    ],
+    ..DEEPSEEK
+};
+
 /// Every family.
 static FAMILIES: &[Family] = &[
     LLAMA,
@@ -510,14 +523,20 @@ static FAMILIES: &[Family] = &[
     Family { class: "Qwen3_5ForConditionalGeneration", is_multimodal: true, ..QWEN35 },
     Family { class: "Qwen3_5MoeForConditionalGeneration", is_multimodal: true, ..QWEN35_MOE },
     Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
+    DEEPSEEK3,
     Family {
-        class: "DeepseekV3ForCausalLM",
-        defaults: &[
-            (NORM_TOPK_PROB, Default::Flag(true)),
-            ("routed_scaling_factor", Default::Number(2.5)),
-            ("n_group", Default::Size(8)),
-            ("topk_group", Default::Size(4)),
-        ],
+        class: "DeepseekV32ForCausalLM",
+        arch: "deepseek32",
+        layers: Layers::Selecting,
+        fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0), ("indexer_rope_interleave", 0.0)],
+        ..DEEPSEEK3
+    },
+    Family {
+        class: "GlmMoeDsaForCausalLM",
+        arch: "glm-dsa",
+        layers: Layers::Selecting,
+        defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), ("routed_scaling_factor", Default::Number(2.5))],
+        fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0), ("indexer_rope_interleave", 1.0)],
         ..DEEPSEEK
     },
     Family {
@@ -526,6 +545,13 @@ static FAMILIES: &[Family] = &[
         ..DEEPSEEK
     },
 ];
+
+impl Layers {
+    /// Returns whether layers are multi-head latent attention.
+    pub fn are_latent(self) -> bool {
+        matches!(self, Self::Latent | Self::Selecting)
+    }
+}
 
 impl Family {
     /// Returns the family of a configuration.

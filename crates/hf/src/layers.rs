@@ -99,7 +99,7 @@ fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
 impl Mla {
     /// Reads the sizes of families with MLA.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
-        if family.layers != Layers::Latent {
+        if !family.layers.are_latent() {
             return Ok(None);
         }
         let size = |key| factor(config, key);
@@ -256,7 +256,8 @@ pub(crate) fn write(
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     if let Some(latent) = sizes.latent {
-        return write_latent(keys, config, latent);
+        write_latent(keys, config, latent)?;
+        return if family.layers == Layers::Selecting { write_index(keys, config, sizes) } else { Ok(()) };
     }
     if let Some(full) = sizes.full {
         return write_own_heads(keys, config, sizes, full);
@@ -291,6 +292,29 @@ fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Mla) -> Result<
         keys.set(key, size as u32)?;
     }
     Ok(())
+}
+
+/// Writes the index that selects tokens, and which layers have one of their own.
+fn write_index(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
+    for (theirs, ours) in [
+        ("index_n_heads", "attention.indexer.head_count"),
+        ("index_head_dim", "attention.indexer.key_length"),
+        ("index_topk", "attention.indexer.top_k"),
+    ] {
+        keys.set(ours, factor(config, theirs)? as u32)?;
+    }
+    const KINDS: &str = "indexer_types";
+    let Some(kinds) = config.find_array(KINDS)? else { return Ok(()) };
+    let selects = |kind: &JsonValue| match kind.as_str() {
+        Some("full") => Ok(true),
+        Some("shared") => Ok(false),
+        _ => Err(config.bad(KINDS, "full or shared".to_owned(), shown(kind))),
+    };
+    let selects = kinds.iter().map(selects).collect::<Result<Vec<_>, _>>()?;
+    if selects.len() != sizes.n_layers {
+        return Err(config.bad(KINDS, format!("{} layers", sizes.n_layers), selects.len().to_string()));
+    }
+    keys.set_array("attention.indexer.types", selects)
 }
 
 /// Writes the heads of windowed and full-attention layers, which layers share KV, and the per-layer

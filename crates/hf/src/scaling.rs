@@ -195,7 +195,7 @@ fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Re
 
 /// Whether YaRN's attention factor applies to scores instead of rotated values.
 fn scales_scores(family: &Family) -> bool {
-    family.layers == Layers::Latent
+    family.layers.are_latent()
 }
 
 /// Returns divisors that stop all but a fraction of the pairs of a head. The others keep the

@@ -50,7 +50,7 @@ impl Layout {
         assert_eq!(plan.types.len(), shape.layers.len(), "the plan belongs to another model");
         let mut groups: Vec<LayerGroup> = Vec::new();
         let (mut layers, mut group_of) = (Vec::new(), Vec::new());
-        for (index, layer) in shape.layers.iter().enumerate() {
+        for (of, layer) in shape.layers.iter().enumerate() {
             let known = groups.iter().position(|group| group.window == layer.window);
             let group = known.unwrap_or_else(|| {
                 groups.push(LayerGroup {
@@ -61,21 +61,25 @@ impl Layout {
                 groups.len() - 1
             });
             let tensors = |side| {
-                let spec = |head| plan.kv_tensor(shape, index, head, side);
+                let spec = |head| plan.kv_tensor(shape, of, head, side);
                 let heads = if layer.sides().contains(&side) { layer.n_kv_heads } else { 0 };
                 (0..heads).map(spec).collect::<Vec<_>>()
             };
             let (k, v) = (tensors(Side::K), tensors(Side::V));
             let LayerGroup { sizes, tensor_kinds: kinds, .. } = &mut groups[group];
-            for spec in k.iter().chain(&v) {
+            let index = plan.index_tensor(shape, of);
+            for spec in k.iter().chain(&v).chain(&index) {
                 let of = |spec: &KvTensorSpec| (spec.tail_tiles > 0, spec.sink_tiles);
                 if !kinds.iter().any(|kind| of(kind) == of(spec)) {
                     kinds.push(*spec);
                 }
             }
-            let tensors = KvLayer::new(k, v, layer.window, sizes);
+            let mut tensors = KvLayer::new(k, v, layer.window, sizes);
+            if let Some(keys) = index {
+                tensors = tensors.with_index(keys, sizes);
+            }
             let scales_values =
-                plan.channel_scales.as_ref().is_some_and(|of| of.layers[index].scales_values());
+                plan.channel_scales.as_ref().is_some_and(|scales| scales.layers[of].scales_values());
             layers.push(KvLayer { scales_values, ..tensors });
             group_of.push(group);
         }

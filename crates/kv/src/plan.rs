@@ -36,12 +36,15 @@ pub struct KvLayerShape {
     pub window: Option<usize>,
     /// Whether values are a prefix of their keys (MLA), so that one shared-KV tensor holds both.
     pub shared_kv: bool,
+    /// Size of the key of an index that selects the tokens of a query, in layers that have one.
+    pub index: Option<usize>,
 }
 
 impl KvLayerShape {
     /// Returns the values stored per token.
     pub fn values_per_token(&self) -> usize {
-        self.n_kv_heads * (self.k_head_dim + if self.shared_kv { 0 } else { self.v_head_dim })
+        let of_head = self.k_head_dim + if self.shared_kv { 0 } else { self.v_head_dim };
+        self.n_kv_heads * of_head + self.index.unwrap_or(0)
     }
 
     /// Returns the sides with KV tensors of their own.
@@ -174,6 +177,20 @@ impl Plan {
             Side::K => KvTensorSpec::new(types.k, side, layer.k_head_dim),
             Side::V => KvTensorSpec::new(types.v, side, layer.v_head_dim),
         };
+        self.with_f16_tokens(spec)
+    }
+
+    /// Returns the tensor with the keys of a layer's index, if it has one: of the type of its first
+    /// head's keys.
+    pub fn index_tensor(&self, shape: &KvShape, layer: usize) -> Option<KvTensorSpec> {
+        let dim = shape.layers[layer].index?;
+        let dtype = self.types[layer].first()?.k;
+        // The layout of values: rows are decoded token by token.
+        Some(self.with_f16_tokens(KvTensorSpec::new_shared_kv(dtype, dim, dim)))
+    }
+
+    /// Returns a tensor with the sink and the tail of the plan.
+    fn with_f16_tokens(&self, spec: KvTensorSpec) -> KvTensorSpec {
         if spec.tail_tiles == 0 {
             return spec;
         }
@@ -194,11 +211,13 @@ impl Plan {
     }
 
     /// Returns the mean bits per value of the keys and of the values in blocks, scales and centres
-    /// included.
+    /// included; the keys of an index among the keys.
     pub fn bits_per_value(&self, shape: &KvShape) -> (f64, f64) {
         let mean = |side| {
             let heads = (0..self.types.len()).flat_map(|layer| {
-                (0..self.types[layer].len()).map(move |head| self.kv_tensor(shape, layer, head, side))
+                let heads = 0..self.types[layer].len();
+                let index = if side == Side::K { self.index_tensor(shape, layer) } else { None };
+                heads.map(move |head| self.kv_tensor(shape, layer, head, side)).chain(index)
             });
             let (bits, values) = heads.fold((0, 0), |(bits, values), spec| {
                 let tiles = TILES_PER_BLOCK * spec.main_layout().bytes();

@@ -344,7 +344,15 @@ mod tests {
         let (k_head_dim, v_head_dim, window) = (head_dim, head_dim, None);
         KvShape::uniform(
             n_layers,
-            KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv: false },
+            KvLayerShape {
+                n_heads,
+                n_kv_heads,
+                k_head_dim,
+                v_head_dim,
+                window,
+                shared_kv: false,
+                index: None,
+            },
         )
     }
 
@@ -419,6 +427,7 @@ mod tests {
             v_head_dim: 512,
             window: None,
             shared_kv: true,
+            index: None,
         };
         let (shared_kv, f16) = (KvShape::uniform(2, layer), DType::F16);
         let apart = KvShape::uniform(2, KvLayerShape { shared_kv: false, ..layer });

@@ -9,11 +9,13 @@ use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
 mod experts;
 mod heads;
+mod index;
 mod mla;
 mod recurrence;
 mod ropes;
 
 pub(crate) use experts::SELECTION_BIAS;
+pub use index::TokenIndex;
 pub use mla::Latent;
 pub use recurrence::{RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
@@ -87,6 +89,8 @@ pub struct LayerSpec {
     /// Head sizes of multi-head latent attention (MLA) as the model defines them; [its
     /// heads](Self::heads) are then those of the absorbed form, which the cache stores.
     pub latent: Option<Latent>,
+    /// Selection of the tokens that a query attends to; all of them when `None`.
+    pub index: Option<TokenIndex>,
     /// Whether V is the key projection, before norms and RoPE (V = K).
     pub values_of_keys: bool,
     /// Whether each query head has an attention sink.
@@ -199,12 +203,16 @@ impl Config {
         let without_heads = n_kv_heads.iter().map(|&n| n == 0).collect();
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let windows = heads::read_windows(&keys, family, n_layers)?;
-        let (heads, latent) = match family.mla {
+        let (mut heads, latent) = match family.mla {
             true => {
                 mla::read(&keys, n_layers).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?
             }
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
+        let indexes = index::read(&keys, family, latent, n_layers)?;
+        for (heads, index) in heads.iter_mut().zip(&indexes) {
+            heads.index = index.filter(|index| index.selects).map(|index| index.dim);
+        }
         let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
@@ -248,6 +256,7 @@ impl Config {
                 scale: scale.unwrap_or_else(|| scale_of(family.scale, n_layers, n_embd, heads)),
                 soft_cap,
                 latent,
+                index: indexes[index],
                 values_of_keys: values_of_keys && !is_windowed,
                 sinks: family.sinks,
                 gated: family.gates != OutputGates::None,

@@ -27,6 +27,7 @@ mod draft_head;
 mod entry;
 mod feed_forward;
 mod guarded;
+mod index;
 mod mla;
 mod mtp;
 mod per_layer;
@@ -380,8 +381,13 @@ impl<B: Backend> Decoder<B> {
                 backend.copy(&numbers, start, buffer, 0, rows * width)?;
             }
             let (k, v, step_tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
-            let first_offset = act.step_tile_offsets[kv];
-            backend.kv_append(&mut kv_entries(parts, kv, first_offset), k, v, step_tiles)?;
+            let entries = &mut kv_entries(parts, kv, act.step_tile_offsets[kv]);
+            backend.kv_append(entries, k, v, step_tiles)?;
+            if let Some(dim) = spec.heads.index {
+                let [_, keys] = &mut act.index_k;
+                backend.copy(&numbers, 0, keys, 0, rows * dim)?;
+                backend.kv_append(&mut index::index_entries(entries), keys, keys, act.step_tiles.as_mut())?;
+            }
         }
         Ok(())
     }
@@ -590,7 +596,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<Input<'a, B>, ModelError> {
         match (kind, self.norm(weight)) {
             (NormKind::Layer, Some(norm)) => {
-                backend.layer_norm(x, rows, norm, spare)?;
+                backend.layer_norm(x, rows, norm, None, spare)?;
                 Ok(Input { x: spare, norm: None, first_row: 0, rows })
             }
             (_, norm) => Ok(Input { x, norm, first_row: 0, rows }),

@@ -42,6 +42,8 @@ pub struct Family {
     pub(crate) gates: OutputGates,
     /// Whether attention is multi-head latent attention (MLA).
     pub(crate) mla: bool,
+    /// Selection of the tokens that a query attends to (DeepSeek Sparse Attention).
+    pub(crate) index: Option<IndexRule>,
     /// Tensor of the norm before the logits.
     pub(crate) output_norm: &'static str,
     /// Whether each query head has an attention sink: a score without a value that joins its
@@ -172,6 +174,15 @@ pub(crate) enum OutputGates {
     Own,
 }
 
+/// How layers select the tokens that a query attends to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IndexRule {
+    /// Pair order of RoPE in the index.
+    pub pairing: Pairing,
+    /// Whether layers may attend to the selection of the layer before.
+    pub may_share: bool,
+}
+
 /// Layers without RoPE (NoPE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRope {
@@ -275,6 +286,7 @@ const LLAMA: Family = Family {
     recurrence: None,
     gates: OutputGates::None,
     mla: false,
+    index: None,
     output_norm: "output_norm.weight",
     sinks: false,
     whole_pairs: true,
@@ -439,6 +451,22 @@ static FAMILIES: &[Family] = &[
         mla: true,
         has_mtp: true,
         experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
+        ..LLAMA
+    },
+    // V3.2.
+    Family {
+        name: "deepseek32",
+        mla: true,
+        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false }),
+        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
+        ..LLAMA
+    },
+    // GLM-5.
+    Family {
+        name: "glm-dsa",
+        mla: true,
+        index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true }),
+        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
         ..LLAMA
     },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },

@@ -204,7 +204,7 @@ impl<B: Backend> VisionEncoder<B> {
     ) -> Result<(), VisionError> {
         match norm {
             Norm::Layer(weight) => {
-                self.device.layer_norm(x, rows, kvant_backend::Norm { weight, eps }, y)?;
+                self.device.layer_norm(x, rows, kvant_backend::Norm { weight, eps }, None, y)?;
             }
             Norm::Rms(weight) => {
                 let dim = kvant_backend::Buffer::n_values(weight);

@@ -148,6 +148,7 @@ impl Kernels for WgpuDevice {
             thread_unit: "queue",
             is_batch_invariant: false,
             checks_finite_rows: false,
+            selects_tokens: false,
         }
     }
 
@@ -357,8 +358,12 @@ impl Kernels for WgpuDevice {
         x: &WgpuBuffer,
         rows: usize,
         norm: Norm<'_, WgpuBuffer>,
+        bias: Option<&WgpuBuffer>,
         y: &mut WgpuBuffer,
     ) -> Result<()> {
+        if bias.is_some() {
+            return Err(BackendError::no_layer_norm_bias());
+        }
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
         Ok(norm::norm(&self.gpu, NormKind::Layer, &x.buffer, shape, &weight.buffer, eps, &y.buffer)?)

@@ -4,7 +4,7 @@ use kvant_codec::tile::TILE;
 
 use super::{ChannelScaleLayout, KvBatchEntry, KvTensor};
 use crate::device::{Buffer, Page, Result};
-use crate::{AttendParams, BackendError};
+use crate::{AttendParams, BackendError, Selected, Selection};
 
 /// Returns the rows that a batch reaches into its buffers.
 pub fn batch_rows<P: Page>(parts: &[KvBatchEntry<'_, P>]) -> usize {
@@ -72,15 +72,76 @@ pub(crate) fn check_attend<P: Page, B: Buffer>(
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
         BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
-        for tensor in part.layer.tensors() {
-            let tokens = tensor.spec.main_end(part.rows.end());
-            let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
-            BackendError::check_at_least(OP, "blocks", blocks, part.memory.blocks().len())?;
-        }
+        check_blocks(OP, part)?;
         check_step_tiles(OP, part, step_tile_bytes)?;
         check_channel_scales(OP, part)?;
     }
     Ok(())
+}
+
+/// Checks [`Backend::select_tokens`](crate::Backend::select_tokens).
+///
+/// # Errors
+/// As [`check_append`].
+pub(crate) fn check_select<P: Page, B: Buffer>(
+    Selection { n_heads, n_used }: Selection,
+    parts: &[KvBatchEntry<'_, P>],
+    [q, weights, selected]: [&B; 3],
+    step_tiles: Option<&P>,
+) -> Result<()> {
+    const OP: &str = "select_tokens";
+    BackendError::check_at_least(OP, "tokens that a row attends to", 1, n_used)?;
+    for part in parts {
+        BackendError::check_equal(OP, "key tensors of an index", 1, part.layer.k.len())?;
+        let dim = part.layer.k[0].spec.head_dim;
+        let rows = part.rows.range().end;
+        BackendError::check_at_least(OP, "queries", rows * n_heads * dim, q.n_values())?;
+        BackendError::check_at_least(OP, "weights", rows * n_heads, weights.n_values())?;
+        check_positions(OP, part, n_used, selected)?;
+        check_blocks(OP, part)?;
+        check_step_tiles(OP, part, step_tiles.map_or(0, Page::n_bytes))?;
+    }
+    Ok(())
+}
+
+/// Checks [`Backend::attend_selected`](crate::Backend::attend_selected).
+///
+/// # Errors
+/// As [`check_append`].
+pub(crate) fn check_attend_selected<P: Page, B: Buffer>(
+    p: &AttendParams,
+    parts: &[KvBatchEntry<'_, P>],
+    q_out: [&B; 2],
+    Selected { positions, n_used }: Selected<'_, B>,
+    step_tiles: Option<&P>,
+) -> Result<()> {
+    check_attend(p, parts, q_out, None, step_tiles)?;
+    parts.iter().try_for_each(|part| check_positions("attend_selected", part, n_used, positions))
+}
+
+/// Checks that a buffer has the positions of the selected tokens, and that they are exact.
+fn check_positions<P: Page, B: Buffer>(
+    op: &'static str,
+    part: &KvBatchEntry<'_, P>,
+    n_used: usize,
+    selected: &B,
+) -> Result<()> {
+    let n = part.rows.range().end * n_used;
+    BackendError::check_at_least(op, "positions of selected tokens", n, selected.n_values())?;
+    BackendError::check_at_least(
+        op,
+        "tokens with an exact position",
+        part.rows.end(),
+        1 << f32::MANTISSA_DIGITS,
+    )
+}
+
+fn check_blocks<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
+    part.layer.tensors().try_for_each(|tensor| {
+        let tokens = tensor.spec.main_end(part.rows.end());
+        let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
+        BackendError::check_at_least(op, "blocks", blocks, part.memory.blocks().len())
+    })
 }
 
 fn expected_value_tensors<P: Page>(part: &KvBatchEntry<'_, P>) -> usize {

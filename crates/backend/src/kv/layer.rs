@@ -54,6 +54,9 @@ pub struct KvLayer {
     pub scales_values: bool,
     /// Bytes of the step tiles per tile of the step.
     pub step_tile_bytes: usize,
+    /// The keys of an index that selects the tokens of a query
+    /// ([`Backend::select_tokens`](crate::Backend::select_tokens)), as a layer in the same memory.
+    pub index: Option<Box<KvLayer>>,
 }
 
 /// Sizes of the allocations of a group of layers, in bytes, accumulated while KV tensors are added.
@@ -94,7 +97,14 @@ impl KvLayer {
         };
         let k = k.into_iter().map(&mut put).collect();
         let v = v.into_iter().map(&mut put).collect();
-        Self { k, v, window, scales_values: true, step_tile_bytes }
+        Self { k, v, window, scales_values: true, step_tile_bytes, index: None }
+    }
+
+    /// Returns the layer with the keys of an index, laid out behind the tensors that `sizes`
+    /// counts.
+    #[must_use]
+    pub fn with_index(self, keys: KvTensorSpec, sizes: &mut TensorSizes) -> Self {
+        Self { index: Some(Box::new(Self::new([keys], [], self.window, sizes))), ..self }
     }
 
     /// Returns the KV tensor that holds the values of KV head `head`.

@@ -300,16 +300,28 @@ pub struct KvBatchEntry<'a, P: Page> {
 }
 
 impl<P: Page> KvBatchEntry<'_, P> {
+    /// Returns the same sequence as the layer's index processes it; `None` without an index.
+    pub fn index(&mut self) -> Option<KvBatchEntry<'_, P>> {
+        let Self { rows, layer, memory, step_offset, .. } = self;
+        let layer = layer.index.as_deref()?;
+        let (rows, step_offset) = (*rows, *step_offset);
+        Some(KvBatchEntry { rows, layer, memory, step_offset, channel_scales: None })
+    }
+
     /// Returns the tiles of `tensor` that the rows read in f16 from the step tiles; empty when the
     /// tail holds all of them.
     pub fn step_tiles(&self, tensor: &KvTensor) -> Range<usize> {
         step_tiles(self.rows, tensor)
     }
 
-    /// Returns the bytes of its share of the step tiles.
+    /// Returns the bytes of its share of the step tiles. Its index uses the same, before the layer
+    /// does.
     pub fn step_bytes(&self) -> usize {
-        let tiles = self.layer.tensors().map(|tensor| self.step_tiles(tensor).len()).max();
-        tiles.unwrap_or(0) * self.layer.step_tile_bytes
+        let of_layer = |layer: &KvLayer| {
+            let tiles = layer.tensors().map(|tensor| self.step_tiles(tensor).len()).max();
+            tiles.unwrap_or(0) * layer.step_tile_bytes
+        };
+        of_layer(self.layer).max(self.layer.index.as_deref().map_or(0, of_layer))
     }
 
     /// Returns the byte offset of tile `tile` of `tensor` in the step tiles.

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvant_backend::{
     Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
     Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, limits,
+    RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    WeightSource, limits,
 };
 use kvant_codec::DType;
 
@@ -16,6 +17,8 @@ use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
+use crate::ops::attend::select::{self, SelectArgs};
+use crate::ops::attend::selected::{self, Positions};
 use crate::ops::attend::{self, AttendArgs, Stage};
 use crate::ops::attend_bidirectional::{self, Bias, Window};
 use crate::ops::columns::copy_columns;
@@ -23,6 +26,7 @@ use crate::ops::context::KernelContext;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
+use crate::ops::norm::LayerNorm;
 use crate::ops::{append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap};
 use crate::simd::isa::Isa;
 
@@ -35,6 +39,8 @@ pub struct CpuDevice {
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
+    select: Mutex<select::Scratch>,
+    attend_selected: Mutex<selected::Scratch>,
     recur: Mutex<linear_attention::Scratch>,
     attend_all: Mutex<attend_bidirectional::Scratch>,
 }
@@ -53,6 +59,8 @@ impl CpuDevice {
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
+            select: Mutex::default(),
+            attend_selected: Mutex::default(),
             recur: Mutex::default(),
             attend_all: Mutex::default(),
         })
@@ -142,6 +150,7 @@ impl Kernels for CpuDevice {
             thread_unit: "threads",
             is_batch_invariant: self.prefill_precision == PrefillPrecision::Exact,
             checks_finite_rows: true,
+            selects_tokens: true,
         }
     }
 
@@ -334,9 +343,13 @@ impl Kernels for CpuDevice {
         x: &CpuBuffer,
         rows: usize,
         norm: Norm<'_, CpuBuffer>,
+        bias: Option<&CpuBuffer>,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        norm::layer_norm(&self.pool, x.as_slice(), rows, norm.weight.as_slice(), norm.eps, y.as_mut_slice());
+        let (x, y) = (x.as_slice(), y.as_mut_slice());
+        let layer_norm =
+            LayerNorm { weight: norm.weight.as_slice(), bias: bias.map(CpuBuffer::as_slice), eps: norm.eps };
+        norm::layer_norm(&self.pool, x, rows, layer_norm, y);
         Ok(())
     }
 
@@ -420,6 +433,37 @@ impl Kernels for CpuDevice {
         let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
         let args = AttendArgs { p: params, parts, q, sinks, step_tiles };
         attend::attend(self.context(scratch), Stage::All, args, out)
+    }
+
+    fn select_tokens(
+        &self,
+        selection: Selection,
+        parts: &[KvBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        weights: &CpuBuffer,
+        step_tiles: Option<&CpuPage>,
+        selected: &mut CpuBuffer,
+    ) -> Result<()> {
+        let scratch = &mut self.select.lock().unwrap_or_else(PoisonError::into_inner);
+        let args = SelectArgs { selection, parts, q: q.as_slice(), weights: weights.as_slice(), step_tiles };
+        select::select_tokens(self.context(scratch), args, selected.as_mut_slice());
+        Ok(())
+    }
+
+    fn attend_selected(
+        &self,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        Selected { positions, n_used }: Selected<'_, CpuBuffer>,
+        step_tiles: Option<&CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
+        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks: None, step_tiles };
+        let positions = Positions { of_rows: positions.as_slice(), n_used };
+        selected::attend_selected(self.context(scratch), args, positions, out.as_mut_slice());
+        Ok(())
     }
 
     fn short_conv(

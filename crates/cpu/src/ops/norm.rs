@@ -52,8 +52,22 @@ pub(crate) fn add_normed(pool: &Pool, x: &mut [f32], y: &[f32], rows: usize, wei
     });
 }
 
+/// Parameters of a LayerNorm.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerNorm<'a> {
+    pub weight: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub eps: f32,
+}
+
 /// Applies LayerNorm to the rows of `x` `[rows, weight.len()]`, into `y`. Shapes have been checked.
-pub(crate) fn layer_norm(pool: &Pool, x: &[f32], rows: usize, weight: &[f32], eps: f32, y: &mut [f32]) {
+pub(crate) fn layer_norm(
+    pool: &Pool,
+    x: &[f32],
+    rows: usize,
+    LayerNorm { weight, bias, eps }: LayerNorm<'_>,
+    y: &mut [f32],
+) {
     let n = weight.len();
     let y = DisjointMut::new(y);
     pool.for_each(rows, &|row| {
@@ -62,8 +76,12 @@ pub(crate) fn layer_norm(pool: &Pool, x: &[f32], rows: usize, weight: &[f32], ep
         let mean = sum_of(x, |v| v) / n as f32;
         let factor = 1.0 / (sum_of(x, |v| (v - mean) * (v - mean)) / n as f32 + eps).sqrt();
         // SAFETY: one call of this job writes each row.
-        for ((y, x), w) in unsafe { y.part(row) }.iter_mut().zip(x).zip(weight) {
+        let y = unsafe { y.part(row) };
+        for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
             *y = (x - mean) * factor * w;
+        }
+        for (y, bias) in y.iter_mut().zip(bias.unwrap_or_default()) {
+            *y += bias;
         }
     });
 }

@@ -69,6 +69,7 @@ fn load_with<B: Backend>(
     progress: &mut dyn FnMut(f32),
 ) -> Result<Arc<dyn LoadedModel>, Error> {
     check_guard(&device.info(), part)?;
+    check_selection(&device.info(), &config, part)?;
     check_weights(&*device, part, config.layers.len(), gguf)?;
     // Speculative decoding needs batch invariance.
     let drafts = device.info().is_batch_invariant;
@@ -121,6 +122,17 @@ fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
     }
     let expected = "a device whose steps are read while they run (cpu)".to_owned();
     Err(Error::Setting { name: "kv_guard", expected, got: device.name.clone() })
+}
+
+/// Rejects layers that attend to selected tokens on a device that selects none.
+fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> Result<(), ModelError> {
+    let selects = config.layers[part.layers()].iter().any(|layer| layer.index.is_some());
+    if device.selects_tokens || !selects {
+        return Ok(());
+    }
+    let what =
+        format!("attention to selected tokens ({}) on {}; the CPU has it", config.family.name, device.name);
+    Err(ModelError::Unsupported { what })
 }
 
 /// Rejects weights that do not fit before any of them is copied.

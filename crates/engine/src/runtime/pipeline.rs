@@ -119,6 +119,7 @@ fn properties_of(parts: &[&ModelProperties]) -> ModelProperties {
         kernels: parts.iter().map(|part| &*part.info.kernels).collect::<Vec<_>>().join(" + "),
         is_batch_invariant: parts.iter().all(|part| part.info.is_batch_invariant),
         checks_finite_rows: parts.iter().all(|part| part.info.checks_finite_rows),
+        selects_tokens: parts.iter().all(|part| part.info.selects_tokens),
         // A GPU's are of another unit than the CPU's before it.
         n_threads: parts
             .iter()

@@ -156,6 +156,7 @@ mod tests {
             v_head_dim: 32,
             window: None,
             shared_kv: false,
+            index: None,
         };
         let of_weights = ChannelScales {
             layers: vec![LayerScales { k_scale: vec![2.0; 32], ..LayerScales::identity(&heads) }],

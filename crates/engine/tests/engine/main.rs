@@ -21,6 +21,7 @@ mod prefill_precision;
 mod quantized;
 mod recurrent;
 mod schedules;
+mod selecting;
 mod sharing;
 mod synthetic;
 mod weight_types;

@@ -84,6 +84,7 @@ mod tests {
             v_head_dim: 2,
             window: None,
             shared_kv: false,
+            index: None,
         };
         let usual = [16.0, 0.0625, 16.0, 0.0625, 0.0, 0.0, 1.0, 1e-300];
         let layer = |v: [f64; 8]| LayerStatistics {

@@ -299,6 +299,7 @@ mod tests {
             v_head_dim: 2,
             window: None,
             shared_kv: false,
+            index: None,
         }
     }
 

@@ -83,7 +83,7 @@ impl Exam for AttendExam {
         for index in picked {
             let (row, head) = (index / n_heads % rows, index % n_heads);
             let (position, q) = (depth - rows + row, &inputs[index * dim..][..dim]);
-            let answer = Answer::new(&self.tokens, 0, position, head, q, arithmetic.attention);
+            let answer = Answer::new(&self.tokens, 0..=position, position, head, q, arithmetic.attention);
             if let Some(fault) = answer.fault(&got[index * dim..][..dim]) {
                 // The values of a whole head say less than the distance.
                 let fault = fault.split(": ").next().unwrap_or_default();

@@ -122,8 +122,8 @@ pub(super) fn read(
         }
         let [k_head_dim, v_head_dim] = if windows.layers[index] { own_dims } else { dims };
         let window = windows.length.filter(|_| windows.layers[index]);
-        let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv: false };
-        Ok(heads)
+        let shared_kv = false;
+        Ok(KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv, index: None })
     };
     n_kv_heads.iter().enumerate().map(of_layer).collect()
 }

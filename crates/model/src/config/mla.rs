@@ -75,6 +75,7 @@ pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent
         v_head_dim: rank,
         window: None,
         shared_kv: true,
+        index: None,
     };
     Ok((heads, Latent { q_rank, rank, n_rot, k_dim: whole - n_rot, v_dim }))
 }

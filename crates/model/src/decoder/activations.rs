@@ -37,6 +37,14 @@ pub struct Activations<B: Backend> {
     pub(super) q_rope: B::Buffer,
     /// MLA: key part with RoPE, `[rows, n_rot]`.
     pub(super) k_rope: B::Buffer,
+    /// Index: queries `[rows, n_heads * dim]`, the key before and after its norm `[rows, dim]`, and
+    /// the weights of heads `[rows, n_heads]`.
+    pub(super) index_q: B::Buffer,
+    pub(super) index_k: [B::Buffer; 2],
+    pub(super) index_heads: B::Buffer,
+    /// Positions of the tokens that rows attend to, `[rows, n_used]`: those of the last layer that
+    /// selected some.
+    pub(super) selected: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
     /// Router logits, `[rows, n_experts]`.
@@ -116,6 +124,7 @@ impl<B: Backend> Decoder<B> {
             || c.layers.iter().any(|layer| layer.experts.is_some() && layer.norms.after);
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
+        let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));
         let n_features = match &self.weights.entry {
             Some(DraftEntry::Features(entry)) => entry.fc.n_in(),
             _ => 0,
@@ -136,6 +145,10 @@ impl<B: Backend> Decoder<B> {
             })?,
             q_rope: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
             k_rope: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
+            index_q: widest(|layer| layer.index.map_or(0, |of| of.n_heads * of.dim))?,
+            index_k: [index_key()?, index_key()?],
+            index_heads: widest(|layer| layer.index.map_or(0, |of| of.n_heads))?,
+            selected: widest(|layer| layer.index.map_or(0, |of| of.n_used))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
             expert_output: buffer(if has_own_output { c.n_embd } else { latent })?,

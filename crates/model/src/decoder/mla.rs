@@ -19,13 +19,20 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let latent = spec.latent.expect("a layer of latent attention");
         self.project_mla(step, index, latent, weights)?;
+        self.select_tokens(step, index, kv, weights)?;
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let keys = StepRows { what: "keys", x: &act.k, width: spec.n_k(), n: rows };
         self.check_rows(backend, step.parts, index, keys)?;
         let (params, first_offset) = (spec.attend_params(), act.step_tile_offsets[kv]);
         let entries = &mut kv_entries(step.parts, kv, first_offset);
         backend.kv_append(entries, &act.k, &act.v, act.step_tiles.as_mut())?;
-        backend.attend(&params, entries, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)?;
+        match spec.index {
+            Some(of) => self.attend_to_selected(step, index, kv, of)?,
+            None => {
+                backend.attend(&params, entries, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)?
+            }
+        }
+        let act = &mut *step.act;
         backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.q_without_rope)?;
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
         let branch = Branch { of: &act.q_without_rope, w, low_rank, bias: None, norm: &layer.attn_after };
@@ -85,6 +92,6 @@ impl<B: Backend> Decoder<B> {
 }
 
 /// Describes `y = w x`.
-fn output<'a, B: Backend>(w: &'a B::Matrix, y: &'a mut B::Buffer) -> Output<'a, B> {
+pub(super) fn output<'a, B: Backend>(w: &'a B::Matrix, y: &'a mut B::Buffer) -> Output<'a, B> {
     Output { w, bias: None, y, accumulate: false }
 }

@@ -71,7 +71,7 @@ impl<B: Backend> Decoder<B> {
         let norm =
             self.norm(&self.weights.output_norm).expect("hidden states belong to the last part of the model");
         match self.config.output_norm {
-            NormKind::Layer => backend.layer_norm(&act.x, rows, norm, &mut act.spare)?,
+            NormKind::Layer => backend.layer_norm(&act.x, rows, norm, None, &mut act.spare)?,
             NormKind::Rms => {
                 let (rope, angles) = (self.config.ropes[0].params, &act.angles[0].0);
                 backend.copy(&act.x, 0, &mut act.spare, 0, rows * n_embd)?;

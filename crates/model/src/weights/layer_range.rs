@@ -213,15 +213,22 @@ impl LayerRange {
 }
 
 /// If some layers hold states and others K and V, each part must have both: checkpoints of a
-/// sequence cover all parts alike.
+/// sequence cover all parts alike. The first layer of a part must select its own tokens.
 pub(super) fn check_part(config: &Config, part: &LayerRange) -> Result<(), ModelError> {
+    let Range { start, end } = part.layers();
+    if config.layers[start].index.is_some_and(|index| !index.selects) {
+        let what = format!(
+            "layers {start} to {} on their own device, as layer {start} attends to the tokens that an earlier one selects",
+            end - 1
+        );
+        return Err(ModelError::Unsupported { what });
+    }
     let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
     let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
         (true, ..) | (_, false, false) => return Ok(()),
         (_, true, _) => "has a recurrent state",
         (_, _, true) => "attends",
     };
-    let Range { start, end } = part.layers();
     let what = format!("layers {start} to {} on their own device, as none of them {lacks}", end - 1);
     Err(ModelError::Unsupported { what })
 }

@@ -6,7 +6,7 @@ use kvant_backend::{Backend, SharedBytes, WeightSource};
 use kvant_codec::DType;
 
 use super::low_rank::RowsOf;
-use super::{Loader, LowRank};
+use super::{IndexWeights, Loader, LowRank};
 use crate::retype::next_best;
 use crate::{Config, Latent, ModelError};
 
@@ -29,6 +29,8 @@ pub(crate) struct LatentAttention<B: Backend> {
     pub(crate) from_latent: B::Experts,
     pub(crate) wo: B::Matrix,
     pub(crate) low_rank: LatentLowRank<B>,
+    /// The index that selects the layer's tokens, if it has one of its own.
+    pub(crate) index: Option<IndexWeights<B>>,
 }
 
 /// LoRA weights of MLA.
@@ -89,6 +91,7 @@ impl<B: Backend> Loader<'_, B> {
             from_latent,
             wo,
             low_rank: LatentLowRank { input, queries: of_parts, output },
+            index: self.index(c, index)?,
         })
     }
 

@@ -95,6 +95,8 @@ mod prefetch;
 mod query;
 mod scalar;
 mod score;
+pub(crate) mod select;
+pub(crate) mod selected;
 mod shape;
 mod softmax;
 mod split;

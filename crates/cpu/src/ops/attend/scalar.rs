@@ -1,10 +1,10 @@
 //! The reference: one token at a time, decoded by the codec, with an online softmax in f64.
 
 use kvant_backend::AttendParams;
-use kvant_codec::tile::{self, TILE, prepare_query, restore_row};
+use kvant_codec::tile::{TILE, prepare_query, restore_row};
 
 use super::AttendArgs;
-use super::view::{TokenForm, View};
+use super::view::View;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
 use crate::ops::channel_scales::HeadScales;
@@ -73,24 +73,6 @@ pub(super) fn attend(
                 }
             }
         });
-    }
-}
-
-impl View<'_> {
-    fn dim(&self) -> usize {
-        self.tensor.spec.stored_dim()
-    }
-
-    /// Reads the row of `token` as a query in tile `tile` sees it.
-    fn read(&self, tile: usize, token: usize, row: &mut [f32]) {
-        let (in_window, tile) = (token / TILE >= self.tensor.spec.f16_window_start(tile), token / TILE);
-        let (layout, bytes) = self.tile(tile, if in_window { TokenForm::Window } else { TokenForm::Main });
-        layout.get(bytes, token % TILE, row);
-        if layout.dtype().code().is_some()
-            && let Some(centre) = self.centre(tile)
-        {
-            row.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use kvant_backend::{CountedPage, KvBatchEntry, KvTensor, TILES_PER_BLOCK, TileLocation};
-use kvant_codec::tile::TileLayout;
+use kvant_codec::tile::{self, TILE, TileLayout};
 
 use crate::host::page::CpuPage;
 use crate::simd::vec16::prefetch_line;
@@ -96,6 +96,23 @@ impl<'a> View<'a> {
     pub(super) fn prefetch_block(&self, tile: usize) {
         if let Some(Some(block)) = self.part.memory.blocks().get(tile / TILES_PER_BLOCK) {
             prefetch_line(ptr::from_ref::<CountedPage<CpuPage>>(block).cast());
+        }
+    }
+
+    /// Returns the values of a row as stored.
+    pub(super) fn dim(&self) -> usize {
+        self.tensor.spec.stored_dim()
+    }
+
+    /// Decodes the row of `token` as a query in tile `tile` sees it.
+    pub(super) fn read(&self, tile: usize, token: usize, row: &mut [f32]) {
+        let (in_window, tile) = (token / TILE >= self.tensor.spec.f16_window_start(tile), token / TILE);
+        let (layout, bytes) = self.tile(tile, if in_window { TokenForm::Window } else { TokenForm::Main });
+        layout.get(bytes, token % TILE, row);
+        if layout.dtype().code().is_some()
+            && let Some(centre) = self.centre(tile)
+        {
+            row.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
         }
     }
 

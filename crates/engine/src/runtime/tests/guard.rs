@@ -25,7 +25,15 @@ const SPREAD: f64 = 1.5;
 /// One layer with one KV head. Its weights promise keys of unit variance.
 fn shape() -> KvShape {
     let (k_head_dim, v_head_dim, shared_kv, window) = (DIM, DIM, false, None);
-    let layer = KvLayerShape { n_heads: GROUP, n_kv_heads: 1, k_head_dim, v_head_dim, window, shared_kv };
+    let layer = KvLayerShape {
+        n_heads: GROUP,
+        n_kv_heads: 1,
+        k_head_dim,
+        v_head_dim,
+        window,
+        shared_kv,
+        index: None,
+    };
     // scale² |k|² |q|² / dim
     let lost = f64::from(SCALE).powi(2) * DIM as f64 * SPREAD.powi(2);
     let statistics = WeightStatistics { score_noise: vec![vec![lost]], ..Default::default() };

@@ -35,6 +35,7 @@ impl Model {
             v_head_dim: 64,
             window: None,
             shared_kv: false,
+            index: None,
         };
         let shape = KvShape { layers: vec![heads], states: STATES.to_vec(), statistics: None };
         let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();

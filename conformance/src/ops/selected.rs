@@ -1,0 +1,181 @@
+//! Attention to selected tokens: their selection by an index, and attention over them.
+
+use kvant_backend::{Backend, Selection};
+use kvant_codec::DType;
+
+use crate::judge::{ROUNDING, roundings};
+use crate::kv::{Answer, Batch, Row, Scaled, Shape, Tokens};
+use crate::reference::{dot, norm};
+use crate::skipped::product;
+use crate::weights::gaussian;
+use crate::{Attention, DeviceUnderTest, Skipped};
+
+/// Tokens of a sequence, and rows of the step among them: within a tile, and across tiles and
+/// blocks.
+const STEPS: [(usize, usize); 5] = [(2, 1), (40, 7), (150, 1), (170, 40), (300, 20)];
+
+/// Compares `select_tokens` with its equation, for every type of keys, for a few and many heads, and
+/// for more selected tokens than some rows have.
+pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
+    let mut skipped = subject.skipped();
+    if !subject.device().info().selects_tokens {
+        selection_is_refused(subject);
+        return skipped;
+    }
+    let indexes = [(128, 9), (64, 1), (40, 4), (32, 64)];
+    let cases = skipped.combine(&product(&indexes, &STEPS), &[1, 16, 150]);
+    for (dtype, (((dim, n_heads), (n, rows)), n_used)) in skipped.combine(&DType::KV, &cases) {
+        let shape = Shape { sink_tiles: 1, ..Shape::shared_kv(dtype, dim, dim) };
+        let tokens = [Tokens::gaussian(shape, n, 11), Tokens::gaussian(shape, n.div_ceil(2), 12)];
+        selects_the_largest(subject, &tokens, rows, Selection { n_heads, n_used });
+    }
+    skipped
+}
+
+/// Compares `attend_selected` with the equation of attention over some tokens: with shared KV and
+/// without, groups of heads that are no multiples of those of a kernel, scales and soft caps.
+pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
+    let mut skipped = subject.skipped();
+    if !subject.device().info().selects_tokens {
+        return skipped;
+    }
+    let shape = Shape::new(DType::F16, DType::F16);
+    let latent = Shape { shared_kv: true, ..shape };
+    let shapes = [
+        Shape { k_head_dim: 576, v_head_dim: 512, group: 16, sink_tiles: 1, ..latent },
+        Shape { k_head_dim: 224, v_head_dim: 192, group: 5, scaled: Scaled::All, ..latent },
+        Shape { k_head_dim: 96, v_head_dim: 80, group: 1, n_kv_heads: 2, ..latent },
+        Shape { n_kv_heads: 2, group: 3, scaled: Scaled::All, alpha: 1.02, ..shape },
+        Shape { k_head_dim: 40, v_head_dim: 64, group: 2, soft_cap: Some(1.0), ..shape },
+    ];
+    let cases = skipped.combine(&product(&shapes, &STEPS), &[1, 16, 150]);
+    for (dtype, ((shape, (n, rows)), n_used)) in skipped.combine(&DType::KV, &cases) {
+        let shape = Shape { k: dtype, v: dtype, ..shape };
+        let tokens = [Tokens::gaussian(shape, n, 13), Tokens::gaussian(shape, n.div_ceil(2), 14)];
+        attends_to_the_selected(subject, &tokens, rows, n_used);
+    }
+    skipped
+}
+
+/// Creates sequences of these tokens, the last of which were appended in one step.
+fn stepped<'a, B: Backend>(
+    subject: &'a DeviceUnderTest<B>,
+    tokens: &'a [Tokens; 2],
+    rows: usize,
+    what: &dyn Fn() -> String,
+) -> Batch<'a, B> {
+    let mut batch = Batch::new(subject, &tokens.each_ref());
+    let last = tokens.each_ref().map(|tokens| rows.min(tokens.len()));
+    let before = [tokens[0].len() - last[0], tokens[1].len() - last[1]];
+    let fed = batch.feed(&before, 100).and_then(|()| batch.append(&last));
+    fed.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    batch
+}
+
+fn selects_the_largest<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    tokens: &[Tokens; 2],
+    rows: usize,
+    selection: Selection,
+) {
+    let (shape, Selection { n_heads, n_used }) = (tokens[0].shape, selection);
+    let what = || {
+        let n = tokens.each_ref().map(Tokens::len);
+        subject.case("select_tokens", format_args!("{shape:?}, {n:?} tokens, {rows} rows, {selection:?}"))
+    };
+    let mut batch = stepped(subject, tokens, rows, &what);
+    let positions = batch.positions();
+    let dim = shape.k_head_dim;
+    let q = gaussian(15, positions.len() * n_heads * dim, 1.0);
+    let weights = gaussian(16, positions.len() * n_heads, 1.0);
+    let mut selected = subject.poisoned(positions.len() * n_used);
+    let result = batch.select(selection, [&q, &weights], &mut selected);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let selected = subject.results(&selected, positions.len() * n_used, &what);
+    let of_rows = positions.iter().zip(selected.chunks_exact(n_used)).zip(q.chunks_exact(n_heads * dim));
+    for ((((tokens, position), selected), q), weights) in of_rows.zip(weights.chunks_exact(n_heads)) {
+        let what = || format!("{}: position {position}: {selected:?}", what());
+        if *position < n_used {
+            assert!(selected.iter().all(|token| token.is_nan()), "{}", what());
+            continue;
+        }
+        assert!(selected.is_sorted_by(|a, b| a < b), "{}", what());
+        let scores: Vec<[f64; 2]> = (0..=*position)
+            .map(|token| score(tokens.keys[0].read_at(*position, token).0, q, weights))
+            .collect();
+        let mut largest: Vec<f64> = scores.iter().map(|[score, _]| *score).collect();
+        largest.sort_by(|a, b| b.total_cmp(a));
+        // A score that is off by its error may change places with the last selected one.
+        let off = 2.0 * scores.iter().fold(0.0f64, |max, [_, error]| max.max(*error));
+        for (token, [score, _]) in scores.iter().enumerate() {
+            let is_selected = selected.contains(&(token as f32));
+            assert!(!is_selected || *score >= largest[n_used - 1] - off, "{}: {token} is less", what());
+            assert!(is_selected || *score <= largest[n_used - 1] + off, "{}: {token} is more", what());
+        }
+    }
+}
+
+/// Returns the score of a token, and the largest error of a device: of the rotations of the query
+/// and the key, the products and their sums.
+fn score(key: &Row, q: &[f32], weights: &[f32]) -> [f64; 2] {
+    let plain: Vec<f64> = key.plain.iter().map(|&k| f64::from(k)).collect();
+    let reach = norm(&key.stored) + norm(&key.centre);
+    let e = roundings(20 + key.stored.len() + weights.len()) + ROUNDING;
+    let mut total = [0.0; 2];
+    for (q, &weight) in q.chunks_exact(plain.len()).zip(weights) {
+        let query: Vec<f64> = q.iter().map(|&q| f64::from(q)).collect();
+        total[0] += f64::from(weight) * dot(&query, &plain).max(0.0);
+        total[1] += f64::from(weight.abs()) * e * norm(q) * reach;
+    }
+    total
+}
+
+fn attends_to_the_selected<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    tokens: &[Tokens; 2],
+    rows: usize,
+    n_used: usize,
+) {
+    let shape = tokens[0].shape;
+    let what = || {
+        let n = tokens.each_ref().map(Tokens::len);
+        subject
+            .case("attend_selected", format_args!("{shape:?}, {n:?} tokens, {rows} rows, {n_used} of them"))
+    };
+    let mut batch = stepped(subject, tokens, rows, &what);
+    let positions = batch.positions();
+    // Every few tokens, a whole number of steps before the last.
+    let tokens_of =
+        |position: usize| (0..n_used).map(move |i| position - (n_used - 1 - i) * (position / n_used));
+    let selected: Vec<f32> = positions
+        .iter()
+        .flat_map(|&(_, position)| {
+            let has_more = position >= n_used;
+            tokens_of(if has_more { position } else { 0 })
+                .map(move |t| if has_more { t as f32 } else { f32::NAN })
+        })
+        .collect();
+    let q = gaussian(17, positions.len() * shape.n_heads() * shape.k_head_dim, 1.0);
+    let got = batch.attend_selected(&q, &selected, n_used, &what);
+    let got = got.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let mut heads = q.chunks_exact(shape.k_head_dim).zip(got.chunks_exact(shape.v_head_dim));
+    for (tokens, position) in positions {
+        for (head, (q, got)) in (0..shape.n_heads()).zip(&mut heads) {
+            if position < n_used {
+                assert!(got.iter().all(|value| value.is_nan()), "{}: position {position}", what());
+                continue;
+            }
+            let answer = Answer::new(tokens, tokens_of(position), position, head, q, Attention::Floats);
+            if let Some(fault) = answer.fault(got) {
+                panic!("{}: position {position}, head {head}: {fault}", what());
+            }
+        }
+    }
+}
+
+fn selection_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
+    let (x, mut selected) = (subject.upload(&[1.0; 8]), subject.upload(&[0.0; 8]));
+    let selection = Selection { n_heads: 1, n_used: 1 };
+    let result = subject.device().select_tokens(selection, &[], &x, &x, None, &mut selected);
+    subject.expect_refusal("select_tokens", "any selection", result);
+}

@@ -1,0 +1,220 @@
+//! Selection of the tokens that a row attends to: see [`kvant_backend::Backend::select_tokens`].
+//!
+//! Rows whose queries are in one tile read every key in the same form, so that they share its
+//! decoding. A vector holds one dim of the sixteen tokens of a tile.
+
+use std::ops::Range;
+
+use kvant_backend::{KvBatchEntry, Selection, TILES_PER_BLOCK};
+use kvant_codec::tile::{TILE, prepare_query};
+
+use super::view::View;
+use crate::host::disjoint::DisjointMut;
+use crate::host::page::CpuPage;
+use crate::host::pool::Pool;
+use crate::ops::context::KernelContext;
+use crate::simd::isa::Isa;
+use crate::simd::vec16::{Lanes, Op, with_lanes};
+
+/// The operands of the op. Shapes have been checked.
+#[derive(Clone, Copy)]
+pub(crate) struct SelectArgs<'a> {
+    pub selection: Selection,
+    pub parts: &'a [KvBatchEntry<'a, CpuPage>],
+    /// `[rows, n_heads * head_dim]`
+    pub q: &'a [f32],
+    /// `[rows, n_heads]`
+    pub weights: &'a [f32],
+    pub step_tiles: Option<&'a CpuPage>,
+}
+
+/// Scratch memory, reused between calls.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Queries as the keys are stored, `[rows, n_heads, dim]`.
+    queries: Vec<f32>,
+    /// `[rows, tokens]`, in whole tiles.
+    scores: Vec<f32>,
+}
+
+/// Selects the tokens of each row that has more than `n_used`, into `selected` `[rows, n_used]`.
+pub(crate) fn select_tokens(
+    mut context: KernelContext<'_, Scratch>,
+    args: SelectArgs<'_>,
+    selected: &mut [f32],
+) {
+    for part in args.parts {
+        let rows = part.rows;
+        let mut next = rows.start.max(args.selection.n_used);
+        while next < rows.end() {
+            let end = rows.end().min((next / TILE + 1) * TILE);
+            select_in_tile(context.reborrow(), args, part, next..end, selected);
+            next = end;
+        }
+    }
+}
+
+/// Selects the tokens of the rows at `positions`, which are in one tile.
+fn select_in_tile(
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
+    args: SelectArgs<'_>,
+    part: &KvBatchEntry<'_, CpuPage>,
+    positions: Range<usize>,
+    selected: &mut [f32],
+) {
+    let (Selection { n_heads, n_used }, n) = (args.selection, positions.len());
+    let keys = View::new(part, &part.layer.k[0], args.step_tiles);
+    let first_row = part.rows.first + positions.start - part.rows.start;
+    let head_dim = keys.tensor.spec.head_dim;
+    let q = &args.q[first_row * n_heads * head_dim..][..n * n_heads * head_dim];
+    let queries = prepare(pool, &keys, q, &mut scratch.queries);
+    let weights = &args.weights[first_row * n_heads..][..n * n_heads];
+    let scores = score(isa, pool, &keys, &positions, [queries, weights], &mut scratch.scores);
+
+    let width = scores.len() / n;
+    let selected = DisjointMut::new(&mut selected[first_row * n_used..(first_row + n) * n_used]);
+    pool.for_each(n, &|row| {
+        let scores = &scores[row * width..][..=positions.start + row];
+        // SAFETY: one call of this job writes each row.
+        largest(scores, unsafe { selected.part(row * n_used..(row + 1) * n_used) });
+    });
+}
+
+/// Pads and rotates queries `[rows, head_dim]` like the keys.
+fn prepare<'a>(pool: &Pool, keys: &View<'_>, q: &[f32], queries: &'a mut Vec<f32>) -> &'a [f32] {
+    let (head_dim, dim, rotates) = (keys.tensor.spec.head_dim, keys.dim(), keys.tensor.spec.rotates);
+    queries.clear();
+    queries.resize(q.len() / head_dim * dim, 0.0);
+    let prepared = DisjointMut::new(queries);
+    pool.for_each(q.len() / head_dim, &|i| {
+        // SAFETY: one call of this job writes each query.
+        let out = unsafe { prepared.part(i * dim..(i + 1) * dim) };
+        prepare_query(rotates, &q[i * head_dim..(i + 1) * head_dim], out);
+    });
+    queries
+}
+
+/// Returns the scores of all tokens up to each position, `[rows, tokens]` in whole tiles.
+fn score<'a>(
+    isa: Isa,
+    pool: &Pool,
+    keys: &View<'_>,
+    positions: &Range<usize>,
+    [queries, weights]: [&[f32]; 2],
+    scores: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    let (n, dim, tile_of_rows) = (positions.len(), keys.dim(), positions.start / TILE);
+    let n_tiles = positions.end.div_ceil(TILE);
+    let width = n_tiles * TILE;
+    scores.clear();
+    scores.resize(n * width, 0.0);
+    let out = DisjointMut::new(scores);
+    pool.for_each(n_tiles.div_ceil(TILES_PER_BLOCK), &|block| {
+        let (mut row, mut tile) = (vec![0.0; dim], vec![[0.0; TILE]; dim]);
+        let of_block = block * TILES_PER_BLOCK..n_tiles.min((block + 1) * TILES_PER_BLOCK);
+        for first in of_block.map(|tile| tile * TILE) {
+            for token in first..positions.end.min(first + TILE) {
+                keys.read(tile_of_rows, token, &mut row);
+                tile.iter_mut().zip(&row).for_each(|(dim, &v)| dim[token - first] = v);
+            }
+            let of_rows =
+                queries.chunks_exact(queries.len() / n).zip(weights.chunks_exact(weights.len() / n));
+            for (i, (queries, weights)) in of_rows.enumerate() {
+                // SAFETY: one call of this job writes these tokens of each row.
+                let out = unsafe { out.part(i * width + first..i * width + first + TILE) };
+                let out: &mut [f32; TILE] = out.try_into().expect("a tile of scores");
+                let scores = TileScores { keys: &tile, queries, weights, out };
+                with_lanes!(isa, lanes => lanes.run(scores), _ => scores.run_scalar());
+            }
+        }
+    });
+    scores
+}
+
+/// Computes the scores of a tile of tokens for one row.
+struct TileScores<'a> {
+    /// `[dim, tokens]`
+    keys: &'a [[f32; TILE]],
+    /// `[n_heads, dim]`
+    queries: &'a [f32],
+    /// `[n_heads]`
+    weights: &'a [f32],
+    out: &'a mut [f32; TILE],
+}
+
+/// Heads that share the loads of keys.
+const HEADS: usize = 4;
+
+impl TileScores<'_> {
+    /// The reference: head after head, in f64.
+    fn run_scalar(self) {
+        for (token, out) in self.out.iter_mut().enumerate() {
+            let of_head = |(query, &weight): (&[f32], &f32)| {
+                let products = query.iter().zip(self.keys).map(|(&q, k)| f64::from(q) * f64::from(k[token]));
+                f64::from(weight) * products.sum::<f64>().max(0.0)
+            };
+            *out =
+                self.queries.chunks_exact(self.keys.len()).zip(self.weights).map(of_head).sum::<f64>() as f32;
+        }
+    }
+}
+
+impl Op for TileScores<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { keys, queries, weights, out } = self;
+        let dim = keys.len();
+        let mut total = lanes.splat(0.0);
+        let mut heads = weights.chunks_exact(HEADS).zip(queries.chunks_exact(HEADS * dim));
+        for (weights, queries) in &mut heads {
+            let queries: [&[f32]; HEADS] = std::array::from_fn(|n| &queries[n * dim..][..dim]);
+            let mut sums = [lanes.splat(0.0); HEADS];
+            for (d, key) in keys.iter().enumerate() {
+                let key = lanes.load(key);
+                for (sum, query) in sums.iter_mut().zip(queries) {
+                    *sum = lanes.mul_add(key, lanes.splat(query[d]), *sum);
+                }
+            }
+            for (sum, &weight) in sums.into_iter().zip(weights) {
+                total = lanes.mul_add(lanes.max(sum, lanes.splat(0.0)), lanes.splat(weight), total);
+            }
+        }
+        let rest = weights.len() / HEADS * HEADS;
+        for (&weight, query) in weights[rest..].iter().zip(queries[rest * dim..].chunks_exact(dim)) {
+            let mut sum = lanes.splat(0.0);
+            for (key, &q) in keys.iter().zip(query) {
+                sum = lanes.mul_add(lanes.load(key), lanes.splat(q), sum);
+            }
+            total = lanes.mul_add(lanes.max(sum, lanes.splat(0.0)), lanes.splat(weight), total);
+        }
+        lanes.store(total, out);
+    }
+}
+
+/// Writes the indices of the `out.len()` largest scores, the older of equal ones, ascending.
+fn largest(scores: &[f32], out: &mut [f32]) {
+    let mut tokens: Vec<u32> = (0..scores.len() as u32).collect();
+    let rank = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+    let n = out.len();
+    if n < tokens.len() {
+        tokens.select_nth_unstable_by(n, rank);
+    }
+    tokens[..n].sort_unstable();
+    out.iter_mut().zip(&tokens).for_each(|(out, &token)| *out = token as f32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_older_of_equal_scores_are_largest() {
+        let mut out = [0.0; 3];
+        largest(&[1.0, 3.0, 2.0, 2.0, -1.0, 3.0], &mut out);
+        assert_eq!(out, [1.0, 2.0, 5.0]);
+        largest(&[0.0; 5], &mut out);
+        assert_eq!(out, [0.0, 1.0, 2.0]);
+    }
+}

@@ -1,0 +1,245 @@
+//! Attention to selected tokens: see [`kvant_backend::Backend::attend_selected`].
+//!
+//! The keys and values of a row's tokens are decoded once, into scratch memory that a selection
+//! bounds, and read by all query heads.
+
+use kvant_backend::{AttendParams, KvBatchEntry};
+use kvant_codec::tile::{TILE, prepare_query, restore_row};
+
+use super::AttendArgs;
+use super::view::View;
+use crate::host::disjoint::DisjointMut;
+use crate::host::page::CpuPage;
+use crate::ops::channel_scales::HeadScales;
+use crate::ops::context::KernelContext;
+use crate::simd::vec16::{Lanes, Op, with_lanes};
+
+/// Scratch memory, reused between calls.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Decoded keys `[tokens, dim]`, and values unless they are part of the keys.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+/// Positions of the selected tokens, ascending, `[rows, n_used]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Positions<'a> {
+    pub of_rows: &'a [f32],
+    pub n_used: usize,
+}
+
+/// Query heads that share the loads of keys and values.
+const HEADS: usize = 4;
+/// Tokens that a thread decodes at a time.
+const DECODED: usize = 64;
+const LANES: usize = 16;
+
+/// Attends to the selected tokens of each row that has more than `n_used`.
+pub(crate) fn attend_selected(
+    mut context: KernelContext<'_, Scratch>,
+    args: AttendArgs<'_>,
+    Positions { of_rows, n_used }: Positions<'_>,
+    out: &mut [f32],
+) {
+    for part in args.parts {
+        for position in part.rows.start.max(n_used)..part.rows.end() {
+            let row = part.rows.first + position - part.rows.start;
+            let row = Row { part, position, row, selected: &of_rows[row * n_used..][..n_used] };
+            for kv_head in 0..args.p.n_kv_heads {
+                attend_row(context.reborrow(), args, row, kv_head, out);
+            }
+        }
+    }
+}
+
+/// A row and its tokens.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    part: &'a KvBatchEntry<'a, CpuPage>,
+    position: usize,
+    /// Index in the batch.
+    row: usize,
+    /// Positions of the tokens.
+    selected: &'a [f32],
+}
+
+fn attend_row(
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
+    AttendArgs { p, q, step_tiles, .. }: AttendArgs<'_>,
+    Row { part, position, row, selected }: Row<'_>,
+    kv_head: usize,
+    out: &mut [f32],
+) {
+    let keys = View::new(part, &part.layer.k[kv_head], step_tiles);
+    let values = View::new(part, part.layer.values(kv_head), step_tiles);
+    let own_values = (!part.layer.is_shared_kv()).then_some(&values);
+    let Scratch { keys: decoded_keys, values: decoded_values } = scratch;
+    for (view, decoded) in [(Some(&keys), &mut *decoded_keys), (own_values, &mut *decoded_values)] {
+        let Some(view) = view else { continue };
+        let dim = view.dim();
+        decoded.clear();
+        decoded.resize(selected.len() * dim, 0.0);
+        let decoded = DisjointMut::new(decoded);
+        pool.for_each(selected.len().div_ceil(DECODED), &|item| {
+            let first = item * DECODED;
+            for (i, &token) in selected.iter().enumerate().skip(first).take(DECODED) {
+                // SAFETY: one call of this job writes each token.
+                let decoded = unsafe { decoded.part(i * dim..(i + 1) * dim) };
+                view.read(position / TILE, token as usize, decoded);
+            }
+        });
+    }
+    let (decoded_keys, decoded_values) = match own_values {
+        Some(_) => (&*decoded_keys, &*decoded_values),
+        None => (&*decoded_keys, &*decoded_keys),
+    };
+
+    let balance = HeadScales::of(part, kv_head);
+    let (group, out) = (p.n_heads / p.n_kv_heads, DisjointMut::new(out));
+    let n_values = values.tensor.spec.stored_value_dim();
+    pool.for_each(group.div_ceil(HEADS), &|item| {
+        let heads = kv_head * group + item * HEADS..kv_head * group + group.min((item + 1) * HEADS);
+        let mut queries = vec![0.0; HEADS * keys.dim()];
+        for (head, query) in heads.clone().zip(queries.chunks_exact_mut(keys.dim())) {
+            let mut own = q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim].to_vec();
+            if let Some(balance) = &balance {
+                balance.query.apply(0..p.k_head_dim, &own.clone(), &mut own);
+            }
+            prepare_query(keys.tensor.spec.rotates, &own, query);
+        }
+        let n = selected.len();
+        let (mut weights, mut sums) = (vec![0.0; HEADS * n], vec![0.0; HEADS * n_values]);
+        let rows = HeadRows { rows: decoded_keys, dim: keys.dim(), of_heads: &queries, out: &mut weights };
+        with_lanes!(isa, lanes => lanes.run(Scores(rows)), _ => rows.score());
+        weights.chunks_exact_mut(n).for_each(|scores| softmax(p, scores));
+        let rows = HeadRows { rows: decoded_values, dim: values.dim(), of_heads: &weights, out: &mut sums };
+        with_lanes!(isa, lanes => lanes.run(Sums(rows)), _ => rows.sum());
+        for (head, sums) in heads.zip(sums.chunks_exact_mut(n_values)) {
+            let at = (row * p.n_heads + head) * p.v_head_dim;
+            // SAFETY: one call of this job writes the output of each head.
+            let out = unsafe { out.part(at..at + p.v_head_dim) };
+            restore_row(values.tensor.spec.rotates, sums, out);
+            if let Some(of_out) = balance.as_ref().and_then(|balance| balance.out) {
+                of_out.apply(0..p.v_head_dim, &out.to_vec(), out);
+            }
+        }
+    });
+}
+
+/// Replaces the products of a query and keys by attention weights.
+fn softmax(p: &AttendParams, scores: &mut [f32]) {
+    for score in &mut *scores {
+        *score *= p.scale;
+        if let Some(cap) = p.soft_cap {
+            // A score that is not finite must not become the cap.
+            *score = cap * (*score / cap).tanh() + 0.0 * *score;
+        }
+    }
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    scores.iter_mut().for_each(|score| *score = (*score - max).exp());
+    let by = 1.0 / scores.iter().map(|&weight| f64::from(weight)).sum::<f64>() as f32;
+    scores.iter_mut().for_each(|weight| *weight *= by);
+}
+
+/// Decoded rows, what heads multiply with them, and the results.
+struct HeadRows<'a> {
+    /// `[tokens, dim]`
+    rows: &'a [f32],
+    dim: usize,
+    /// Queries `[HEADS, dim]`, or weights `[HEADS, tokens]`; zero beyond the heads of a group.
+    of_heads: &'a [f32],
+    /// Scores `[HEADS, tokens]`, or the first values of weighted sums `[HEADS, n]`.
+    out: &'a mut [f32],
+}
+
+impl HeadRows<'_> {
+    /// The reference of [`Scores`], in f64.
+    fn score(self) {
+        let n = self.rows.len() / self.dim;
+        for (query, out) in self.of_heads.chunks_exact(self.dim).zip(self.out.chunks_exact_mut(n)) {
+            for (row, out) in self.rows.chunks_exact(self.dim).zip(out) {
+                let products = query.iter().zip(row).map(|(&q, &k)| f64::from(q) * f64::from(k));
+                *out = products.sum::<f64>() as f32;
+            }
+        }
+    }
+
+    /// The reference of [`Sums`], in f64.
+    fn sum(self) {
+        let (n, width) = (self.rows.len() / self.dim, self.out.len() / HEADS);
+        for (weights, out) in self.of_heads.chunks_exact(n).zip(self.out.chunks_exact_mut(width)) {
+            for (i, out) in out.iter_mut().enumerate() {
+                let values = self.rows.iter().skip(i).step_by(self.dim);
+                *out = weights.iter().zip(values).map(|(&w, &v)| f64::from(w) * f64::from(v)).sum::<f64>()
+                    as f32;
+            }
+        }
+    }
+}
+
+/// Computes the product of each query and each row.
+struct Scores<'a>(HeadRows<'a>);
+
+impl Op for Scores<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let HeadRows { rows, dim, of_heads, out } = self.0;
+        let (n, width) = (rows.len() / dim, dim / LANES);
+        let of_heads = of_heads.as_chunks::<LANES>().0;
+        let of_heads: [_; HEADS] = std::array::from_fn(|head| &of_heads[head * width..][..width]);
+        for (i, row) in rows.as_chunks::<LANES>().0.chunks_exact(width).enumerate() {
+            let mut sums = [lanes.splat(0.0); HEADS];
+            for (d, x) in row.iter().enumerate() {
+                let x = lanes.load(x);
+                for (sum, query) in sums.iter_mut().zip(of_heads) {
+                    *sum = lanes.mul_add(x, lanes.load(&query[d]), *sum);
+                }
+            }
+            for (head, sum) in sums.into_iter().enumerate() {
+                out[head * n + i] = lanes.sum(sum);
+            }
+        }
+    }
+}
+
+/// Computes the sum of the rows for each head, weighted.
+struct Sums<'a>(HeadRows<'a>);
+
+/// Vectors of a row that are summed at once.
+const TOGETHER: usize = 4;
+
+impl Op for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(mut self, lanes: L) {
+        let width = self.0.out.len() / HEADS / LANES;
+        let in_groups = width / TOGETHER * TOGETHER;
+        (0..in_groups).step_by(TOGETHER).for_each(|first| self.0.sum_columns::<L, TOGETHER>(lanes, first));
+        (in_groups..width).for_each(|first| self.0.sum_columns::<L, 1>(lanes, first));
+    }
+}
+
+impl HeadRows<'_> {
+    /// Sums vectors `first..first + W` of the rows.
+    #[inline(always)]
+    fn sum_columns<L: Lanes, const W: usize>(&mut self, lanes: L, first: usize) {
+        let (n, n_values) = (self.rows.len() / self.dim, self.out.len() / HEADS);
+        let mut sums = [[lanes.splat(0.0); W]; HEADS];
+        for (i, row) in self.rows.chunks_exact(self.dim).enumerate() {
+            let row = &row[first * LANES..].as_chunks::<LANES>().0[..W];
+            let row: [L::Floats; W] = std::array::from_fn(|w| lanes.load(&row[w]));
+            for (head, sums) in sums.iter_mut().enumerate() {
+                let weight = lanes.splat(self.of_heads[head * n + i]);
+                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum = lanes.mul_add(x, weight, *sum));
+            }
+        }
+        for (head, sums) in sums.into_iter().enumerate() {
+            let out = &mut self.out[head * n_values + first * LANES..].as_chunks_mut::<LANES>().0[..W];
+            sums.into_iter().zip(out).for_each(|(sum, out)| lanes.store(sum, out));
+        }
+    }
+}

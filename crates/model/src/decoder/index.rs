@@ -1,0 +1,98 @@
+//! Attention to selected tokens; [`TokenIndex`] has the equations.
+
+use kvant_backend::{Backend, Heads, Input, KvBatchEntry, Norm, Page, RopeParams, Selected, Selection};
+
+use super::mla::output;
+use super::{Decoder, Product, StepContext, StepRows, kv_entries};
+use crate::weights::{IndexWeights, LatentAttention};
+use crate::{ModelError, TokenIndex};
+
+/// Epsilon of the LayerNorm of keys, which no file gives.
+const KEY_EPS: f32 = 1e-6;
+
+impl<B: Backend> Decoder<B> {
+    /// Selects the tokens that the rows of layer `index` attend to, if it selects some itself. Reads
+    /// the layer's input and its low-rank queries.
+    pub(super) fn select_tokens(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
+        attention: &LatentAttention<B>,
+    ) -> Result<(), ModelError> {
+        let (Some(weights), Some(of)) = (&attention.index, self.layers()[index].index) else {
+            return Ok(());
+        };
+        self.project_index(step, index, of, attention, weights)?;
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
+        let [_, keys] = &act.index_k;
+        let of_index = StepRows { what: "keys of the index", x: keys, width: of.dim, n: rows };
+        self.check_rows(backend, step.parts, index, of_index)?;
+        let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
+        let index_entries = &mut index_entries(entries);
+        // A shared-KV tensor has no values of its own.
+        backend.kv_append(index_entries, keys, keys, act.step_tiles.as_mut())?;
+        let selection = Selection { n_heads: of.n_heads, n_used: of.n_used };
+        let (q, heads, step_tiles) = (&act.index_q, &act.index_heads, act.step_tiles.as_ref());
+        Ok(backend.select_tokens(selection, index_entries, q, heads, step_tiles, &mut act.selected)?)
+    }
+
+    /// Computes the queries, the key and the weights of heads.
+    fn project_index(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        TokenIndex { n_heads, dim, pairing, .. }: TokenIndex,
+        attention: &LatentAttention<B>,
+        weights: &IndexWeights<B>,
+    ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        let input =
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
+        let [key, normed_key] = &mut act.index_k;
+        let of_input = Product { input, low_rank: None };
+        let outputs = &mut [output(&weights.key, key), output(&weights.heads, &mut act.index_heads)];
+        self.project(backend, of_input, outputs, &mut act.low)?;
+        let (_, norm) = attention.of_queries.as_ref().expect("an index has low-rank queries");
+        let input = Input { x: &act.q_low_rank, norm: Some(self.normed(norm)), first_row: 0, rows };
+        let of_queries = Product { input, low_rank: None };
+        self.project(backend, of_queries, &mut [output(&weights.queries, &mut act.index_q)], &mut act.low)?;
+
+        let [weight, bias] = &weights.key_norm;
+        backend.layer_norm(key, rows, Norm { weight, eps: KEY_EPS }, Some(bias), normed_key)?;
+        let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
+        let rope = RopeParams { pairing, ..rope };
+        for (x, n) in [(&mut act.index_q, n_heads), (normed_key, 1)] {
+            backend.rope(x, rows, Heads { n, dim }, None, rope, angles)?;
+        }
+        Ok(())
+    }
+
+    /// Computes attention of layer `index`, over the selected tokens alone in rows that have more.
+    pub(super) fn attend_to_selected(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
+        TokenIndex { n_used, .. }: TokenIndex,
+    ) -> Result<(), ModelError> {
+        let (backend, act) = (step.backend, &mut *step.act);
+        let params = self.layers()[index].attend_params();
+        let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
+        let (q, step_tiles) = (&act.q, act.step_tiles.as_ref());
+        // Sequences with rows that attend to all tokens, before the others.
+        entries.sort_by_key(|part| part.rows.start >= n_used);
+        let n_whole = entries.partition_point(|part| part.rows.start < n_used);
+        if n_whole > 0 {
+            backend.attend(&params, &entries[..n_whole], q, None, step_tiles, &mut act.attended)?;
+        }
+        let selected = Selected { positions: &act.selected, n_used };
+        Ok(backend.attend_selected(&params, entries, q, selected, step_tiles, &mut act.attended)?)
+    }
+}
+
+/// Returns the sequences as the index of their layer processes them.
+pub(super) fn index_entries<'a, P: Page>(entries: &'a mut [KvBatchEntry<'_, P>]) -> Vec<KvBatchEntry<'a, P>> {
+    entries.iter_mut().filter_map(KvBatchEntry::index).collect()
+}

@@ -1,0 +1,38 @@
+//! Weights of an index that selects tokens; [`TokenIndex`] has its equations.
+
+use kvant_backend::Backend;
+
+use super::Loader;
+use crate::{Config, ModelError, TokenIndex};
+
+/// Weights of an index. Matrices are `[n_out, n_in]`.
+pub(crate) struct IndexWeights<B: Backend> {
+    /// Of queries, from the low-rank ones of attention, `[n_heads * dim, q_rank]`.
+    pub(crate) queries: B::Matrix,
+    /// Of the key, `[dim, n_embd]`.
+    pub(crate) key: B::Matrix,
+    /// LayerNorm of the key and its bias, `[dim]`.
+    pub(crate) key_norm: [B::Buffer; 2],
+    /// Of the weights of heads, `[n_heads, n_embd]`.
+    pub(crate) heads: B::Matrix,
+}
+
+impl<B: Backend> Loader<'_, B> {
+    /// Loads the index of layer `index`, if it selects tokens itself.
+    pub(super) fn index(&mut self, c: &Config, index: usize) -> Result<Option<IndexWeights<B>>, ModelError> {
+        let spec = &c.layers[index];
+        let Some(TokenIndex { n_heads, dim, .. }) = spec.index.filter(|index| index.selects) else {
+            return Ok(None);
+        };
+        let q_rank = spec.latent.and_then(|latent| latent.q_rank).expect("an index has low-rank queries");
+        let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
+        let norm = ["k_norm.weight", "k_norm.bias"].map(|suffix| self.vector(&name(suffix), dim));
+        let [weight, bias] = norm;
+        Ok(Some(IndexWeights {
+            queries: self.matrix(&name("attn_q_b.weight"), q_rank, n_heads * dim)?,
+            key: self.matrix(&name("attn_k.weight"), c.n_embd, dim)?,
+            key_norm: [weight?, bias?],
+            heads: self.matrix(&name("proj.weight"), c.n_embd, n_heads)?,
+        }))
+    }
+}
