@@ -6,7 +6,7 @@ use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
 use crate::error::HfError;
-use crate::family::{Family, Layers};
+use crate::family::Family;
 use crate::folder::Object;
 use crate::metadata::{Keys, Sizes};
 
