@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Creates tiny random models with EAGLE-3 draft heads (arXiv 2503.01840), and their predictions.
+"""Creates tiny random models with EAGLE-3 (arXiv 2503.01840) and DFlash (arXiv 2602.06036) draft
+heads, and their predictions.
 
-`transformers` has no such heads. Here the layer of one is built from a Llama of one layer, whose
-rotary embedding, feed-forward layer and norms are used; the features are taken from a
-`transformers` model by hooks.
+`transformers` has no such heads. Here the layer of an EAGLE-3 head is built from a Llama of one
+layer, whose rotary embedding, feed-forward layer and norms are used, those of a DFlash head from a
+Qwen3; the features are taken from a `transformers` model by hooks.
 
 In `crates/engine/tests/heads` a folder is written for every model:
 
@@ -100,6 +101,146 @@ HEADS = [
 ]
 
 
+# Tokens of a block that Kvant drafts at once, the last known one included.
+N_BLOCK = 8
+MASK = 63
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """A DFlash head of a model."""
+
+    layer: Spec
+    layers: tuple[int, ...]  # whose input it reads
+
+    @property
+    def name(self) -> str:
+        return self.layer.name.split("-")[-1]
+
+
+BLOCKS = {
+    "llama-h64-g2-six": [
+        BlockSpec(Spec("qwen3-h64-g2-block", hidden=32, heads=2, kv_heads=1, head_dim=64, layers=2), (1, 3, 5)),
+    ],
+}
+
+
+def features_of(model: torch.nn.Module, layers: tuple[int, ...], tokens: list[int]) -> torch.Tensor:
+    """Returns the residual stream before some layers of a model, `[tokens, layers * hidden]`."""
+    found = {}
+    inner = model.model
+    places = [*inner.layers, inner.norm]
+
+    def keep(index: int) -> Any:
+        return lambda _, args, kwargs: found.update({index: (args or (kwargs["hidden_states"],))[0][0]})
+
+    hooks = [places[index].register_forward_pre_hook(keep(index), with_kwargs=True) for index in set(layers)]
+    inner(torch.tensor([tokens]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.cat([found[index] for index in layers], dim=-1)
+
+
+class BlockHead:
+    """A DFlash head of a model, whose embedding and output matrix it has."""
+
+    def __init__(self, spec: BlockSpec, model: torch.nn.Module) -> None:
+        self.spec, self.model = spec, model
+        self.qwen = build_model(spec.layer)
+        for layer in self.qwen.model.layers:  # a mask is what it attends to: few tokens, and much of them
+            layer.self_attn.q_norm.weight.data *= 4.0
+            layer.self_attn.o_proj.weight.data *= 4.0
+        m, n = spec.layer.hidden, len(spec.layers) * model.config.hidden_size
+        self.fc = (n**-0.5 * torch.randn(m, n)).half().float()
+        self.hidden_norm = 1 + 0.3 * torch.randn(m)
+
+    @torch.no_grad()
+    def chain(self, tokens: list[int]) -> tuple[list[int], list[float]]:
+        """Returns the draft tokens after tokens, the last of which was not prefilled."""
+        known = len(tokens) - 1
+        f = features_of(self.model, self.spec.layers, tokens[:-1])
+        c = rms_norm(f @ self.fc.T, self.hidden_norm.shape, self.hidden_norm, EPS)
+        block = torch.tensor([tokens[-1], *(N_BLOCK - 1) * [MASK]])
+        x = self.model.model.embed_tokens.weight[block]
+        places = torch.arange(known + N_BLOCK)[None]
+        cos, sin = self.qwen.model.rotary_emb(x[None], places)
+        for layer in self.qwen.model.layers:
+            own, n = layer.self_attn, layer.input_layernorm(x)
+            both = torch.cat([c, n])
+            heads = (1, -1, self.qwen.config.num_key_value_heads, self.qwen.config.head_dim)
+            q = own.q_norm(own.q_proj(n).view(1, N_BLOCK, -1, heads[-1])).transpose(1, 2)
+            k = own.k_norm(own.k_proj(both).view(heads)).transpose(1, 2)
+            v = own.v_proj(both).view(heads).transpose(1, 2)
+            q, _ = apply_rotary_pos_emb(q, q, cos[:, known:], sin[:, known:])
+            k, _ = apply_rotary_pos_emb(k, k, cos, sin)
+            attended = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            x = x + own.o_proj(attended.transpose(1, 2).reshape(N_BLOCK, -1))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        logits = self.qwen.model.norm(x[1 : N_CHAIN + 1]) @ self.model.lm_head.weight.T
+        best = logits.topk(2)
+        return best.indices[:, 0].tolist(), (best.values[:, 0] - best.values[:, 1]).tolist()
+
+    def write(self, path: Path) -> None:
+        """Writes it as GGUF."""
+        writer = gguf.GGUFWriter(path, "dflash")
+        write_metadata(writer, self.spec.layer, self.qwen, 0)
+        writer.add_uint32("dflash.block_size", 16)
+        writer.add_array("dflash.target_layers", list(self.spec.layers))
+        writer.add_mask_token_id(MASK)
+        writer.add_tensor("fc.weight", self.fc.half().numpy())
+        writer.add_tensor("enc.output_norm.weight", self.hidden_norm.numpy())
+        for name, stored in stored_tensors(self.spec.layer, self.qwen):
+            if name not in ("token_embd.weight", "output.weight"):
+                writer.add_tensor(name, stored)
+        write_file(writer)
+
+    def describe(self, path: Path) -> None:
+        """Writes the description of its folder beside the GGUF file `path`."""
+        sizes = self.spec.layer
+        config = {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "hidden_size": sizes.hidden,
+            "intermediate_size": sizes.ffn,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": EPS,
+            "rope_theta": sizes.theta,
+            "max_position_embeddings": CONTEXT,
+            "vocab_size": N_VOCAB,
+            "tie_word_embeddings": False,
+            "block_size": 16,
+            # Numbers are those of layers whose output is read.
+            "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [index - 1 for index in self.spec.layers]},
+        }
+        named = {"fc.weight": self.fc, "hidden_norm.weight": self.hidden_norm}
+        kept = {name.removeprefix("model."): weight for name, weight in self.qwen.named_parameters()}
+        named |= {name: weight.detach() for name, weight in kept.items() if "embed" not in name and "lm_head" not in name}
+        write_description(path, config, list_tensors(path, named))
+
+
+def list_tensors(path: Path, named: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Returns the tensors of a folder with the places of their values in the GGUF file `path`."""
+    tensors = {name: rows for name, rows in rows_of(path).items() if name != "d2t"}
+    places = {name: {row.tobytes(): i for i, row in enumerate(rows)} for name, rows in tensors.items()}
+    listed = []
+    for name, weight in named.items():
+        place = find(weight.numpy(), tensors, places)
+        assert place, name
+        listed.append({"name": name, "shape": list(weight.shape), **place})
+    return listed
+
+
+def write_description(path: Path, config: dict[str, Any], listed: list[dict[str, Any]]) -> None:
+    """Writes the description of a folder beside the GGUF file `path`."""
+    lines = ",\n".join(json.dumps(tensor, separators=(",", ":")) for tensor in listed)
+    text = f'{{"config": {json.dumps(config, separators=(",", ":"))},\n"tensors": [\n{lines}\n]}}\n'
+    path.with_suffix(".json").write_text(text)
+
+
 class Head:
     """An EAGLE-3 head of a model."""
 
@@ -130,21 +271,6 @@ class Head:
         if not spec.n_draft_vocab:
             self.ids = torch.arange(N_VOCAB)
 
-    def features(self, tokens: list[int]) -> torch.Tensor:
-        """Returns the residual stream before the layers, `[tokens, layers * hidden]`."""
-        found = {}
-        inner = self.model.model
-        places = [*inner.layers, inner.norm]
-
-        def keep(index: int) -> Any:
-            return lambda _, args, kwargs: found.update({index: (args or (kwargs["hidden_states"],))[0][0]})
-
-        hooks = [places[index].register_forward_pre_hook(keep(index), with_kwargs=True) for index in set(self.layers)]
-        inner(torch.tensor([tokens]), use_cache=False)
-        for hook in hooks:
-            hook.remove()
-        return torch.cat([found[index] for index in self.layers], dim=-1)
-
     def run(self, tokens: list[int], g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns logits and residual stream of the last token; the inputs are tokens with the
         hidden states of
@@ -166,7 +292,7 @@ class Head:
     @torch.no_grad()
     def chain(self, tokens: list[int]) -> tuple[list[int], list[float]]:
         """Returns the chain of draft tokens after tokens, the last of which was not prefilled."""
-        f = self.features(tokens[:-1])
+        f = features_of(self.model, self.layers, tokens[:-1])
         g = (rms_norm(f, f.shape[-1:], self.fc_norm, EPS) if self.spec.before_fc else f) @ self.fc.T
         tokens, chain, leads = tokens[1:], [], []
         for _ in range(N_CHAIN):
@@ -240,23 +366,15 @@ class Head:
         if "speculators_model_type" in spec.config:
             config = {"transformer_layer_config": {"model_type": "llama", **config}}
         config |= spec.config
-        tensors = {name: rows for name, rows in rows_of(path).items() if name != "d2t"}
-        places = {name: {row.tobytes(): i for i, row in enumerate(rows)} for name, rows in tensors.items()}
-        listed = []
-        for name, weight in self.own().items():
-            values = weight.numpy()
-            name = name.replace("layer.", spec.prefix, 1) if name.startswith("layer.") else name
-            place = find(values, tensors, places)
-            assert place, name
-            listed.append({"name": name, "shape": list(values.shape), **place})
+        own = self.own().items()
+        named = {name.replace("layer.", spec.prefix, 1) if name.startswith("layer.") else name: weight for name, weight in own}
+        listed = list_tensors(path, named)
         if spec.n_draft_vocab:
             differences = (self.ids - torch.arange(len(self.ids))).tolist()
             is_used = [int(token in self.ids) for token in range(N_VOCAB)]
             listed.append({"name": "d2t", "shape": [len(differences)], "dtype": "I64", "values": differences})
             listed.append({"name": "t2d", "shape": [N_VOCAB], "dtype": "BOOL", "values": is_used})
-        lines = ",\n".join(json.dumps(tensor, separators=(",", ":")) for tensor in listed)
-        text = f'{{"config": {json.dumps(config, separators=(",", ":"))},\n"tensors": [\n{lines}\n]}}\n'
-        path.with_suffix(".json").write_text(text)
+        write_description(path, config, listed)
 
 
 def main() -> None:
@@ -266,8 +384,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         model = build_model(target)
         write_gguf(folder / "model.gguf", target, model)
-        for spec in heads:
-            head = Head(spec, model)
+        blocks = [BlockHead(spec, model) for spec in BLOCKS.get(target.name, [])]
+        for head in [*(Head(spec, model) for spec in heads), *blocks]:
+            spec = head.spec
             tokens, chains, leads = good_text(replace(spec.layer, name=f"{target.name}-{spec.name}"), head)
             path = folder / f"{spec.name}.gguf"
             head.write(path)

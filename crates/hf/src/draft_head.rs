@@ -1,5 +1,5 @@
-//! EAGLE-3 draft heads (arXiv 2503.01840): their configuration and tensors, as SafeAILab,
-//! SpecForge, speculators and ModelOpt save them, under the names of llama.cpp's converter.
+//! Draft heads: EAGLE-3 (arXiv 2503.01840) as SafeAILab, SpecForge, speculators and ModelOpt save
+//! it, and DFlash (arXiv 2602.06036) as Z-Lab does, under the names of llama.cpp's converter.
 //!
 //! A head has no tokenizer: its tokens are those of its model.
 
@@ -7,7 +7,7 @@ use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufWriter};
 
 use crate::error::{HfError, TensorFault};
-use crate::family::{Default, Family, LLAMA};
+use crate::family::{Default, Family, LLAMA, QWEN2};
 use crate::folder::{Folder, Json, Object, shown};
 use crate::metadata::{self, Keys, Sizes};
 use crate::recipe::{ConvertedTensor, Recipe, Values};
@@ -20,11 +20,77 @@ use crate::tensors::{TensorKey, Tensors};
 const CLASSES: [&str; 4] =
     ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"];
 /// Names of other draft heads.
-const OTHERS: [&str; 4] =
-    ["DFlashDraftModel", "DFlashSpeculator", "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"];
+const OTHERS: [&str; 3] = ["DFlashSpeculator", "EagleLlamaForCausalLM", "LlamaForCausalLMEagle"];
 
-/// The layer of a head.
-const EAGLE3: Family = Family {
+/// Kinds of heads.
+struct Kind {
+    /// The layers of a head.
+    family: &'static Family,
+    /// The name in messages.
+    name: &'static str,
+    /// Global modules here and in GGUF.
+    modules: &'static [(&'static str, &'static str)],
+    /// Modules of a layer here and in GGUF.
+    of_layer: &'static [(&'static str, &'static str)],
+    /// Whether heads of queries and keys are permuted, for RoPE on neighbours.
+    interleaves: bool,
+}
+
+static EAGLE3: Kind = Kind {
+    family: &EAGLE3_LAYER,
+    name: "an EAGLE-3 draft head",
+    modules: &[
+        ("fc", "fc"),
+        ("input_norm", "enc.output_norm"),
+        ("norm", "output_norm"),
+        ("lm_head", "output"),
+        ("embed_tokens", "token_embd"),
+    ],
+    of_layer: &[
+        ("input_layernorm", "attn_norm"),
+        ("hidden_norm", "attn_norm_2"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ],
+    interleaves: true,
+};
+
+static DFLASH: Kind = Kind {
+    family: &DFLASH_LAYER,
+    name: "a DFlash draft head",
+    modules: &[
+        ("fc", "fc"),
+        ("hidden_norm", "enc.output_norm"),
+        ("norm", "output_norm"),
+        ("lm_head", "output"),
+        ("embed_tokens", "token_embd"),
+    ],
+    of_layer: &[
+        ("input_layernorm", "attn_norm"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_norm", "attn_q_norm"),
+        ("self_attn.k_norm", "attn_k_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+    ],
+    interleaves: false,
+};
+
+static DFLASH_LAYER: Family = Family { class: "DFlashDraftModel", arch: "dflash", ..QWEN2 };
+
+/// The layer of an EAGLE-3 head.
+static EAGLE3_LAYER: Family = Family {
     class: "LlamaForCausalLMEagle3",
     arch: "eagle3",
     defaults: &[("max_position_embeddings", Default::Size(2048))],
@@ -49,29 +115,8 @@ const NESTED_FLAGS: [(&str, bool); 4] = [
     ("use_mtp_layernorm", false),
 ];
 
-/// Global modules here and in GGUF.
-const MODULES: [(&str, &str); 5] = [
-    ("fc", "fc"),
-    ("input_norm", "enc.output_norm"),
-    ("norm", "output_norm"),
-    ("lm_head", "output"),
-    ("embed_tokens", "token_embd"),
-];
-/// Prefixes of the layer.
-const LAYER: [&str; 2] = ["midlayer.", "layers.0."];
-/// Its modules here and in GGUF.
-const OF_LAYER: [(&str, &str); 10] = [
-    ("input_layernorm", "attn_norm"),
-    ("hidden_norm", "attn_norm_2"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
+/// Prefixes of layers, the first of which has no number.
+const LAYER: [&str; 2] = ["midlayer.", "layers."];
 /// Prefixes of tensors that only training needs.
 const UNUSED: [&str; 4] = ["t2d", "verifier_norm.", "verifier_lm_head.", "rotary_emb."];
 /// The model's token for each of the head's: differences here, tokens in GGUF.
@@ -85,7 +130,7 @@ pub(crate) fn is_head(config: Object<'_>) -> bool {
             config.value("draft_vocab_size").is_some()
                 && config.value("num_hidden_layers").is_some_and(|n| *n == 1)
         }
-        Some(class) => CLASSES.contains(&class) || OTHERS.contains(&class),
+        Some(class) => CLASSES.contains(&class) || class == DFLASH_LAYER.class || OTHERS.contains(&class),
         None => false,
     }
 }
@@ -102,20 +147,24 @@ pub(crate) fn open(config: Json, mut folder: Folder, name: &str) -> Result<Gguf,
     let object = config.object()?;
     let unsupported = |what| Err(HfError::Unsupported { path: object.path.to_owned(), what });
     if let Some(other) = class(object).filter(|class| OTHERS.contains(class)) {
-        return unsupported(format!("'{other}' is not supported: of draft heads only EAGLE-3"));
+        return unsupported(format!("'{other}' is not supported: of draft heads only EAGLE-3 and DFlash"));
     }
+    let kind = if class(object) == Some(DFLASH_LAYER.class) { &DFLASH } else { &EAGLE3 };
     if object.value("quantization_config").is_some() {
         let what = "quantized weights of a draft head are not read: use it in bf16, f16 or f32";
         return unsupported(what.to_owned());
     }
-    let config = config.with_nested("transformer_layer_config").with_defaults(EAGLE3.defaults);
+    let config = config.with_nested("transformer_layer_config").with_defaults(kind.family.defaults);
     let config = config.object()?;
     let shards = Shards::open(&mut folder)?;
     let mut writer = GgufWriter::new();
-    let sizes = metadata::write(&mut writer, config, &EAGLE3, name)?;
-    write_keys(&mut writer, config)?;
-    let mut tensors = tensors(&shards, config, &sizes)?;
-    for (name, divisors) in scaling::write(&mut writer, config, &EAGLE3, &sizes)? {
+    let sizes = metadata::write(&mut writer, config, kind.family, name)?;
+    match kind.family.arch {
+        "dflash" => write_block_keys(&mut writer, config)?,
+        _ => write_keys(&mut writer, config)?,
+    }
+    let mut tensors = tensors(&shards, config, kind, &sizes)?;
+    for (name, divisors) in scaling::write(&mut writer, config, kind.family, &sizes)? {
         tensors.add_constant(name, &divisors);
     }
     tensors.declare(&mut writer)?;
@@ -124,14 +173,41 @@ pub(crate) fn open(config: Json, mut folder: Folder, name: &str) -> Result<Gguf,
     Ok(Gguf::from_virtual(&writer, &path, files, Box::new(tensors.with(shards)))?)
 }
 
-/// Writes the keys that only heads have.
+/// Writes the keys that only DFlash heads have.
+fn write_block_keys(writer: &mut GgufWriter, config: Object<'_>) -> Result<(), HfError> {
+    const NESTED: &str = "dflash_config";
+    const LAYERS: &str = "target_layer_ids";
+    let nested = config.object(NESTED)?;
+    for unknown in ["conv_kernel_size", "selector_rank", "attention_value_scale", "use_swa"] {
+        if let Some(got) = nested.value(unknown).filter(|value| !value.is_null() && **value != false) {
+            return Err(nested.bad(unknown, "nothing", shown(got)));
+        }
+    }
+    writer.set("tokenizer.ggml.mask_token_id", nested.size("mask_token_id")?)?;
+    let mut keys = Keys { writer, arch: DFLASH_LAYER.arch };
+    let own = nested.find_size("block_size")?;
+    keys.set("block_size", own.or(config.find_size("block_size")?).unwrap_or(16))?;
+    // Numbers are those of layers whose output is read: the input of the next ones.
+    let ids = nested.find_array(LAYERS)?.or(config.find_array(LAYERS)?).unwrap_or_default();
+    let layer = |id: &serde_json::Value| {
+        let layer = id.as_u64().and_then(|id| u32::try_from(id.saturating_add(1)).ok());
+        layer.ok_or_else(|| nested.bad(LAYERS, "numbers of layers", shown(id)))
+    };
+    keys.set_array("target_layers", ids.iter().map(layer).collect::<Result<Vec<_>, _>>()?)?;
+    match config.find_bool("is_causal")?.or(nested.find_bool("causal")?) {
+        Some(is_causal) => keys.set("attention.causal", is_causal),
+        None => Ok(()),
+    }
+}
+
+/// Writes the keys that only EAGLE-3 heads have.
 fn write_keys(writer: &mut GgufWriter, config: Object<'_>) -> Result<(), HfError> {
     const RESIDUAL: &str = "norm_before_residual";
     let kinds = config.find_array("layer_types")?.unwrap_or_default();
     if let Some(kind) = kinds.iter().find(|kind| **kind != "full_attention") {
         return Err(config.bad("layer_types", "full_attention", shown(kind)));
     }
-    let mut keys = Keys { writer, arch: EAGLE3.arch };
+    let mut keys = Keys { writer, arch: EAGLE3_LAYER.arch };
     let n_embd = config.size("hidden_size")?;
     keys.set("target_hidden_size", config.find_size("target_hidden_size")?.unwrap_or(n_embd))?;
     let layers = target_layers(config)?;
@@ -173,7 +249,7 @@ fn target_layers(config: Object<'_>) -> Result<Vec<u32>, HfError> {
 }
 
 /// Maps every tensor to GGUF.
-fn tensors(shards: &Shards, config: Object<'_>, sizes: &Sizes) -> Result<Tensors, HfError> {
+fn tensors(shards: &Shards, config: Object<'_>, kind: &Kind, sizes: &Sizes) -> Result<Tensors, HfError> {
     let mut all = Vec::new();
     for (name, stored) in shards.tensors() {
         let short = name.strip_prefix("model.").unwrap_or(name);
@@ -184,14 +260,14 @@ fn tensors(shards: &Shards, config: Object<'_>, sizes: &Sizes) -> Result<Tensors
             all.push(((0, TARGET_IDS.to_owned()), Recipe::constant(&target_ids(name, stored, shards)?)));
             continue;
         }
-        let unknown = || HfError::Unknown { name: name.to_owned(), family: EAGLE3.class };
-        let place = place(short).ok_or_else(unknown)?;
-        let recipe = recipe(name, &place, stored, shards, sizes)?;
+        let unknown = || HfError::Unknown { name: name.to_owned(), family: kind.family.class };
+        let place = place(short, kind).ok_or_else(unknown)?;
+        let recipe = recipe(name, &place, stored, shards, (kind, sizes))?;
         all.push((place, recipe));
     }
     let has = |all: &[(TensorKey, Recipe)], name: &str| all.iter().any(|((_, ours), _)| ours == name);
     if !has(&all, "fc.weight") {
-        let of = Some("config.json describes an EAGLE-3 draft head".to_owned());
+        let of = Some(format!("config.json describes {}", kind.name));
         return Err(HfError::Missing { name: "fc.weight".to_owned(), of });
     }
     let mut embeddings = shards.tensors().filter(|(name, _)| name.ends_with("embed_tokens.weight"));
@@ -200,22 +276,28 @@ fn tensors(shards: &Shards, config: Object<'_>, sizes: &Sizes) -> Result<Tensors
         && let Some((name, stored)) = embeddings.next()
     {
         let place = (0, "output.weight".to_owned());
-        let recipe = recipe(name, &place, stored, shards, sizes)?;
+        let recipe = recipe(name, &place, stored, shards, (kind, sizes))?;
         all.push((place, recipe));
     }
     Ok(Tensors::new(all))
 }
 
 /// Returns the place of a tensor in GGUF; `None` for an unknown tensor.
-fn place(name: &str) -> Option<TensorKey> {
+fn place(name: &str, kind: &Kind) -> Option<TensorKey> {
     let find = |all: &[(&str, &'static str)], name: &str| {
         let module = name.strip_suffix(".weight")?;
         all.iter().find(|(theirs, _)| *theirs == module).map(|(_, ours)| format!("{ours}.weight"))
     };
-    match LAYER.iter().find_map(|prefix| name.strip_prefix(prefix)) {
-        Some(rest) => Some((1, find(&OF_LAYER, rest)?)),
-        None => Some((0, find(&MODULES, name)?)),
-    }
+    let Some(rest) = LAYER.iter().find_map(|prefix| name.strip_prefix(prefix)) else {
+        return Some((0, find(kind.modules, name)?));
+    };
+    let (layer, module) = match rest.split_once('.') {
+        Some((number, module)) if number.bytes().all(|b| b.is_ascii_digit()) => {
+            (number.parse().ok()?, module)
+        }
+        _ => (0, rest),
+    };
+    Some((usize::checked_add(layer, 1)?, find(kind.of_layer, module)?))
 }
 
 fn recipe(
@@ -223,7 +305,7 @@ fn recipe(
     (_, ours): &TensorKey,
     stored: &Stored,
     shards: &Shards,
-    sizes: &Sizes,
+    (kind, sizes): (&Kind, &Sizes),
 ) -> Result<Recipe, HfError> {
     let ElementKind::Values(dtype) = stored.holds else { return Err(wrong_type(name, stored, shards)) };
     let wrong =
@@ -240,7 +322,11 @@ fn recipe(
     let views = match (heads, &shape[..]) {
         (None, _) => Vec::new(),
         (Some(heads), &[rows, row]) if rows == heads * sizes.head_dim => {
-            vec![View::interleave_halves(heads, rows, row)]
+            if kind.interleaves {
+                vec![View::interleave_halves(heads, rows, row)]
+            } else {
+                Vec::new()
+            }
         }
         (Some(heads), _) => return Err(wrong(format!("{heads} heads of {} rows", sizes.head_dim))),
     };

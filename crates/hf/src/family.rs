@@ -193,7 +193,7 @@ pub(crate) const LLAMA: Family = Family {
 /// Whether a configured window is active.
 const USES_WINDOW: (&str, Default) = ("use_sliding_window", Default::Flag(false));
 
-const QWEN2: Family = Family {
+pub(crate) const QWEN2: Family = Family {
     class: "Qwen2ForCausalLM",
     defaults: &[USES_WINDOW],
     arch: "qwen2",

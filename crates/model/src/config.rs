@@ -187,13 +187,14 @@ impl Config {
         if DraftHeadConfig::is_head(gguf) {
             return Err(ModelError::DraftHead { arch: arch.to_owned() });
         }
-        Self::of_family(gguf, Family::named(arch)?)
+        let family = Family::named(arch)?;
+        refuse_embedding_models(&Keys { gguf, arch })?;
+        Self::of_family(gguf, family)
     }
 
     /// Reads the hyper-parameters of a file of this family.
     pub(crate) fn of_family(gguf: &Gguf, family: &'static Family) -> Result<Self, ModelError> {
         let keys = Keys { gguf, arch: family.name };
-        refuse_embedding_models(&keys)?;
         let n_embd = keys.size("embedding_length")?;
         let n_ctx_train = keys.size("context_length")?;
         let (n_layers, n_mtp) = read_layers(&keys)?;
@@ -567,7 +568,7 @@ impl Keys<'_> {
     }
 
     /// As [`Keys::positive`], but `default` if absent.
-    fn positive_or(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
+    pub(crate) fn positive_or(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
         if self.has(key) { Ok(Some(self.float(key)?).filter(|&x| x > 0.0)) } else { Ok(default) }
     }
 
@@ -575,7 +576,7 @@ impl Keys<'_> {
         Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
     }
 
-    fn refuse(&self, key: &str, feature: &str) -> Result<(), ModelError> {
+    pub(crate) fn refuse(&self, key: &str, feature: &str) -> Result<(), ModelError> {
         if self.count(key)? > 0 {
             return Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) });
         }
@@ -583,7 +584,7 @@ impl Keys<'_> {
     }
 
     /// Rejects a number above 0.
-    fn refuse_positive(&self, key: &str, feature: &str) -> Result<(), ModelError> {
+    pub(crate) fn refuse_positive(&self, key: &str, feature: &str) -> Result<(), ModelError> {
         match self.positive(key)? {
             Some(_) => Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) }),
             None => Ok(()),

@@ -23,6 +23,7 @@ use crate::{
 
 mod activations;
 mod batch_entries;
+mod block_draft;
 mod draft_head;
 mod entry;
 mod feed_forward;
@@ -499,9 +500,12 @@ impl<B: Backend> Decoder<B> {
                 backend.rope(&mut act.q, rows, q_heads, q_norm, rope, q_angles)?;
             }
         }
-        let entries = &kv_entries(step.parts, kv, first_offset);
+        let entries = &mut kv_entries(step.parts, kv, first_offset);
         let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
-        backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?;
+        match self.drafts_blocks() {
+            true => self.attend_block(backend, &params, entries, &act.q, &mut act.attended)?,
+            false => backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?,
+        }
         if let Some(guard) = self.guard().filter(|_| weights.kv.is_some()) {
             guarded::follow_rows(guard, step, kv, spec)?;
         }

@@ -301,6 +301,9 @@ const LLAMA: Family = Family {
 /// The layer of an EAGLE-3 draft head (arXiv 2503.01840), which is no model by itself.
 pub(crate) static EAGLE3: Family = Family { name: "eagle3", experts: None, reads_tokens: true, ..LLAMA };
 
+/// The layers of a DFlash draft head (arXiv 2602.06036), which is no model by itself.
+pub(crate) static DFLASH: Family = Family { name: "dflash", windows: Some(WINDOWS), experts: None, ..QWEN3 };
+
 /// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {
     normalizes: true,

@@ -22,7 +22,7 @@ mod weights;
 
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, RecurrentMixer, TokenIndex};
 pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
-pub use draft_head::DraftHeadConfig;
+pub use draft_head::{DraftHeadConfig, Drafting};
 pub use embedding_inputs::{EmbeddingInput, EmbeddingRows, SoftTokens};
 pub use error::ModelError;
 pub use family::{Family, NormKind, Norms, QkNorm, SharedExpert};

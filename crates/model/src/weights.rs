@@ -22,7 +22,7 @@ mod per_layer;
 mod recurrent;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
-pub(crate) use draft_head::{DraftEntry, FeatureEntry};
+pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
 pub(crate) use experts::{Beside, Experts};
 pub(crate) use index::IndexWeights;
 pub use layer_range::LayerRange;

@@ -73,21 +73,21 @@ fn load_with<B: Backend>(
     check_weights(&*device, part, config.layers.len(), gguf)?;
     // Speculative decoding needs batch invariance.
     let drafts = device.info().is_batch_invariant;
-    let eagle3 = match part.draft_head() {
+    let of_file = match part.draft_head() {
         Some(file) if drafts => Some((file, DraftHeadConfig::of(file, &config, n_vocab(gguf)?)?)),
         _ => None,
     };
     let weights = Weights::load(gguf, &config, part, &*device, progress)?;
-    let of_head = match &eagle3 {
+    let of_head = match &of_file {
         Some((file, head)) => Some(weights.load_draft_head(file, head, &*device)?),
         None if drafts => weights.load_mtp(gguf, &config, &*device)?,
         None => None,
     };
     let mut decoder = Decoder::new(config, weights);
-    let head = match (eagle3, of_head) {
+    let head = match (of_file, of_head) {
         (Some((_, head)), Some(weights)) => {
             decoder = decoder.with_captures(&head);
-            Some(DraftHead::eagle3(&*device, &decoder, head, weights)?)
+            Some(DraftHead::of_file(&*device, &decoder, head, weights)?)
         }
         (_, Some(weights)) => Some(DraftHead::mtp(&*device, &decoder, weights)?),
         (_, None) => None,

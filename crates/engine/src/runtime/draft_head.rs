@@ -1,5 +1,6 @@
 //! A draft head, which predicts the token after the next, on the model's device: the model's own
-//! multi-token prediction (MTP) layer, or an EAGLE-3 head of another file.
+//! multi-token prediction (MTP) layer, or a head of another file: EAGLE-3, or DFlash, which predicts
+//! several tokens at once.
 //!
 //! It follows each sequence with a KV cache of its own. Its input at a position is the token there
 //! and the model's hidden states of the token before: the final one, or those of a few layers. It
@@ -14,7 +15,8 @@ use kvant_codec::DType;
 use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_kv::{BlockPool, Cache, KvShape, Layout, Plan, Policies};
 use kvant_model::{
-    Activations, BatchSequence, Decoder, DraftHeadConfig, Entry, LogitsFor, Outputs, SoftTokens, Weights,
+    Activations, BatchSequence, Decoder, DraftHeadConfig, Drafting, Entry, LogitsFor, Outputs, SoftTokens,
+    Weights,
 };
 
 use super::MAX_ROWS;
@@ -43,15 +45,21 @@ pub(crate) fn top_with_margin(likeliest: &[Candidate]) -> (u32, f32) {
     }
 }
 
+/// Returns the tokens that blocks of `len` tokens draft.
+fn n_drafted(len: usize) -> usize {
+    MAX_DRAFT_TOKENS.min(len - 1)
+}
+
 /// What the head of a model reads of it.
 enum HeadKind {
     /// An MTP layer: the final hidden state.
     Mtp,
-    /// An EAGLE-3 head: features.
-    Eagle3 {
+    /// A head of another file: features.
+    OfFile {
         n_features: usize,
         /// The model's token for each of its own; `None` if they are the same.
         target_ids: Option<Vec<u32>>,
+        drafting: Drafting,
     },
 }
 
@@ -60,7 +68,7 @@ pub(super) struct DraftHead<B: Backend> {
     kind: HeadKind,
     decoder: Decoder<B>,
     act: Activations<B>,
-    /// Logits of one row.
+    /// Logits of one row, or of the drafted tokens of a block.
     logits: B::Buffer,
     candidates: Vec<Candidate>,
 }
@@ -68,8 +76,8 @@ pub(super) struct DraftHead<B: Backend> {
 /// The state of the head for one sequence.
 pub(super) struct HeadSequence<P: Page> {
     pub cache: Cache<P>,
-    /// Whether the first token is skipped, before which there is no hidden state: an EAGLE-3 head
-    /// has no row for it, an MTP layer one of zeros.
+    /// Whether the first token is skipped, before which there is no hidden state: a head of another
+    /// file has no row for it, an MTP layer one of zeros.
     skips_first: bool,
     /// Number of skipped tokens.
     n_skipped: usize,
@@ -194,8 +202,8 @@ impl<B: Backend> DraftHead<B> {
         Self::new(device, HeadKind::Mtp, Decoder::new(config, weights).with_soft_tokens(model.extra()))
     }
 
-    /// Creates an EAGLE-3 head of `model` from its weights.
-    pub fn eagle3(
+    /// Creates a head of `model` from another file, from its weights.
+    pub fn of_file(
         device: &B,
         model: &Decoder<B>,
         head: DraftHeadConfig,
@@ -206,14 +214,18 @@ impl<B: Backend> DraftHead<B> {
             true => Arc::clone(model.extra()),
             false => Arc::new(SoftTokens::new(model.n_vocab(), head.config.n_embd)),
         };
-        let DraftHeadConfig { config, n_features, target_ids, .. } = head;
+        let DraftHeadConfig { config, n_features, target_ids, drafting, .. } = head;
         let decoder = Decoder::new(config, weights).with_soft_tokens(&extra);
-        Self::new(device, HeadKind::Eagle3 { n_features, target_ids }, decoder)
+        Self::new(device, HeadKind::OfFile { n_features, target_ids, drafting }, decoder)
     }
 
     fn new(device: &B, kind: HeadKind, decoder: Decoder<B>) -> Result<Self, Error> {
         let act = decoder.activations(device, MAX_ROWS)?;
-        let logits = device.buffer(decoder.n_vocab())?;
+        let n_rows = match kind {
+            HeadKind::OfFile { drafting: Drafting::Block { len, .. }, .. } => n_drafted(len),
+            _ => 1,
+        };
+        let logits = device.buffer(n_rows * decoder.n_vocab())?;
         Ok(Self { kind, decoder, act, logits, candidates: Vec::new() })
     }
 
@@ -228,7 +240,7 @@ impl<B: Backend> DraftHead<B> {
         let shape = self.decoder.kv_shape();
         let plan = match self.kind {
             HeadKind::Mtp => mtp_plan(&shape, plan),
-            HeadKind::Eagle3 { .. } => Plan::new(&shape, DType::F16, DType::F16, &Policies::default())
+            HeadKind::OfFile { .. } => Plan::new(&shape, DType::F16, DType::F16, &Policies::default())
                 .expect("every cache can be in f16"),
         };
         Layout::new(&shape, plan)
@@ -237,7 +249,7 @@ impl<B: Backend> DraftHead<B> {
     /// Follows a sequence from its beginning.
     pub fn start(&self, plan: &Plan, n_ctx: usize) -> HeadSequence<B::Page> {
         let cache = Cache::new(Arc::new(self.layout(plan)), n_ctx);
-        let skips_first = matches!(self.kind, HeadKind::Eagle3 { .. });
+        let skips_first = matches!(self.kind, HeadKind::OfFile { .. });
         HeadSequence {
             cache,
             skips_first,
@@ -251,7 +263,7 @@ impl<B: Backend> DraftHead<B> {
     fn width(&self) -> usize {
         match self.kind {
             HeadKind::Mtp => self.decoder.config().n_embd,
-            HeadKind::Eagle3 { n_features, .. } => n_features,
+            HeadKind::OfFile { n_features, .. } => n_features,
         }
     }
 
@@ -269,7 +281,7 @@ impl<B: Backend> DraftHead<B> {
         out.resize(rows * width, 0.0);
         match self.kind {
             HeadKind::Mtp => model.final_hidden(device, act, rows, out)?,
-            HeadKind::Eagle3 { .. } => model.captured(device, act, out)?,
+            HeadKind::OfFile { .. } => model.captured(device, act, out)?,
         }
         Ok(width)
     }
@@ -302,18 +314,33 @@ impl<B: Backend> DraftHead<B> {
         let width = self.width();
         let HeadSequence { cache, pending, streams, .. } = followed;
         for (tokens, streams) in pending[..n].chunks(MAX_ROWS).zip(streams.chunks(MAX_ROWS * width)) {
-            let entry = self.entry(tokens, &streams[..tokens.len() * width]);
-            self.step(device, cache, entry, tokens.len(), LogitsFor::None)?;
+            let streams = &streams[..tokens.len() * width];
+            match self.block() {
+                Some(_) => self.cache_features(device, cache, tokens, streams)?,
+                None => {
+                    let entry = self.entry(tokens, streams);
+                    self.step(device, cache, entry, tokens.len(), LogitsFor::None)?;
+                }
+            }
         }
         followed.drain(n);
         Ok(())
+    }
+
+    /// Returns the mask and the length of the blocks that it drafts; `None` if it drafts one token
+    /// after the other.
+    fn block(&self) -> Option<(u32, usize)> {
+        match self.kind {
+            HeadKind::OfFile { drafting: Drafting::Block { mask, len, .. }, .. } => Some((mask, len)),
+            _ => None,
+        }
     }
 
     /// Returns the input of a step over tokens, with the model's hidden states before them.
     fn entry<'e>(&self, tokens: &'e [u32], streams: &'e [f32]) -> Entry<'e> {
         match self.kind {
             HeadKind::Mtp => Entry::Pairs(tokens, streams),
-            HeadKind::Eagle3 { .. } => Entry::Features(tokens, streams),
+            HeadKind::OfFile { .. } => Entry::Features(tokens, streams),
         }
     }
 
@@ -330,6 +357,9 @@ impl<B: Backend> DraftHead<B> {
         if followed.skips_first && followed.n_skipped == 0 {
             return Ok(());
         }
+        if let Some((mask, len)) = self.block() {
+            return self.predict_block(device, followed, next, (mask, len), on_prediction);
+        }
         let HeadSequence { cache, pending, streams, .. } = followed;
         let PooledDevice { backend, pool } = device;
         let capacity = cache.reserve_draft(&**backend, pool, pending.len(), MAX_DRAFT_TOKENS);
@@ -345,7 +375,7 @@ impl<B: Backend> DraftHead<B> {
         step?;
         let mut stream = vec![0.0; self.decoder.config().n_embd];
         for n_predicted in 1.. {
-            let (token, lead) = self.most_probable(backend)?;
+            let (token, lead) = self.most_probable(backend, 0)?;
             if !on_prediction(token, lead) || n_predicted == capacity {
                 break;
             }
@@ -359,22 +389,72 @@ impl<B: Backend> DraftHead<B> {
         Ok(())
     }
 
+    /// Passes the predictions of a block behind `next` to `on_prediction`, until it returns `false`.
+    fn predict_block(
+        &mut self,
+        device: &PooledDevice<B>,
+        followed: &mut HeadSequence<B::Page>,
+        next: u32,
+        (mask, len): (u32, usize),
+        on_prediction: OnDraft<'_>,
+    ) -> Result<(), Error> {
+        let PooledDevice { backend, pool } = device;
+        self.process(device, followed, followed.n_pending())?;
+        let HeadSequence { cache, streams, .. } = followed;
+        let known = cache.len();
+        let capacity = cache.reserve_draft(&**backend, pool, 2, n_drafted(len));
+        if capacity == 0 {
+            return Ok(());
+        }
+        // Of the token before `next`, which gets its place with `next`.
+        self.cache_features(device, cache, &[next], streams)?;
+        let mut block = vec![mask; capacity + 1];
+        block[0] = next;
+        let drafted = self.step(device, cache, Entry::Tokens(&block), block.len(), LogitsFor::From(1));
+        cache.truncate(known);
+        drafted?;
+        for row in 0..capacity {
+            let (token, lead) = self.most_probable(backend, row)?;
+            if !on_prediction(token, lead) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Caches the features `streams` of the tokens before `tokens`, of a head that drafts blocks.
+    fn cache_features(
+        &mut self,
+        device: &PooledDevice<B>,
+        cache: &mut Cache<B::Page>,
+        tokens: &[u32],
+        streams: &[f32],
+    ) -> Result<(), Error> {
+        let logits_for = LogitsFor::None;
+        let part = BatchSequence { cache, n: tokens.len(), logits_for, lora_scales: None, places: None };
+        let PooledDevice { backend, pool } = device;
+        let entry = Entry::Features(tokens, streams);
+        let cached = self.decoder.cache_features(&**backend, pool, part, &mut self.act, entry);
+        cached.map_err(|error| roll_back(error, [cache]))
+    }
+
     /// Reads the head's own hidden state of the last row of its last step, of `rows` rows, which
     /// takes the place of the model's.
     fn read_own_state(&mut self, device: &B, rows: usize, out: &mut [f32]) -> Result<(), Error> {
         match self.kind {
             HeadKind::Mtp => self.decoder.final_hidden(device, &mut self.act, rows, out)?,
-            HeadKind::Eagle3 { .. } => self.decoder.last_residual(device, &self.act, rows, out)?,
+            HeadKind::OfFile { .. } => self.decoder.last_residual(device, &self.act, rows, out)?,
         }
         Ok(())
     }
 
-    /// Returns the most probable token of the last row, and the margin of its logit.
-    fn most_probable(&mut self, backend: &B) -> Result<(u32, f32), Error> {
-        backend.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.candidates)?;
+    /// Returns the most probable token of row `row` of the logits, and the margin of its logit.
+    fn most_probable(&mut self, backend: &B, row: usize) -> Result<(u32, f32), Error> {
+        let n_vocab = self.decoder.n_vocab();
+        backend.top_k(&self.logits, row * n_vocab, n_vocab, 2, &mut self.candidates)?;
         let (token, lead) = top_with_margin(&self.candidates);
         match &self.kind {
-            HeadKind::Eagle3 { target_ids: Some(ids), .. } => Ok((ids[token as usize], lead)),
+            HeadKind::OfFile { target_ids: Some(ids), .. } => Ok((ids[token as usize], lead)),
             _ => Ok((token, lead)),
         }
     }

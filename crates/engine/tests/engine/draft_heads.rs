@@ -10,8 +10,12 @@ use crate::history::{CASES, bundled, histories, is_scalar, n_accepted_in_the_sam
 use crate::hostile::{is_a_line, named, rewritten, with, without};
 
 /// The heads of `tools/reference/heads.py`, with their models.
-pub const HEADS: [(&str, &str); 3] =
-    [("llama-h64-g2-six", "plain"), ("llama-h64-g2-six", "own"), ("qwen3-h64-g2-five", "part")];
+pub const HEADS: [(&str, &str); 4] = [
+    ("llama-h64-g2-six", "plain"),
+    ("llama-h64-g2-six", "own"),
+    ("llama-h64-g2-six", "block"),
+    ("qwen3-h64-g2-five", "part"),
+];
 
 /// Returns the file of a head.
 pub fn head(of: &str, name: &str) -> Gguf {
@@ -96,6 +100,7 @@ fn a_draft_head_that_does_not_fit_is_rejected_with_one_line() {
         rewritten(&own, |writer| writer.set_array("eagle3.target_layers", layers).unwrap(), whole)
     };
     let kind = rewritten(&own, |writer| writer.set("general.architecture", "dflash").unwrap(), whole);
+    let block = head("llama-h64-g2-six", "block");
     let extra = |name| if name == "fc.weight" { vec![name, "fc_norm.0.weight"] } else { vec![name] };
     let cases = [
         (
@@ -114,7 +119,18 @@ fn a_draft_head_that_does_not_fit_is_rejected_with_one_line() {
         (with_ids(&own, |own| (own / 2) as f32), "d2t: expected different tokens of the model's 64, got 0"),
         (with_ids(&own, |own| own as f32 + 0.5), "got 0.5"),
         (with_ids(&own, |_| -1.0), "got -1"),
-        (kind, "not supported yet: a draft head of the kind 'dflash'; supported is eagle3"),
+        (kind, "\"dflash.embedding_length\""),
+        (
+            with(&block, "tokenizer.ggml.mask_token_id", 64),
+            "mask_token_id: expected a token of the model's 64",
+        ),
+        (with(&block, "dflash.block_size", 1), "dflash.block_size: expected at least two tokens, got 1"),
+        (with(&block, "dflash.selector_rank", 8), "a draft head that selects tokens (DFlash 2)"),
+        (with(&block, "dflash.hyper_connection.count", 4), "layers of DeepSeek-V4 in a draft head"),
+        (with(&block, "dflash.target_hidden_size", 31), "expected 32, the hidden size of the model, got 31"),
+        (without(&block, "fc.weight"), "\"fc.weight\": is missing"),
+        (without(&block, "enc.output_norm.weight"), "\"enc.output_norm.weight\": is missing"),
+        (without(&block, "blk.1.attn_k_norm.weight"), "\"blk.1.attn_k_norm.weight\": is missing"),
         (rewritten(&own, |_| (), extra), "not supported yet: tensor 'fc_norm.0.weight'"),
     ];
     for (head, want) in cases {

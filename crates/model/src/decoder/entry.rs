@@ -22,7 +22,8 @@ pub enum Entry<'a> {
     /// stream](Decoder::last_residual) of the previous token.
     Pairs(&'a [u32], &'a [f32]),
     /// Tokens, each with the [features](Decoder::captured) of the previous token `[rows,
-    /// features]`: the input of a draft head.
+    /// features]`: the input of a draft head, of which DFlash [caches](Decoder::cache_features) the
+    /// features alone.
     Features(&'a [u32], &'a [f32]),
 }
 
@@ -53,12 +54,15 @@ impl<B: Backend> Decoder<B> {
             Entry::Pairs(tokens, streams) => {
                 self.enter_pairs(backend, InputTokens { tokens, extra }, streams, act)?;
             }
-            Entry::Features(tokens, features) => {
-                let Some(DraftEntry::Features(entry)) = &self.weights.entry else {
-                    panic!("features enter a draft head")
-                };
-                self.enter_features(backend, entry, InputTokens { tokens, extra }, features, act)?;
-            }
+            Entry::Features(tokens, features) => match &self.weights.entry {
+                Some(DraftEntry::Features(entry)) => {
+                    self.enter_features(backend, entry, InputTokens { tokens, extra }, features, act)?;
+                }
+                Some(DraftEntry::Block(entry)) => {
+                    self.enter_context(backend, entry, tokens.len(), features, act)?;
+                }
+                _ => panic!("features enter a draft head"),
+            },
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ impl<B: Backend> Decoder<B> {
                 backend.write(&mut act.x, streams)?;
                 return self.enter_attention(backend, entry, input, act);
             }
+            DraftEntry::Block(_) => panic!("no pairs enter a DFlash head"),
         };
         let rows = input.tokens.len();
         let parts = [(&entry.of_stream, &entry.stream_norm), (&entry.of_token, &entry.token_norm)];

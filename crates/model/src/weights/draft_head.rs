@@ -9,14 +9,26 @@ use super::mtp::PairEntry;
 use super::{LayerRange, Loader, Weights};
 use crate::config::DIVISORS;
 use crate::draft_head::TARGET_IDS;
-use crate::{DraftHeadConfig, ModelError};
+use crate::{DraftHeadConfig, Drafting, ModelError};
 
 /// How hidden states of a model enter what drafts for it.
 pub(crate) enum DraftEntry<B: Backend> {
     /// With tokens, an MTP layer.
     Pairs(PairEntry<B>),
-    /// As features, a draft head.
+    /// As features, an EAGLE-3 head.
     Features(FeatureEntry<B>),
+    /// As features whose keys and values every layer caches, a DFlash head.
+    Block(BlockEntry<B>),
+}
+
+/// Input of a DFlash head.
+pub(crate) struct BlockEntry<B: Backend> {
+    /// Projection of the features, `[n_embd, features]`.
+    pub(crate) fc: B::Matrix,
+    /// Norm of the projected features.
+    pub(crate) norm: B::Buffer,
+    /// Whether tokens of a block attend to those before them alone.
+    pub(crate) is_causal: bool,
 }
 
 /// Input of an EAGLE-3 head.
@@ -35,6 +47,8 @@ pub(crate) struct FeatureEntry<B: Backend> {
 
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
+/// Norm of the features, before or after their projection.
+const FC_NORM: &str = "enc.output_norm.weight";
 
 impl<B: Backend> Weights<B> {
     /// Loads a draft head of the model whose weights these are; it shares the embedding and the
@@ -49,7 +63,7 @@ impl<B: Backend> Weights<B> {
         head: &DraftHeadConfig,
         backend: &B,
     ) -> Result<Self, ModelError> {
-        let part = LayerRange::whole(1);
+        let part = LayerRange::whole(head.config.layers.len());
         let mut loader = Loader::new(gguf, &part, backend);
         loader.used.extend(DIVISORS.into_iter().chain([TARGET_IDS]).map(str::to_owned));
         let DraftHeadConfig { config, n_features, .. } = head;
@@ -63,15 +77,21 @@ impl<B: Backend> Weights<B> {
             Some(shared) if head.n_target_embd() == n_embd => Arc::clone(shared),
             _ => Arc::new(loader.matrix(OUTPUT, n_embd, n_vocab)?),
         };
-        let mut layer = loader.layer(config, 0)?;
-        let entry = FeatureEntry {
-            fc: loader.matrix("fc.weight", *n_features, n_embd)?,
-            fc_norm: loader
-                .vector_if(head.norm_before_fc.then_some(*n_features), "enc.output_norm.weight")?,
-            // It normalizes the embedding, before both become attention's input.
-            token_norm: layer.attn_norm.take().expect("the layer has a norm before attention"),
-            stream_norm: loader.vector("blk.0.attn_norm_2.weight", n_embd)?,
-            norm_before_residual: head.norm_before_residual,
+        let mut layers =
+            part.layers().map(|index| loader.layer(config, index)).collect::<Result<Vec<_>, _>>()?;
+        let fc = loader.matrix("fc.weight", *n_features, n_embd)?;
+        let entry = match head.drafting {
+            Drafting::Chain { norm_before_fc, norm_before_residual } => DraftEntry::Features(FeatureEntry {
+                fc,
+                fc_norm: loader.vector_if(norm_before_fc.then_some(*n_features), FC_NORM)?,
+                // It normalizes the embedding, before both become attention's input.
+                token_norm: layers[0].attn_norm.take().expect("the layer has a norm before attention"),
+                stream_norm: loader.vector("blk.0.attn_norm_2.weight", n_embd)?,
+                norm_before_residual,
+            }),
+            Drafting::Block { is_causal, .. } => {
+                DraftEntry::Block(BlockEntry { fc, norm: loader.vector(FC_NORM, n_embd)?, is_causal })
+            }
         };
         let output_norm = loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?;
         loader.refuse_unused(|_| true)?;
@@ -80,9 +100,9 @@ impl<B: Backend> Weights<B> {
             part,
             embedding: Some(embedding),
             embedding_norm: None,
-            entry: Some(DraftEntry::Features(entry)),
+            entry: Some(entry),
             per_layer: None,
-            layers: vec![layer],
+            layers,
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),
             output_bias: None,

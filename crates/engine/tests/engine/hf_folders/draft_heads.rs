@@ -83,7 +83,22 @@ fn unsupported_folders_of_draft_heads_are_refused_by_name() {
             json!([0, -3]),
             "expected numbers of layers, got -3",
         ),
-        ("qwen3-h64-g2-five", "part", "/architectures", json!(["DFlashDraftModel"]), "only EAGLE-3"),
+        (
+            "qwen3-h64-g2-five",
+            "part",
+            "/architectures",
+            json!(["DFlashSpeculator"]),
+            "only EAGLE-3 and DFlash",
+        ),
+        ("llama-h64-g2-six", "block", "/dflash_config", json!(null), "dflash_config"),
+        ("llama-h64-g2-six", "block", "/dflash_config/mask_token_id", json!(null), "mask_token_id"),
+        (
+            "llama-h64-g2-six",
+            "block",
+            "/dflash_config/target_layer_ids",
+            json!([-1]),
+            "expected numbers of layers",
+        ),
         ("qwen3-h64-g2-five", "part", "/hidden_act", json!("gelu"), "expected silu, got gelu"),
     ] {
         let (mut config, tensors, _) = saved(of, name);
