@@ -127,6 +127,7 @@ impl<B: Backend> Decoder<B> {
         let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));
         let n_features = match &self.weights.entry {
             Some(DraftEntry::Features(entry)) => entry.fc.n_in(),
+            Some(DraftEntry::Block(entry)) => entry.fc.n_in(),
             _ => 0,
         };
         Ok(Activations {

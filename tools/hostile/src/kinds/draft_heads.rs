@@ -1,4 +1,4 @@
-//! Draft heads: files with changed bytes, keys, weights and tokens.
+//! Draft heads of both kinds: files with changed bytes, keys, weights and tokens.
 
 use std::io;
 use std::path::Path;
@@ -19,9 +19,13 @@ const N_VOCAB: usize = 4096;
 
 /// Creates a changed head; its model must answer or refuse it.
 pub fn draft_head(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
-    let head = Gguf::from_bytes(HEAD.to_vec()).map_err(io::Error::other)?;
-    let data = head.tensors().iter().map(|info| info.offset).min().unwrap_or(0) as usize;
+    let mut head = Gguf::from_bytes(HEAD.to_vec()).map_err(io::Error::other)?;
     let mut bytes = HEAD.to_vec();
+    if chance.one_in(2) {
+        bytes = block_head(&head)?;
+        head = Gguf::from_bytes(bytes.clone()).map_err(io::Error::other)?;
+    }
+    let data = head.tensors().iter().map(|info| info.offset).min().unwrap_or(0) as usize;
     let expect = match chance.below(8) {
         0 => {
             bytes.truncate(chance.below(bytes.len()));
@@ -52,6 +56,70 @@ pub fn draft_head(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resu
     case.expect(expect).file("head.gguf", bytes)
 }
 
+/// Returns a DFlash head of one layer for the model of `head`, with small weights.
+fn block_head(head: &Gguf) -> io::Result<Vec<u8>> {
+    let size = |key: &str| head.meta().get::<u32>(&format!("eagle3.{key}")).map_err(io::Error::other);
+    let [n_embd, n_ff, n_heads, n_kv_heads, dim] = [
+        size("embedding_length")?,
+        size("feed_forward_length")?,
+        size("attention.head_count")?,
+        size("attention.head_count_kv")?,
+        size("attention.key_length")?,
+    ];
+    let mut writer = GgufWriter::new();
+    let set = |writer: &mut GgufWriter| {
+        writer.set("general.architecture", "dflash")?;
+        for (key, value) in [
+            ("block_count", 1),
+            ("context_length", size("context_length").unwrap_or(256)),
+            ("embedding_length", n_embd),
+            ("feed_forward_length", n_ff),
+            ("attention.head_count", n_heads),
+            ("attention.head_count_kv", n_kv_heads),
+            ("attention.key_length", dim),
+            ("attention.value_length", dim),
+            ("block_size", 8),
+        ] {
+            writer.set(&format!("dflash.{key}"), value)?;
+        }
+        writer.set("dflash.attention.layer_norm_rms_epsilon", 1e-6f32)?;
+        writer.set("tokenizer.ggml.mask_token_id", 5u32)?;
+        writer.set_array("dflash.target_layers", [1u32, 2])
+    };
+    set(&mut writer).map_err(io::Error::other)?;
+    let [n_embd, n_ff, n_heads, n_kv_heads, dim] =
+        [n_embd, n_ff, n_heads, n_kv_heads, dim].map(|size| size as usize);
+    let tensors = [
+        ("fc.weight", vec![2 * n_embd, n_embd]),
+        ("enc.output_norm.weight", vec![n_embd]),
+        ("output_norm.weight", vec![n_embd]),
+        ("blk.0.attn_norm.weight", vec![n_embd]),
+        ("blk.0.ffn_norm.weight", vec![n_embd]),
+        ("blk.0.attn_q_norm.weight", vec![dim]),
+        ("blk.0.attn_k_norm.weight", vec![dim]),
+        ("blk.0.attn_q.weight", vec![n_embd, n_heads * dim]),
+        ("blk.0.attn_k.weight", vec![n_embd, n_kv_heads * dim]),
+        ("blk.0.attn_v.weight", vec![n_embd, n_kv_heads * dim]),
+        ("blk.0.attn_output.weight", vec![n_heads * dim, n_embd]),
+        ("blk.0.ffn_gate.weight", vec![n_embd, n_ff]),
+        ("blk.0.ffn_up.weight", vec![n_embd, n_ff]),
+        ("blk.0.ffn_down.weight", vec![n_ff, n_embd]),
+    ];
+    for (name, shape) in &tensors {
+        writer.add_tensor(name, shape, DType::F32).map_err(io::Error::other)?;
+    }
+    let mut bytes = Vec::new();
+    let fill = |sink: &mut TensorSink<'_>| {
+        tensors.iter().try_for_each(|(name, shape)| {
+            let value = |i: usize| ((i * 37 % 13) as f32 - 6.0) / 64.0;
+            let values: Vec<u8> = (0..shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect();
+            sink.bytes(name, &values)
+        })
+    };
+    writer.write_to::<GgufError>(&mut bytes, fill).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
 /// Returns the head with some changed keys.
 fn with_keys(chance: &mut Choices, head: &Gguf) -> io::Result<Vec<u8>> {
     let mut writer = GgufWriter::with_meta(head.meta()).map_err(io::Error::other)?;
@@ -63,7 +131,8 @@ fn with_keys(chance: &mut Choices, head: &Gguf) -> io::Result<Vec<u8>> {
             true => set(chance, &mut writer, &key),
             false => {
                 let layers: Vec<u32> = (0..chance.below(6)).map(|_| chance.below(7) as u32).collect();
-                writer.set_array("eagle3.target_layers", layers)
+                let arch = head.meta().find::<&str>("general.architecture").ok().flatten();
+                writer.set_array(&format!("{}.target_layers", arch.unwrap_or_default()), layers)
             }
         };
     }
