@@ -10,7 +10,8 @@ use crate::device::{
 };
 use crate::kv::{batch_rows, check_append};
 use crate::{
-    Backend, BackendError, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry, Norm, Rope, RopeParams,
+    Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry,
+    Norm, Rope, RopeParams,
 };
 
 /// Checks [`Backend::write`].
@@ -217,24 +218,26 @@ pub(crate) fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
 
 /// Checks [`Backend::attend_bidirectional`].
 pub(crate) fn check_attend_all<B: Buffer>(
+    &BidirectionalParams { heads, n_kv_heads, .. }: &BidirectionalParams,
     windows: &[usize],
-    heads: Heads,
     bias: Option<&B>,
     [q, k, v]: [&B; 3],
     out: &B,
 ) -> Result<()> {
     const OP: &str = "attend_all";
     BackendError::check_at_least(OP, "values of a head", 1, heads.dim)?;
+    BackendError::check_at_least(OP, "heads of keys and values", 1, n_kv_heads)?;
+    BackendError::check_equal(OP, "heads beyond whole groups", 0, heads.n % n_kv_heads)?;
     let rows: usize = windows.iter().sum();
     if let Some(bias) = bias {
         let n_distances = windows.iter().max().map_or(0, |&n| n.saturating_mul(2).saturating_sub(1));
         let len = n_distances.saturating_mul(heads.n);
         BackendError::check_at_least(OP, "length of the bias", len, bias.n_values())?;
     }
-    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
-    [q, k, v, out]
-        .iter()
-        .try_for_each(|of| BackendError::check_at_least(OP, "length of the buffer", len, of.n_values()))
+    let len = |n_heads: usize| rows.saturating_mul(n_heads).saturating_mul(heads.dim);
+    [(q, heads.n), (k, n_kv_heads), (v, n_kv_heads), (out, heads.n)].iter().try_for_each(|(of, n)| {
+        BackendError::check_at_least(OP, "length of the buffer", len(*n), of.n_values())
+    })
 }
 
 /// Checks [`Backend::scale`].

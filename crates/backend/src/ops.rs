@@ -17,8 +17,9 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append, check_attend, check_attend_selected, check_select};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    Activation, AttendParams, BackendError, BidirectionalParams, Candidate, Columns, Gate, Heads,
+    InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry,
+    StateHeads, StateInputs,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -437,23 +438,23 @@ ops! {
         Err(no_selection("attend_selected"))
     };
 
-    /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h] + b[h, s - r]) v[s, h]` for each
-    /// head h of the first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`:
-    /// bidirectional attention within windows, without a cache. `windows` gives the rows of each,
-    /// which are consecutive. b is 0, or relative position biases (arXiv 1910.10683): with n the
+    /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, g] + b[h, s - r]) v[s, g]` for each
+    /// head h of the first rows of `q` and `out` `[rows, heads.n * heads.dim]`, and g its head of
+    /// `k` and `v` `[rows, n_kv_heads * heads.dim]`: bidirectional attention within windows, without
+    /// a cache. `windows` gives the rows of each, which are consecutive; s are those of the window
+    /// within the reach of r. b is 0, or relative position biases (arXiv 1910.10683): with n the
     /// rows of the longest window, `bias` `[heads.n, 2 n - 1]` has b of the distances from 1 - n to
     /// n - 1. A device without a kernel for it returns an error.
     fn attend_bidirectional(
         &self,
+        params: &BidirectionalParams,
         windows: &[usize],
-        heads: Heads,
-        scale: f32,
         bias: Option<&Self::Buffer>,
         qkv: [&Self::Buffer; 3],
         out: &mut Self::Buffer,
     ) -> Result<()>
-        where check_attend_all(windows, heads, bias, qkv, out) => {
-        _ = (windows, heads, scale, bias, qkv, out);
+        where check_attend_all(params, windows, bias, qkv, out) => {
+        _ = (params, windows, bias, qkv, out);
         let (wanted, has) = ("bidirectional attention".to_owned(), "causal attention".to_owned());
         Err(BackendError::Unsupported { op: "attend_all", requested: wanted, has })
     };

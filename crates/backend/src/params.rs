@@ -131,6 +131,19 @@ pub struct Heads {
     pub dim: usize,
 }
 
+/// Bidirectional attention of one layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BidirectionalParams {
+    /// The heads of the queries.
+    pub heads: Heads,
+    /// Heads of keys and values, as wide: each belongs to as many neighbouring heads of queries.
+    pub n_kv_heads: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// The largest distance between a query and the keys that it sees; all when `None`.
+    pub reach: Option<usize>,
+}
+
 /// A range of columns of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {

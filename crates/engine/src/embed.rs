@@ -95,7 +95,19 @@ impl HiddenStatePool {
         }
     }
 
-    /// Returns the pooled vector `[n_embd]`, not normalized.
+    /// Replaces the pooled vector by a function of it.
+    ///
+    /// # Errors
+    /// Those of [`Self::vector`] and of `f`.
+    pub(crate) fn map(&mut self, f: impl FnOnce(Vec<f32>) -> Result<Vec<f32>, Error>) -> Result<(), Error> {
+        let vector = f(self.vector()?)?;
+        self.sum = vector.into_iter().map(f64::from).collect();
+        self.n = 1;
+        Ok(())
+    }
+
+    /// Returns the pooled vector `[n_embd]`, not normalized; as wide as the last of the products
+    /// behind pooling in text encoders that have some.
     ///
     /// # Errors
     /// A value that is NaN or infinite.

@@ -33,6 +33,8 @@ pub(crate) struct TextEncoder {
     properties: ModelProperties,
     /// Held while the encoder runs: batches share the threads.
     encoding: Mutex<()>,
+    /// Whether a text has a mark before it, and one after it.
+    has_marks: [bool; 2],
 }
 
 fn setting(name: &'static str, expected: &str, got: impl ToString) -> Error {
@@ -57,7 +59,10 @@ impl TextEncoder {
             weight_bytes_per_token: encoder.weight_bytes(),
             has_draft_head: false,
         };
-        Ok(Self { encoder, properties, encoding: Mutex::new(()) })
+        let has_mark = |key: &str| Ok::<_, Error>(gguf.meta().find(key)? != Some(false));
+        let has_marks =
+            [has_mark("tokenizer.ggml.add_bos_token")?, has_mark("tokenizer.ggml.add_eos_token")?];
+        Ok(Self { encoder, properties, encoding: Mutex::new(()), has_marks })
     }
 
     pub fn config(&self) -> &EncoderConfig {
@@ -83,18 +88,24 @@ impl TextEncoder {
         special: Special<'_>,
     ) -> Result<Vec<u32>, Error> {
         let missing = || setting("tokenizer", "one with marks before and after a text", "none");
-        let (first, last) = tokenizer.bos().zip(tokenizer.eos()).ok_or_else(missing)?;
+        let mark = |id: Option<u32>, is_there| match is_there {
+            true => id.ok_or_else(missing).map(Some),
+            false => Ok(None),
+        };
+        let [has_first, has_last] = self.has_marks;
+        let (first, last) = (mark(tokenizer.bos(), has_first)?, mark(tokenizer.eos(), has_last)?);
+        let n_between = if tokenizer.adds_separator() { 2 } else { 1 };
+        let between = last.map_or_else(Vec::new, |last| vec![last; n_between]);
         let mut parts =
             texts.iter().map(|text| tokenizer.encode(text, special, false)).collect::<Result<Vec<_>, _>>()?;
-        let n_between = if tokenizer.adds_separator() { 2 } else { 1 };
-        let n_marks = 2 + n_between * texts.len().saturating_sub(1);
+        let n_marks = first.into_iter().chain(last).count() + between.len() * texts.len().saturating_sub(1);
         truncate(&mut parts, self.config().max_tokens.saturating_sub(n_marks));
-        let mut tokens = vec![first];
+        let mut tokens = Vec::from_iter(first);
         for (i, part) in parts.into_iter().enumerate() {
-            tokens.extend(std::iter::repeat_n(last, if i > 0 { n_between } else { 0 }));
+            tokens.extend(between.iter().take(if i > 0 { n_between } else { 0 }));
             tokens.extend(part);
         }
-        tokens.push(last);
+        tokens.extend(last);
         Ok(tokens)
     }
 
@@ -124,17 +135,18 @@ impl TextEncoder {
         };
         let inputs: Vec<_> =
             texts.iter().map(|tokens| EncoderText { tokens, n_first: n_first(tokens) }).collect();
-        let states = {
-            let _encoding = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
-            self.encoder.hidden_states(&inputs)?
-        };
+        let _encoding = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
+        let states = self.encoder.hidden_states(&inputs)?;
         let mut states = states.chunks_exact(self.config().n_embd);
         let pooled = texts.iter().map(|tokens| {
             let mut pooled = empty.clone();
             pooled.add_states(0, states.by_ref().take(tokens.len()));
-            pooled
+            if self.encoder.projects_pooled() {
+                pooled.map(|vector| Ok(self.encoder.project_pooled(vector)?))?;
+            }
+            Ok(pooled)
         });
-        Ok(pooled.collect())
+        pooled.collect()
     }
 
     fn refuse<T>(&self) -> Result<T, Error> {

@@ -102,7 +102,11 @@ impl Reranker {
     pub fn pool(&self, model: &Model) -> HiddenStatePool {
         match self.form {
             Form::Answers(_) => HiddenStatePool::new(model, Pooling::Last),
-            Form::Pairs { mark } => HiddenStatePool::new(model, Pooling::Cls).with_pairs(mark),
+            Form::Pairs { mark } => {
+                let reads_mean = model.encoder().is_some_and(|encoder| encoder.config().head.reads_mean);
+                let pooling = if reads_mean { Pooling::Mean } else { Pooling::Cls };
+                HiddenStatePool::new(model, pooling).with_pairs(mark)
+            }
         }
     }
 

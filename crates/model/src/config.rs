@@ -296,14 +296,14 @@ impl Config {
     /// it caches nothing.
     pub fn of_encoder(encoder: &EncoderConfig) -> Self {
         Self {
-            family: encoder.family,
+            family: encoder.decoder_family(),
             n_embd: encoder.n_embd,
             layers: Vec::new(),
             n_mtp: 0,
             mtp: None,
             norm_eps: encoder.eps,
             after_eps: encoder.eps,
-            output_norm: NormKind::Layer,
+            output_norm: encoder.norm(),
             n_ctx_train: encoder.max_tokens,
             ropes: Vec::new(),
             embedding_scale: 1.0,

@@ -262,7 +262,7 @@ const WINDOWS: Windows = Windows { period: 0, length: None, rope: WindowRope::Al
 /// Name of the norm before the feed-forward layer in some files.
 const AFTER_ATTENTION: &str = "post_attention_norm.weight";
 
-const LLAMA: Family = Family {
+pub(crate) const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
@@ -593,13 +593,6 @@ static FAMILIES: &[Family] = &[
     Family { name: "hy_v3", experts: Some(SEVERAL_BY_SIGMOID), has_mtp: true, ..QWEN3 },
     NEMOTRON_H,
     Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
-];
-
-/// Names of the encoders, which have none of the other properties.
-pub(crate) static ENCODERS: &[Family] = &[
-    Family { name: "bert", ..LLAMA },
-    Family { name: "nomic-bert", ..LLAMA },
-    Family { name: "mpnet", ..LLAMA },
 ];
 
 impl Family {

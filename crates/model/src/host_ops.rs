@@ -3,7 +3,7 @@
 
 use std::thread;
 
-/// The activation of an encoder's feed-forward layer.
+/// The activation of an encoder's feed-forward layer, or of its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// GELU in its tanh form (arXiv 1606.08415).
@@ -12,6 +12,10 @@ pub enum Activation {
     Gelu,
     /// SiLU, `x / (1 + exp(-x))`.
     Silu,
+    /// ReLU.
+    Relu,
+    /// The hyperbolic tangent.
+    Tanh,
 }
 
 /// Minimum of values per thread.
@@ -39,6 +43,9 @@ pub fn activate(row: &mut [f32], activation: Activation) {
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x *= sigmoid(*x * (a + b * *x * *x))),
         Activation::Gelu => row.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + erf(*x * FRAC_1_SQRT_2))),
         Activation::Silu => row.iter_mut().for_each(|x| *x *= sigmoid(*x)),
+        // NaN stays NaN.
+        Activation::Relu => row.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x }),
+        Activation::Tanh => row.iter_mut().for_each(|x| *x = x.tanh()),
     }
 }
 

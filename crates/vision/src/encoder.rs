@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Heads, Pairing, RopeParams, limits};
+use kvant_backend::{Backend, BidirectionalParams, Heads, Pairing, RopeParams, limits};
 use kvant_gguf::Gguf;
 use kvant_model::host_ops::{Activation, activate, for_rows};
 use kvant_model::linear::all_rows;
@@ -260,7 +260,8 @@ impl<B: Backend> VisionEncoder<B> {
             Some([every, _]) if !(index + 1).is_multiple_of(every) => &work.windows[..],
             _ => &all[..],
         };
-        device.attend_bidirectional(windows, heads, scale, None, work.qkv.each_ref(), &mut work.attn_out)?;
+        let params = BidirectionalParams { heads, n_kv_heads: heads.n, scale, reach: None };
+        device.attend_bidirectional(&params, windows, None, work.qkv.each_ref(), &mut work.attn_out)?;
         device.project(all_rows(&work.attn_out, n), &mut [layer.out.output(&mut work.x, true)])?;
         Ok(())
     }

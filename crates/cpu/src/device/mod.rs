@@ -6,10 +6,10 @@ pub(crate) mod tuning;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
-    Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
-    WeightSource, limits,
+    Activation, AttendParams, BackendError, BidirectionalParams, Candidate, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix,
+    Norm, Output, Page, Result, RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry,
+    StateHeads, StateInputs, WeightSource, limits,
 };
 use kvant_codec::DType;
 
@@ -360,9 +360,8 @@ impl Kernels for CpuDevice {
 
     fn attend_bidirectional(
         &self,
+        params: &BidirectionalParams,
         windows: &[usize],
-        heads: Heads,
-        scale: f32,
         bias: Option<&CpuBuffer>,
         qkv: [&CpuBuffer; 3],
         out: &mut CpuBuffer,
@@ -371,14 +370,15 @@ impl Kernels for CpuDevice {
         let bias = bias.map(|bias| Bias { values: bias.as_slice(), longest });
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
         let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
+        let heads = [params.heads.n, params.n_kv_heads, params.n_kv_heads];
         let mut first = 0;
         for &rows in windows {
-            let own = first..first + rows * heads.n * heads.dim;
-            let window = Window { rows, heads, scale, bias };
-            let own_qkv = qkv.map(|x| &x[own.clone()]);
-            let own_out = &mut out[own.clone()];
+            let own = |n: usize| first * n * params.heads.dim..(first + rows) * n * params.heads.dim;
+            let window = Window { rows, params: *params, bias };
+            let own_qkv = std::array::from_fn(|i| &qkv[i][own(heads[i])]);
+            let own_out = &mut out[own(params.heads.n)];
             attend_bidirectional::attend_bidirectional(self.context(scratch), window, own_qkv, own_out);
-            first = own.end;
+            first += rows;
         }
         Ok(())
     }

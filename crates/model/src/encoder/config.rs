@@ -1,30 +1,36 @@
 //! Hyper-parameters of an encoder, from the keys of its GGUF file.
 
-use kvant_gguf::Gguf;
+use kvant_backend::Heads;
+use kvant_gguf::{Gguf, Value};
 
+use super::family::{ENCODERS, EncoderFamily, LocalLayers, PositionKind};
 use crate::ModelError;
 use crate::config::Keys;
-use crate::family::{ENCODERS, Family};
+use crate::family::{Family, NormKind};
 use crate::host_ops::Activation;
 
 /// Key of the longest text, which may be shorter than the positions allow: the limit of
 /// sentence-transformers. GGUF has no key for it.
 const MAX_TOKENS: &str = "kvant.encoder.max_tokens";
+/// Key of the activation in the head that scores. GGUF has none.
+const HEAD_ACTIVATION: &str = "kvant.encoder.head_activation";
 
 /// Hyper-parameters of an encoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    /// The name in `general.architecture`.
-    pub(crate) family: &'static Family,
+    /// The conventions of the architecture.
+    pub(crate) family: &'static EncoderFamily,
     /// Hidden size.
     pub n_embd: usize,
-    /// Layers.
-    pub n_layers: usize,
-    /// Attention heads.
-    pub n_heads: usize,
+    /// The distance up to which each layer attends; `None` in a global one.
+    pub reaches: Vec<Option<usize>>,
+    /// The heads of the queries.
+    pub heads: Heads,
+    /// Heads of keys and values.
+    pub n_kv_heads: usize,
     /// Width of the feed-forward layer.
     pub n_ff: usize,
-    /// Epsilon of LayerNorm.
+    /// Epsilon of the norms.
     pub eps: f32,
     /// Positions of the model.
     pub n_ctx: usize,
@@ -34,6 +40,8 @@ pub struct EncoderConfig {
     pub positions: Positions,
     /// The activation of the feed-forward layer, or of its gate.
     pub activation: Activation,
+    /// The head that scores, if the model has one.
+    pub head: HeadConfig,
 }
 
 /// How an encoder tells positions apart.
@@ -47,11 +55,24 @@ pub enum Positions {
         /// Buckets of distances, half of them for each direction.
         n_buckets: usize,
     },
-    /// RoPE with this base (Nomic, arXiv 2402.01613).
+    /// RoPE (arXiv 2104.09864).
     Rotary {
         /// The base of the frequencies.
         base: f32,
+        /// That of local layers.
+        local_base: f32,
     },
+    /// Biases of the scores, by head proportional to the distance (ALiBi, arXiv 2108.12409).
+    Alibi,
+}
+
+/// What a head that scores reads and computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadConfig {
+    /// Whether it reads the mean of all hidden states; otherwise that of the first token.
+    pub reads_mean: bool,
+    /// The activation of its first layer.
+    pub activation: Activation,
 }
 
 /// Most buckets of distances, many times those of any model.
@@ -61,7 +82,7 @@ impl EncoderConfig {
     /// Whether the file is an encoder of texts.
     pub fn is_encoder(gguf: &Gguf) -> bool {
         let arch = gguf.meta().find::<&str>("general.architecture").ok().flatten();
-        arch.is_some_and(|arch| ENCODERS.iter().any(|family| family.name == arch))
+        arch.is_some_and(|arch| ENCODERS.iter().any(|encoder| encoder.family.name == arch))
     }
 
     /// Reads and checks the hyper-parameters.
@@ -72,20 +93,18 @@ impl EncoderConfig {
     /// feature that is not implemented.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
-        let family = ENCODERS.iter().find(|family| family.name == arch);
+        let family = ENCODERS.iter().find(|encoder| encoder.family.name == arch);
         let family = family.ok_or_else(|| ModelError::Architecture {
             got: arch.to_owned(),
-            nearest: ENCODERS[0].name,
-            known: ENCODERS.iter().map(|family| family.name).collect::<Vec<_>>().join(", "),
+            nearest: ENCODERS[0].family.name,
+            known: ENCODERS.iter().map(|encoder| encoder.family.name).collect::<Vec<_>>().join(", "),
         })?;
         let keys = Keys { gguf, arch };
         if keys.flag_or("attention.causal", false)? {
             return Err(keys.bad("attention.causal", "false in an encoder", true));
         }
-        let (n_embd, n_heads) = (keys.size("embedding_length")?, keys.size("attention.head_count")?);
-        if !n_embd.is_multiple_of(n_heads) {
-            return Err(keys.bad("attention.head_count", &format!("a divisor of {n_embd}"), n_heads));
-        }
+        let n_embd = keys.size("embedding_length")?;
+        let (heads, n_kv_heads) = read_heads(&keys, n_embd)?;
         let (n_layers, n_tensors) = (keys.size("block_count")?, gguf.tensors().len());
         if n_layers > n_tensors {
             let expected = format!("at most one layer for each of {n_tensors} tensors");
@@ -97,39 +116,130 @@ impl EncoderConfig {
             let (key, expected) = (MAX_TOKENS.to_owned(), format!("2 to the {n_ctx} positions"));
             return Err(ModelError::Value { key, expected, got: max_tokens.to_string() });
         }
-        let positions = positions(&keys, n_embd / n_heads)?;
-        let is_rotary = matches!(positions, Positions::Rotary { .. });
+        let eps = match family.norm {
+            NormKind::Layer => "attention.layer_norm_epsilon",
+            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        };
         Ok(Self {
             family,
             n_embd,
-            n_layers,
-            n_heads,
+            reaches: read_reaches(&keys, family.windows, n_layers)?,
+            heads,
+            n_kv_heads,
             n_ff: keys.size("feed_forward_length")?,
-            eps: keys.float("attention.layer_norm_epsilon")?,
+            eps: keys.float(eps)?,
             n_ctx,
             max_tokens,
-            positions,
-            activation: if is_rotary { Activation::Silu } else { Activation::Gelu },
+            positions: positions(&keys, family, heads.dim)?,
+            activation: activation(keys.key("hidden_activation"), gguf, family.activation)?,
+            head: read_head(&keys, family)?,
         })
     }
 
     /// Returns the name of the architecture.
     pub fn arch(&self) -> &'static str {
-        self.family.name
+        self.family.family.name
     }
 
-    /// Returns the values of a head.
-    pub fn head_dim(&self) -> usize {
-        self.n_embd / self.n_heads
+    /// Returns the family of its name, whose other properties are those of decoders.
+    pub(crate) fn decoder_family(&self) -> &'static Family {
+        &self.family.family
+    }
+
+    /// Returns the kind of its norms.
+    pub(crate) fn norm(&self) -> NormKind {
+        self.family.norm
     }
 }
 
-fn positions(keys: &Keys<'_>, head_dim: usize) -> Result<Positions, ModelError> {
-    const BASE: &str = "rope.freq_base";
+/// Reads the heads of queries, and the number of those of keys and values.
+fn read_heads(keys: &Keys<'_>, n_embd: usize) -> Result<(Heads, usize), ModelError> {
+    const HEADS: &str = "attention.head_count";
+    const KV_HEADS: &str = "attention.head_count_kv";
+    const DIMS: [&str; 2] = ["attention.key_length", "attention.value_length"];
+    let n = keys.size(HEADS)?;
+    if !keys.has(DIMS[0]) && !n_embd.is_multiple_of(n) {
+        return Err(keys.bad(HEADS, &format!("a divisor of {n_embd}"), n));
+    }
+    let dim = keys.size_or(DIMS[0], n_embd / n)?;
+    let of_values = keys.size_or(DIMS[1], dim)?;
+    if of_values != dim {
+        return Err(keys.bad(DIMS[1], &format!("the {dim} of a key"), of_values));
+    }
+    // Shapes of tensors limit the product, if it is a number.
+    if n.checked_mul(dim).is_none_or(|width| width > u32::MAX as usize) {
+        return Err(keys.bad(DIMS[0], "heads of fewer values", dim));
+    }
+    let n_kv = keys.size_or(KV_HEADS, n)?;
+    if !n.is_multiple_of(n_kv) {
+        return Err(keys.bad(KV_HEADS, &format!("a divisor of the {n} heads"), n_kv));
+    }
+    Ok((Heads { n, dim }, n_kv))
+}
+
+/// Reads which layers are local: by period, or layer by layer.
+fn read_reaches(
+    keys: &Keys<'_>,
+    windows: Option<LocalLayers>,
+    n_layers: usize,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    const WINDOW: &str = "attention.sliding_window";
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let window = keys.count(WINDOW)?;
+    let Some(local) = windows.filter(|_| window > 0) else {
+        if window > 0 {
+            return Err(ModelError::Unsupported { what: format!("local attention ({})", keys.key(WINDOW)) });
+        }
+        return Ok(vec![None; n_layers]);
+    };
+    let is_local: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
+        Some(Value::Array(_)) => keys.gguf.meta().get(&keys.key(PATTERN))?,
+        value => {
+            let period = if value.is_some() { keys.size(PATTERN)? } else { local.period };
+            let global = if local.is_first_global { 0 } else { period - 1 };
+            (0..n_layers).map(|layer| layer % period != global).collect()
+        }
+    };
+    if is_local.len() < n_layers {
+        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), is_local.len()));
+    }
+    Ok(is_local[..n_layers].iter().map(|&is_local| is_local.then_some(window / 2)).collect())
+}
+
+fn read_head(keys: &Keys<'_>, family: &EncoderFamily) -> Result<HeadConfig, ModelError> {
+    const POOLING: &str = "classifier.pooling_type";
+    let reads_mean = match keys.gguf.meta().find::<u32>(&keys.key(POOLING))? {
+        None => family.head_reads_mean,
+        Some(1) => true,
+        Some(2) => false,
+        Some(other) => return Err(keys.bad(POOLING, "1 (mean) or 2 (cls)", other)),
+    };
+    let activation = activation(HEAD_ACTIVATION.to_owned(), keys.gguf, family.head_activation)?;
+    Ok(HeadConfig { reads_mean, activation })
+}
+
+/// Reads an activation by its name in `transformers`.
+fn activation(key: String, gguf: &Gguf, default: Activation) -> Result<Activation, ModelError> {
+    match gguf.meta().find::<&str>(&key)? {
+        None => Ok(default),
+        Some("gelu") => Ok(Activation::Gelu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("relu") => Ok(Activation::Relu),
+        Some("tanh") => Ok(Activation::Tanh),
+        Some(got) => {
+            let expected = "gelu, gelu_pytorch_tanh, silu, relu or tanh".to_owned();
+            Err(ModelError::Value { key, expected, got: got.to_owned() })
+        }
+    }
+}
+
+fn positions(keys: &Keys<'_>, family: &EncoderFamily, head_dim: usize) -> Result<Positions, ModelError> {
     const BUCKETS: &str = "attention.relative_buckets_count";
-    Ok(match keys.arch {
-        "bert" => Positions::Learned,
-        "mpnet" => {
+    Ok(match family.positions {
+        PositionKind::Learned => Positions::Learned,
+        PositionKind::Alibi => Positions::Alibi,
+        PositionKind::LearnedAndRelative => {
             let n_buckets = keys.size(BUCKETS)?;
             // Half of a direction's buckets, the exact ones, must exist.
             if n_buckets > MAX_BUCKETS || !n_buckets.is_multiple_of(4) {
@@ -138,13 +248,18 @@ fn positions(keys: &Keys<'_>, head_dim: usize) -> Result<Positions, ModelError> 
             }
             Positions::LearnedAndRelative { n_buckets }
         }
-        _ => {
-            let base = keys.float_or(BASE, 10_000.0)?;
-            if base < 1.0 {
-                return Err(keys.bad(BASE, "a number from 1 on", base));
-            }
+        PositionKind::Rotary(_) => {
+            let base = read_base(keys, "rope.freq_base", 10_000.0)?;
+            let local_base = match family.windows {
+                Some(local) => read_base(keys, "rope.freq_base_swa", local.base)?,
+                None => base,
+            };
             if !head_dim.is_multiple_of(2) {
                 return Err(keys.bad("attention.head_count", "heads of an even size", head_dim));
+            }
+            let n_rot = keys.size_or("rope.dimension_count", head_dim)?;
+            if n_rot != head_dim {
+                return Err(keys.bad("rope.dimension_count", &format!("all {head_dim} of a head"), n_rot));
             }
             let scaling = keys.str_or("rope.scaling.type", "none")?;
             if scaling != "none" {
@@ -152,7 +267,12 @@ fn positions(keys: &Keys<'_>, head_dim: usize) -> Result<Positions, ModelError> 
                     format!("RoPE scaling of an encoder ({} is {scaling})", keys.key("rope.scaling.type"));
                 return Err(ModelError::Unsupported { what });
             }
-            Positions::Rotary { base }
+            Positions::Rotary { base, local_base }
         }
     })
+}
+
+fn read_base(keys: &Keys<'_>, key: &str, default: f32) -> Result<f32, ModelError> {
+    let base = keys.float_or(key, default)?;
+    if base < 1.0 { Err(keys.bad(key, "a number from 1 on", base)) } else { Ok(base) }
 }

@@ -1,34 +1,41 @@
 //! Encoders of texts: bidirectional transformers whose hidden states are pooled into one vector,
-//! or scored by a head (BERT, arXiv 1810.04805; MPNet, arXiv 2004.09297; Nomic, arXiv 2402.01613).
+//! or scored by a head (BERT, arXiv 1810.04805; MPNet, arXiv 2004.09297; Nomic, arXiv 2402.01613;
+//! ModernBERT, arXiv 2412.13663; EmbeddingGemma, arXiv 2509.20354).
 //!
 //! ```text
 //! x = norm(E[token] + T[type] + P[position])
-//! x = norm(x + W_o attention(W_q x, W_k x, W_v x))
-//! x = norm(x + W_down a(W_up x))
+//! x = sum(x + branch(W_o attention(W_q n, W_k n, W_v n))), n = input(x)
+//! x = sum(x + branch(W_down a(W_up n))), n = input(x)
 //! ```
 //!
-//! Every product has a bias, and so has every norm (LayerNorm). With a gate, the feed-forward layer
-//! is `W_down (a(W_gate x) * (W_up x))`.
+//! A family has some of the norms `input`, `branch` and `sum` (`family.rs`), and one behind the
+//! last layer; BERT has `sum`. Products may have a bias. With a gate, the feed-forward layer is
+//! `W_down (a(W_gate n) * (W_up n))`.
 //!
 //! Texts of a batch are the windows of bidirectional attention: there is no padding, and a text's
 //! result does not depend on the others. Products run on a device, the operations between them on
 //! the host.
 
 mod config;
+mod family;
 mod relative;
 mod weights;
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, BackendError, Gate, Heads, Matrix, Pairing, RopeParams, limits};
+use kvant_backend::{
+    Backend, BackendError, BidirectionalParams, Gate, Heads, Input, Matrix, RopeParams, limits,
+};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 
-pub use config::{EncoderConfig, Positions};
+pub use config::{EncoderConfig, HeadConfig, Positions};
 
 use crate::ModelError;
+use crate::family::NormKind;
 use crate::host_ops::{activate, for_rows};
-use crate::linear::{all_rows, upload};
+use crate::linear::{Linear, all_rows, upload};
+use family::{PositionKind, SublayerNorms};
 use weights::{Layer, Norm, Weights};
 
 /// An encoder on a device.
@@ -47,26 +54,35 @@ pub struct EncoderText<'a> {
     pub n_first: usize,
 }
 
+/// The residual stream of a batch.
+struct Stream<B: Backend> {
+    /// Tokens of all texts.
+    n: usize,
+    /// `[n, n_embd]`
+    x: B::Buffer,
+    /// The normalized input of a sublayer, and then its output, `[n, n_embd]`.
+    branch: B::Buffer,
+    /// `[n, n_embd]`
+    on_host: Vec<f32>,
+}
+
 /// Buffers of a batch.
 struct Batch<B: Backend> {
-    /// Tokens of each text, and of all of them.
+    stream: Stream<B>,
+    /// Tokens of each text.
     texts: Vec<usize>,
-    n: usize,
-    /// The residual stream, `[n, n_embd]`, on the device and on the host.
-    x: B::Buffer,
-    x_on_host: Vec<f32>,
-    /// Queries, keys and values, `[n, n_embd]` each.
+    /// Queries `[n, heads.n * heads.dim]`, and keys and values `[n, n_kv_heads * heads.dim]`.
     qkv: [B::Buffer; 3],
-    /// Output of attention, `[n, n_embd]`.
+    /// Output of attention, as wide as queries.
     attn_out: B::Buffer,
     /// `[n, n_ff]`, and as much for a gate.
     hidden: B::Buffer,
     gates: Option<B::Buffer>,
     hidden_on_host: Vec<f32>,
-    /// Relative position biases, `[n_heads, 2 longest - 1]`.
+    /// Biases by distance, `[heads.n, 2 longest - 1]`.
     bias: Option<B::Buffer>,
-    /// Cosines and sines of RoPE, `[n, head_dim / 2, 2]`.
-    angles: Option<B::Buffer>,
+    /// Cosines and sines of RoPE, `[n, heads.dim / 2, 2]`, in global and in local layers.
+    angles: Option<[B::Buffer; 2]>,
 }
 
 impl<B: Backend> Encoder<B> {
@@ -118,16 +134,21 @@ impl<B: Backend> Encoder<B> {
                 return Err(ModelError::Token { token, n_vocab: self.n_vocab() });
             }
         }
-        let work = &mut self.embed(texts)?;
-        for layer in &self.weights.layers {
-            self.attention(layer, work)?;
-            self.feed_forward(layer, work)?;
+        let mut work = self.embed(texts)?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attention(index, layer, &mut work)?;
+            self.feed_forward(layer, &mut work)?;
         }
-        Ok(std::mem::take(&mut work.x_on_host))
+        let Stream { x, mut on_host, .. } = work.stream;
+        self.device.read(&x, 0, &mut on_host)?;
+        if let Some(norm) = &self.weights.output_norm {
+            self.normalize(norm, &mut on_host);
+        }
+        Ok(on_host)
     }
 
-    /// Returns the score of a text by the hidden state `[n_embd]` of its first token: the logit of
-    /// the model's head.
+    /// Returns the score of a text by the hidden state `[n_embd]` that the head
+    /// [reads](HeadConfig): the logit of the head.
     ///
     /// # Errors
     /// A model without a head, or a failure of the device.
@@ -140,45 +161,38 @@ impl<B: Backend> Encoder<B> {
         let mut state = state.to_vec();
         if let Some(dense) = &classifier.dense {
             state = dense.forward(&*self.device, &state)?;
-            state.iter_mut().for_each(|x| *x = x.tanh());
+            activate(&mut state, self.config.head.activation);
+        }
+        if let Some(norm) = &classifier.norm {
+            self.normalize(norm, &mut state);
         }
         Ok(classifier.output.forward(&*self.device, &state)?[0])
+    }
+
+    /// Whether the model has products behind pooling.
+    pub fn projects_pooled(&self) -> bool {
+        !self.weights.dense.is_empty()
+    }
+
+    /// Computes the products behind pooling of a pooled vector `[n_embd]`.
+    ///
+    /// # Errors
+    /// A failure of the device.
+    pub fn project_pooled(&self, pooled: Vec<f32>) -> Result<Vec<f32>, ModelError> {
+        let mut dense = self.weights.dense.iter();
+        Ok(dense.try_fold(pooled, |x, linear| linear.forward(&*self.device, &x))?)
     }
 
     /// Sums the embeddings of tokens, segments and positions, and normalizes the sums.
     fn embed(&self, texts: &[EncoderText<'_>]) -> Result<Batch<B>, ModelError> {
         let (c, device, w) = (&self.config, &*self.device, &self.weights);
-        let lengths: Vec<usize> = texts.iter().map(|text| text.tokens.len()).collect();
-        let n: usize = lengths.iter().sum();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        let buffer = |columns: usize| device.buffer(n * columns);
-        let is_gated = matches!(c.positions, Positions::Rotary { .. });
-        let mut work = Batch {
-            n,
-            x: buffer(c.n_embd)?,
-            x_on_host: vec![0.0; n * c.n_embd],
-            qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
-            attn_out: buffer(c.n_embd)?,
-            hidden: buffer(c.n_ff)?,
-            gates: if is_gated { Some(buffer(c.n_ff)?) } else { None },
-            hidden_on_host: vec![0.0; n * c.n_ff],
-            bias: None,
-            angles: None,
-            texts: lengths,
-        };
-        match c.positions {
-            Positions::Learned => {}
-            Positions::LearnedAndRelative { .. } => {
-                work.bias = Some(upload(device, &relative::biases(&w.relative, c.n_heads, longest))?);
-            }
-            Positions::Rotary { base } => {
-                work.angles = Some(upload(device, &angles(&work.texts, c.head_dim(), base))?);
-            }
-        }
+        let mut work = self.batch(texts)?;
+        let stream = &mut work.stream;
         let tokens: Vec<u32> = texts.iter().flat_map(|text| text.tokens).copied().collect();
-        device.embed(&w.tokens, &tokens, 1.0, &mut work.x)?;
-        device.read(&work.x, 0, &mut work.x_on_host)?;
-        let mut rows = work.x_on_host.chunks_exact_mut(c.n_embd);
+        let scale = if c.family.scales_embeddings { (c.n_embd as f32).sqrt() } else { 1.0 };
+        device.embed(&w.tokens, &tokens, scale, &mut stream.x)?;
+        device.read(&stream.x, 0, &mut stream.on_host)?;
+        let mut rows = stream.on_host.chunks_exact_mut(c.n_embd);
         for text in texts {
             for (at, row) in rows.by_ref().take(text.tokens.len()).enumerate() {
                 // A model of one segment has no second type.
@@ -189,53 +203,143 @@ impl<B: Backend> Encoder<B> {
                 }
             }
         }
-        self.normalize(&w.embedding_norm, &mut work.x_on_host);
-        device.write(&mut work.x, &work.x_on_host)?;
+        if let Some(norm) = &w.embedding_norm {
+            self.normalize(norm, &mut stream.on_host);
+        }
+        device.write(&mut stream.x, &stream.on_host)?;
         Ok(work)
     }
 
-    /// Replaces rows by `norm(x)`, with sums in f64.
+    /// Creates the buffers of a batch, with its biases and angles.
+    fn batch(&self, texts: &[EncoderText<'_>]) -> Result<Batch<B>, ModelError> {
+        let (c, device) = (&self.config, &*self.device);
+        let lengths: Vec<usize> = texts.iter().map(|text| text.tokens.len()).collect();
+        let n: usize = lengths.iter().sum();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        let buffer = |columns: usize| device.buffer(n * columns);
+        let [width, kv_width] = [c.heads.n, c.n_kv_heads].map(|n| n * c.heads.dim);
+        let bias = match c.positions {
+            Positions::LearnedAndRelative { .. } => {
+                Some(relative::biases(&self.weights.relative, c.heads.n, longest))
+            }
+            Positions::Alibi => Some(relative::linear_biases(c.heads.n, longest)),
+            Positions::Learned | Positions::Rotary { .. } => None,
+        };
+        let angles = match c.positions {
+            Positions::Rotary { base, local_base } => {
+                let of = |base| upload(device, &angles(&lengths, c.heads.dim, base));
+                Some([of(base)?, of(local_base)?])
+            }
+            _ => None,
+        };
+        let stream =
+            Stream { n, x: buffer(c.n_embd)?, branch: buffer(c.n_embd)?, on_host: vec![0.0; n * c.n_embd] };
+        Ok(Batch {
+            stream,
+            qkv: [buffer(width)?, buffer(kv_width)?, buffer(kv_width)?],
+            attn_out: buffer(width)?,
+            hidden: buffer(c.n_ff)?,
+            gates: if c.family.is_gated { Some(buffer(c.n_ff)?) } else { None },
+            hidden_on_host: vec![0.0; n * c.n_ff],
+            bias: bias.map(|bias| upload(device, &bias)).transpose()?,
+            angles,
+            texts: lengths,
+        })
+    }
+
+    /// Replaces rows, as long as the weight, by `norm(x)`, with sums in f64.
     fn normalize(&self, norm: &Norm, rows: &mut [f32]) {
-        let (n, eps) = (self.config.n_embd, f64::from(self.config.eps));
+        let (n, eps) = (norm.weight.len(), f64::from(self.config.eps));
         for_rows(rows, n, limits::n_cores(), |row| {
-            let mean = row.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64;
+            let mean = match self.config.norm() {
+                NormKind::Layer => row.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64,
+                NormKind::Rms => 0.0,
+            };
             let variance = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n as f64;
             let factor = 1.0 / (variance + eps).sqrt();
-            for ((x, weight), bias) in row.iter_mut().zip(&norm.weight).zip(&norm.bias) {
-                *x = ((f64::from(*x) - mean) * factor) as f32 * weight + bias;
+            for (x, weight) in row.iter_mut().zip(&norm.weight) {
+                *x = ((f64::from(*x) - mean) * factor) as f32 * weight;
             }
+            row.iter_mut().zip(&norm.bias).for_each(|(x, bias)| *x += bias);
         });
     }
 
-    /// Replaces the residual stream by `norm(x)`.
-    fn normalize_stream(&self, norm: &Norm, work: &mut Batch<B>) -> Result<(), BackendError> {
-        self.device.read(&work.x, 0, &mut work.x_on_host)?;
-        self.normalize(norm, &mut work.x_on_host);
-        self.device.write(&mut work.x, &work.x_on_host)
+    /// Replaces the first rows of a buffer by `norm(x)`, with `host` for as many values.
+    fn normalize_buffer(&self, norm: &Norm, x: &mut B::Buffer, host: &mut [f32]) -> Result<(), BackendError> {
+        self.device.read(x, 0, host)?;
+        self.normalize(norm, host);
+        self.device.write(x, host)
     }
 
-    fn attention(&self, layer: &Layer<B>, work: &mut Batch<B>) -> Result<(), BackendError> {
-        let (c, device, n) = (&self.config, &*self.device, work.n);
-        let ([w_q, w_k, w_v], [q, k, v]) = (&layer.qkv, &mut work.qkv);
-        let outputs = &mut [w_q.output(q, false), w_k.output(k, false), w_v.output(v, false)];
-        device.project(all_rows(&work.x, n), outputs)?;
-        let heads = Heads { n: c.n_heads, dim: c.head_dim() };
-        if let Some(angles) = &work.angles {
-            let params = RopeParams { pairing: Pairing::Halves, n_rot: c.head_dim() };
-            for x in &mut work.qkv[..2] {
-                device.rope(x, n, heads, None, params, angles)?;
+    /// Returns the input of a sublayer: the residual stream, or its norm in `branch`.
+    fn input<'a>(
+        &self,
+        norms: &SublayerNorms<Norm>,
+        stream: &'a mut Stream<B>,
+    ) -> Result<Input<'a, B>, BackendError> {
+        let Some(norm) = &norms.input else { return Ok(all_rows(&stream.x, stream.n)) };
+        self.device.read(&stream.x, 0, &mut stream.on_host)?;
+        self.normalize(norm, &mut stream.on_host);
+        self.device.write(&mut stream.branch, &stream.on_host)?;
+        Ok(all_rows(&stream.branch, stream.n))
+    }
+
+    /// Adds the output of a sublayer, the product `linear` of `x`, to the residual stream.
+    fn add_output(
+        &self,
+        norms: &SublayerNorms<Norm>,
+        linear: &Linear<B>,
+        x: &B::Buffer,
+        stream: &mut Stream<B>,
+    ) -> Result<(), BackendError> {
+        let (device, input) = (&*self.device, all_rows(x, stream.n));
+        match &norms.branch {
+            None => device.project(input, &mut [linear.output(&mut stream.x, true)])?,
+            Some(norm) => {
+                device.project(input, &mut [linear.output(&mut stream.branch, false)])?;
+                let mut branch = vec![0.0; stream.on_host.len()];
+                device.read(&stream.branch, 0, &mut branch)?;
+                self.normalize(norm, &mut branch);
+                device.read(&stream.x, 0, &mut stream.on_host)?;
+                stream.on_host.iter_mut().zip(branch).for_each(|(x, y)| *x += y);
+                device.write(&mut stream.x, &stream.on_host)?;
             }
         }
-        let scale = 1.0 / (c.head_dim() as f32).sqrt();
+        match &norms.sum {
+            Some(norm) => self.normalize_buffer(norm, &mut stream.x, &mut stream.on_host),
+            None => Ok(()),
+        }
+    }
+
+    fn attention(&self, index: usize, layer: &Layer<B>, work: &mut Batch<B>) -> Result<(), BackendError> {
+        let (c, device) = (&self.config, &*self.device);
+        let ([w_q, w_k, w_v], [q, k, v]) = (&layer.qkv, &mut work.qkv);
+        let input = self.input(&layer.attn_norms, &mut work.stream)?;
+        let outputs = &mut [w_q.output(q, false), w_k.output(k, false), w_v.output(v, false)];
+        device.project(input, outputs)?;
+        let (n, reach) = (work.stream.n, c.reaches[index]);
+        let kv_heads = Heads { n: c.n_kv_heads, ..c.heads };
+        for (i, heads) in [c.heads, kv_heads].into_iter().enumerate() {
+            let x = &mut work.qkv[i];
+            if let Some(norms) = &layer.qk_norms {
+                self.normalize_buffer(&norms[i], x, &mut vec![0.0; n * heads.n * heads.dim])?;
+            }
+            if let (Some(angles), PositionKind::Rotary(pairing)) = (&work.angles, c.family.positions) {
+                let params = RopeParams { pairing, n_rot: heads.dim };
+                device.rope(x, n, heads, None, params, &angles[usize::from(reach.is_some())])?;
+            }
+        }
+        let scale = 1.0 / (c.heads.dim as f32).sqrt();
+        let params = BidirectionalParams { heads: c.heads, n_kv_heads: c.n_kv_heads, scale, reach };
         let (bias, qkv) = (work.bias.as_ref(), work.qkv.each_ref());
-        device.attend_bidirectional(&work.texts, heads, scale, bias, qkv, &mut work.attn_out)?;
-        device.project(all_rows(&work.attn_out, n), &mut [layer.out.output(&mut work.x, true)])?;
-        self.normalize_stream(&layer.attn_norm, work)
+        device.attend_bidirectional(&params, &work.texts, bias, qkv, &mut work.attn_out)?;
+        self.add_output(&layer.attn_norms, &layer.out, &work.attn_out, &mut work.stream)
     }
 
     fn feed_forward(&self, layer: &Layer<B>, work: &mut Batch<B>) -> Result<(), BackendError> {
-        let (c, device, n) = (&self.config, &*self.device, work.n);
-        let (input, up) = (all_rows(&work.x, n), layer.up.output(&mut work.hidden, false));
+        let (c, device) = (&self.config, &*self.device);
+        let input = self.input(&layer.ffn_norms, &mut work.stream)?;
+        let up = layer.up.output(&mut work.hidden, false);
         let activated = match (&layer.gate, &mut work.gates) {
             (Some(gate), Some(gates)) => {
                 device.project(input, &mut [up, gate.output(gates, false)])?;
@@ -250,10 +354,9 @@ impl<B: Backend> Encoder<B> {
         for_rows(&mut work.hidden_on_host, c.n_ff, limits::n_cores(), |row| activate(row, c.activation));
         device.write(activated, &work.hidden_on_host)?;
         if let Some(gates) = &work.gates {
-            device.gate(&mut work.hidden, n * c.n_ff, gates, Gate::Plain)?;
+            device.gate(&mut work.hidden, work.stream.n * c.n_ff, gates, Gate::Plain)?;
         }
-        device.project(all_rows(&work.hidden, n), &mut [layer.down.output(&mut work.x, true)])?;
-        self.normalize_stream(&layer.ffn_norm, work)
+        self.add_output(&layer.ffn_norms, &layer.down, &work.hidden, &mut work.stream)
     }
 }
 

@@ -8,32 +8,41 @@ use kvant_codec::DType;
 use kvant_gguf::{Gguf, TensorInfo};
 
 use super::config::{EncoderConfig, Positions};
+use super::family::SublayerNorms;
 use crate::linear::{Linear, upload};
 use crate::retype::{convert, retyped};
 use crate::{ModelError, check_finite, decode_values};
 
-/// LayerNorm with a bias, `[n_embd]` each.
+/// A norm of rows, or of parts of them, as long as the weight.
 pub(super) struct Norm {
     pub weight: Vec<f32>,
+    /// As long, or empty.
     pub bias: Vec<f32>,
 }
 
 pub(super) struct Layer<B: Backend> {
+    pub attn_norms: SublayerNorms<Norm>,
     pub qkv: [Linear<B>; 3],
+    /// Of queries and keys.
+    pub qk_norms: Option<[Norm; 2]>,
     pub out: Linear<B>,
-    /// After attention.
-    pub attn_norm: Norm,
+    pub ffn_norms: SublayerNorms<Norm>,
     pub gate: Option<Linear<B>>,
     pub up: Linear<B>,
     pub down: Linear<B>,
-    /// After the feed-forward layer.
-    pub ffn_norm: Norm,
 }
 
-/// The head of a model that ranks: `y = W_2 tanh(W_1 x + b_1) + b_2`, without the first where
-/// the file lacks it.
+/// The first products of a feed-forward layer.
+struct GatedUp<B: Backend> {
+    gate: Option<Linear<B>>,
+    up: Linear<B>,
+}
+
+/// The head of a model that ranks: `y = W_2 norm(a(W_1 x + b_1)) + b_2`, without what the file
+/// lacks.
 pub(super) struct Classifier<B: Backend> {
     pub dense: Option<Linear<B>>,
+    pub norm: Option<Norm>,
     pub output: Linear<B>,
 }
 
@@ -45,9 +54,12 @@ pub(super) struct Weights<B: Backend> {
     pub positions: Vec<f32>,
     /// Biases by bucket of the distance, `[n_buckets, n_heads]`.
     pub relative: Vec<f32>,
-    pub embedding_norm: Norm,
+    pub embedding_norm: Option<Norm>,
     pub layers: Vec<Layer<B>>,
+    pub output_norm: Option<Norm>,
     pub classifier: Option<Classifier<B>>,
+    /// Products behind pooling, one after the other (`Dense` of sentence-transformers).
+    pub dense: Vec<Linear<B>>,
     /// Bytes in the file's types, or those to which they are converted.
     pub n_bytes: usize,
 }
@@ -90,51 +102,131 @@ impl<B: Backend> Loader<'_, B> {
             None => Vec::new(),
         };
         let positions = match c.positions {
-            Positions::Rotary { .. } => Vec::new(),
-            _ => self.values("position_embd.weight", &[n, c.n_ctx])?,
+            Positions::Rotary { .. } | Positions::Alibi => Vec::new(),
+            Positions::Learned | Positions::LearnedAndRelative { .. } => {
+                self.values("position_embd.weight", &[n, c.n_ctx])?
+            }
         };
         let relative = match c.positions {
             Positions::LearnedAndRelative { n_buckets } => {
-                self.values("attn_rel_b.weight", &[c.n_heads, n_buckets])?
+                self.values("attn_rel_b.weight", &[c.heads.n, n_buckets])?
             }
             _ => Vec::new(),
         };
-        let embedding_norm = self.norm("token_embd_norm", n)?;
-        let layers = (0..c.n_layers).map(|index| self.layer(c, index)).collect::<Result<_, _>>()?;
-        let classifier = self.classifier(n)?;
-        Ok(Weights { tokens, types, positions, relative, embedding_norm, layers, classifier, n_bytes: 0 })
+        let has_norm = c.family.has_embedding_norm;
+        let embedding_norm = if has_norm { Some(self.norm(c, "token_embd_norm", n)?) } else { None };
+        let layers = (0..c.reaches.len()).map(|index| self.layer(c, index)).collect::<Result<_, _>>()?;
+        let output_norm = c.family.output_norm.map(|name| self.norm(c, name, n)).transpose()?;
+        let (classifier, dense) = (self.classifier(c)?, self.dense(n)?);
+        Ok(Weights {
+            tokens,
+            types,
+            positions,
+            relative,
+            embedding_norm,
+            layers,
+            output_norm,
+            classifier,
+            dense,
+            n_bytes: 0,
+        })
     }
 
     fn layer(&mut self, c: &EncoderConfig, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |of: &str| format!("blk.{index}.{of}");
-        let (n, n_ff) = (c.n_embd, c.n_ff);
-        let fused = name("attn_qkv");
-        let qkv = match self.has(&fused) {
-            true => [0, 1, 2].map(|part| self.rows_of(&fused, [n, 3 * n], part * n..(part + 1) * n)),
-            false => ["attn_q", "attn_k", "attn_v"].map(|part| self.linear(&name(part), [n, n])),
+        let (n, n_ff, family) = (c.n_embd, c.n_ff, c.family);
+        let (width, kv_width) = (c.heads.n * c.heads.dim, c.n_kv_heads * c.heads.dim);
+        let mut attn_norms = family.attn_norms;
+        let is_first = index == 0 && family.first_input_is_normed;
+        attn_norms.input = attn_norms.input.filter(|of| !is_first || self.has(&name(of)));
+        let qk_norms = match family.has_qk_norm {
+            true => {
+                let [q, k] = ["attn_q_norm", "attn_k_norm"].map(|of| self.norm(c, &name(of), c.heads.dim));
+                Some([q?, k?])
+            }
+            false => None,
         };
-        let [q, k, v] = qkv;
-        let gate = match c.positions {
-            Positions::Rotary { .. } => Some(self.linear(&name("ffn_gate"), [n, n_ff])?),
-            _ => None,
-        };
+        let GatedUp { gate, up } = self.feed_forward(&name, [n, n_ff], family.is_gated)?;
         Ok(Layer {
-            qkv: [q?, k?, v?],
-            out: self.linear(&name("attn_output"), [n, n])?,
-            attn_norm: self.norm(&name("attn_output_norm"), n)?,
+            attn_norms: attn_norms.try_map(|of| self.norm(c, &name(of), n))?,
+            qkv: self.qkv(&name, n, [width, kv_width])?,
+            qk_norms,
+            out: self.linear(&name("attn_output"), [width, n])?,
+            ffn_norms: family.ffn_norms.try_map(|of| self.norm(c, &name(of), n))?,
             gate,
-            up: self.linear(&name("ffn_up"), [n, n_ff])?,
+            up,
             down: self.linear(&name("ffn_down"), [n_ff, n])?,
-            ffn_norm: self.norm(&name("layer_output_norm"), n)?,
         })
     }
 
-    fn classifier(&mut self, n: usize) -> Result<Option<Classifier<B>>, ModelError> {
+    /// Loads the products of queries, keys and values, one below the other or each by itself.
+    fn qkv(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        n: usize,
+        [width, kv_width]: [usize; 2],
+    ) -> Result<[Linear<B>; 3], ModelError> {
+        let fused = name("attn_qkv");
+        let widths = [width, kv_width, kv_width];
+        let [q, k, v] = match self.has(&fused) {
+            true => {
+                let (all, mut first) = (width + 2 * kv_width, 0);
+                widths.map(|width| {
+                    let rows = first..first + width;
+                    first = rows.end;
+                    self.rows_of(&fused, [n, all], rows)
+                })
+            }
+            false => {
+                let parts = [("attn_q", width), ("attn_k", kv_width), ("attn_v", kv_width)];
+                parts.map(|(part, width)| self.linear(&name(part), [n, width]))
+            }
+        };
+        Ok([q?, k?, v?])
+    }
+
+    /// Loads the product that is gated and that of its gate, which may be above it in one matrix.
+    fn feed_forward(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        [n, n_ff]: [usize; 2],
+        is_gated: bool,
+    ) -> Result<GatedUp<B>, ModelError> {
+        let (gate, up) = (name("ffn_gate"), name("ffn_up"));
+        if !is_gated {
+            return Ok(GatedUp { gate: None, up: self.linear(&up, [n, n_ff])? });
+        }
+        if self.has(&gate) {
+            let gate = Some(self.linear(&gate, [n, n_ff])?);
+            return Ok(GatedUp { gate, up: self.linear(&up, [n, n_ff])? });
+        }
+        let both = [n, n_ff.saturating_mul(2)];
+        let gate = Some(self.rows_of(&up, both, 0..n_ff)?);
+        Ok(GatedUp { gate, up: self.rows_of(&up, both, n_ff..both[1])? })
+    }
+
+    fn classifier(&mut self, c: &EncoderConfig) -> Result<Option<Classifier<B>>, ModelError> {
+        const NORM: &str = "cls.norm";
+        let n = c.n_embd;
         if !self.has("cls.output") {
             return Ok(None);
         }
         let dense = if self.has("cls") { Some(self.linear("cls", [n, n])?) } else { None };
-        Ok(Some(Classifier { dense, output: self.linear("cls.output", [n, 1])? }))
+        let norm = if self.has(NORM) { Some(self.norm(c, NORM, n)?) } else { None };
+        Ok(Some(Classifier { dense, norm, output: self.linear("cls.output", [n, 1])? }))
+    }
+
+    /// Loads the products behind pooling, the first of which reads `n` values.
+    fn dense(&mut self, mut n: usize) -> Result<Vec<Linear<B>>, ModelError> {
+        let mut all = Vec::new();
+        for name in ["dense_2", "dense_3"] {
+            if let Some(info) = self.gguf.find_info(&format!("{name}.weight")) {
+                let n_out = info.rows();
+                all.push(self.linear(name, [n, n_out])?);
+                n = n_out;
+            }
+        }
+        Ok(all)
     }
 
     /// Whether the file has the matrix of a product.
@@ -149,9 +241,13 @@ impl<B: Backend> Loader<'_, B> {
         decode_values(&tensor, shape)
     }
 
-    fn norm(&mut self, name: &str, n: usize) -> Result<Norm, ModelError> {
+    fn norm(&mut self, c: &EncoderConfig, name: &str, n: usize) -> Result<Norm, ModelError> {
         let weight = self.values(&format!("{name}.weight"), &[n])?;
-        Ok(Norm { weight, bias: self.values(&format!("{name}.bias"), &[n])? })
+        let bias = match c.family.has_norm_bias {
+            true => self.values(&format!("{name}.bias"), &[n])?,
+            false => Vec::new(),
+        };
+        Ok(Norm { weight, bias })
     }
 
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear<B>, ModelError> {

@@ -46,10 +46,19 @@ struct Family {
 }
 
 /// Names of tokenizers that apply NFC: `tokenizer.json` of Qwen 1.5 to 3.5, of Command R, of
-/// GPT-NeoX's, which OLMo and MPT reuse, and of DeepSeek-R1's distillations of Qwen names NFC as
-/// normalizer; the code of Stable LM 2 and Hunyuan calls it.
-const NFC: &[&str] =
-    &["qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "stablelm2", "hunyuan"];
+/// GPT-NeoX's, which OLMo, MPT and ModernBERT reuse, and of DeepSeek-R1's distillations of Qwen
+/// names NFC as normalizer; the code of Stable LM 2 and Hunyuan calls it.
+const NFC: &[&str] = &[
+    "qwen2",
+    "qwen35",
+    "deepseek-r1-qwen",
+    "command-r",
+    "olmo",
+    "mpt",
+    "modern-bert",
+    "stablelm2",
+    "hunyuan",
+];
 
 /// Creates a family without implied settings.
 const fn plain(names: &'static [&'static str], cuts: &'static [SplitPattern]) -> Family {

@@ -44,7 +44,17 @@ fn pre_tokenizers_imply_nfc_unless_a_normalizer_is_given() {
         });
         Tokenizer::from_gguf(&gguf).unwrap().encode("e\u{301}", Special::AsText, false).unwrap().len()
     };
-    for pre in ["qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "stablelm2", "hunyuan"] {
+    for pre in [
+        "qwen2",
+        "qwen35",
+        "deepseek-r1-qwen",
+        "command-r",
+        "olmo",
+        "mpt",
+        "modern-bert",
+        "stablelm2",
+        "hunyuan",
+    ] {
         assert_eq!((n(pre, None), n(pre, Some(&[]))), (1, 3), "{pre}");
     }
     for pre in ["gpt-2", "smollm", "llama-bpe", "gpt-4o", "tekken"] {
