@@ -1,5 +1,6 @@
-//! Text encoders (BERT, RoBERTa, MPNet, Nomic): their configuration, tensors and pooling, under
-//! the names of llama.cpp's converter. GGUF has no architecture for MPNet: `mpnet` is Kvant's own.
+//! Text encoders (BERT, RoBERTa, MPNet, Nomic, ModernBERT, EmbeddingGemma): their configuration,
+//! tensors and pooling, under the names of llama.cpp's converter. GGUF has no architecture for
+//! MPNet: `mpnet` is Kvant's own.
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufWriter};
@@ -13,214 +14,26 @@ use crate::tensor_transform::View;
 use crate::tensors::{TensorKey, Tensors};
 use crate::{pooling, tokenizer};
 
+mod dense;
+mod families;
+
+use dense::Dense;
+use families::{Base, FAMILIES, LocalLayers};
+
+pub(crate) use families::EncoderFamily;
+
 /// Kvant's key of the longest text, in tokens.
 const MAX_TOKENS: &str = "kvant.encoder.max_tokens";
-/// GGUF's pooling types.
-const MEAN: u32 = 1;
-const RANK: u32 = 4;
-
-/// A family of encoders.
-#[derive(Debug, PartialEq)]
-pub(crate) struct EncoderFamily {
-    /// Names in `architectures`; those of classifiers have a head that scores.
-    classes: &'static [&'static str],
-    /// The architecture name in GGUF.
-    arch: &'static str,
-    /// Prefix of names in models with a head.
-    prefix: &'static str,
-    /// Prefix of layers.
-    layers: &'static str,
-    /// Global modules here and in GGUF.
-    modules: &'static [(&'static str, &'static str)],
-    /// Modules of a layer here and in GGUF.
-    of_layer: &'static [(&'static str, &'static str)],
-    /// Prefixes of tensors that an embedding does not depend on.
-    unused: &'static [&'static str],
-    /// Positions before the first one that a text uses.
-    n_reserved: usize,
-    /// Other names of settings.
-    older: &'static [(&'static str, &'static str)],
-    /// The activation of the feed-forward layer, and its other name.
-    activations: &'static [&'static str],
-    /// Settings that readers take for granted, where a configuration has them.
-    fixed: &'static [(&'static str, &'static str)],
-}
-
-const EMBEDDINGS: [(&str, &str); 4] = [
-    ("embeddings.word_embeddings", "token_embd"),
-    ("embeddings.position_embeddings", POSITIONS),
-    ("embeddings.token_type_embeddings", "token_types"),
-    ("embeddings.LayerNorm", "token_embd_norm"),
-];
-const BERT_LAYER: [(&str, &str); 8] = [
-    ("attention.self.query", "attn_q"),
-    ("attention.self.key", "attn_k"),
-    ("attention.self.value", "attn_v"),
-    ("attention.output.dense", "attn_output"),
-    ("attention.output.LayerNorm", "attn_output_norm"),
-    ("intermediate.dense", "ffn_up"),
-    ("output.dense", "ffn_down"),
-    ("output.LayerNorm", "layer_output_norm"),
-];
+/// Kvant's key of the activation in the head that scores.
+const HEAD_ACTIVATION: &str = "kvant.encoder.head_activation";
 const POSITIONS: &str = "position_embd";
 const RELATIVE: &str = "attn_rel_b";
-
-static FAMILIES: [EncoderFamily; 5] = [
-    EncoderFamily {
-        classes: &["BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification"],
-        arch: "bert",
-        prefix: "bert.",
-        layers: "encoder.layer.",
-        modules: &[
-            EMBEDDINGS[0],
-            EMBEDDINGS[1],
-            EMBEDDINGS[2],
-            EMBEDDINGS[3],
-            ("pooler.dense", "cls"),
-            ("classifier", "cls.output"),
-        ],
-        of_layer: &BERT_LAYER,
-        unused: &["embeddings.position_ids", "embeddings.token_type_ids", "cls."],
-        n_reserved: 0,
-        older: &[],
-        activations: &["gelu"],
-        fixed: &[
-            ("position_embedding_type", "\"absolute\""),
-            ("is_decoder", "false"),
-            ("add_cross_attention", "false"),
-        ],
-    },
-    EncoderFamily {
-        classes: &[
-            "RobertaModel",
-            "RobertaForMaskedLM",
-            "RobertaForSequenceClassification",
-            "XLMRobertaModel",
-            "XLMRobertaForMaskedLM",
-            "XLMRobertaForSequenceClassification",
-        ],
-        arch: "bert",
-        prefix: "roberta.",
-        layers: "encoder.layer.",
-        modules: &[
-            EMBEDDINGS[0],
-            EMBEDDINGS[1],
-            EMBEDDINGS[2],
-            EMBEDDINGS[3],
-            ("classifier.dense", "cls"),
-            ("classifier.out_proj", "cls.output"),
-        ],
-        of_layer: &BERT_LAYER,
-        unused: &["embeddings.position_ids", "embeddings.token_type_ids", "lm_head.", "pooler."],
-        // Positions count from behind the id of padding, which is 1.
-        n_reserved: 2,
-        older: &[],
-        activations: &["gelu"],
-        fixed: &[
-            ("position_embedding_type", "\"absolute\""),
-            ("is_decoder", "false"),
-            ("add_cross_attention", "false"),
-            ("pad_token_id", "1"),
-        ],
-    },
-    EncoderFamily {
-        classes: &["DistilBertModel", "DistilBertForMaskedLM"],
-        arch: "bert",
-        prefix: "distilbert.",
-        layers: "transformer.layer.",
-        modules: &[EMBEDDINGS[0], EMBEDDINGS[1], EMBEDDINGS[3]],
-        of_layer: &[
-            ("attention.q_lin", "attn_q"),
-            ("attention.k_lin", "attn_k"),
-            ("attention.v_lin", "attn_v"),
-            ("attention.out_lin", "attn_output"),
-            ("sa_layer_norm", "attn_output_norm"),
-            ("ffn.lin1", "ffn_up"),
-            ("ffn.lin2", "ffn_down"),
-            ("output_layer_norm", "layer_output_norm"),
-        ],
-        unused: &["vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
-        n_reserved: 0,
-        older: &[
-            ("hidden_size", "dim"),
-            ("num_hidden_layers", "n_layers"),
-            ("num_attention_heads", "n_heads"),
-            ("intermediate_size", "hidden_dim"),
-            ("hidden_act", "activation"),
-        ],
-        activations: &["gelu"],
-        fixed: &[],
-    },
-    EncoderFamily {
-        classes: &["MPNetModel", "MPNetForMaskedLM"],
-        arch: "mpnet",
-        prefix: "mpnet.",
-        layers: "encoder.layer.",
-        modules: &[
-            EMBEDDINGS[0],
-            EMBEDDINGS[1],
-            EMBEDDINGS[3],
-            ("encoder.relative_attention_bias", RELATIVE),
-            ("pooler.dense", "cls"),
-        ],
-        of_layer: &[
-            ("attention.attn.q", "attn_q"),
-            ("attention.attn.k", "attn_k"),
-            ("attention.attn.v", "attn_v"),
-            ("attention.attn.o", "attn_output"),
-            ("attention.LayerNorm", "attn_output_norm"),
-            ("intermediate.dense", "ffn_up"),
-            ("output.dense", "ffn_down"),
-            ("output.LayerNorm", "layer_output_norm"),
-        ],
-        unused: &["embeddings.position_ids", "lm_head."],
-        // Positions count from behind the id of padding, which is 1.
-        n_reserved: 2,
-        older: &[],
-        activations: &["gelu"],
-        fixed: &[],
-    },
-    EncoderFamily {
-        classes: &["NomicBertModel", "NomicBertForPreTraining", "NomicBertForMaskedLM"],
-        arch: "nomic-bert",
-        prefix: "nomic_bert.",
-        layers: "encoder.layers.",
-        modules: &[EMBEDDINGS[0], EMBEDDINGS[2], ("emb_ln", "token_embd_norm"), ("pooler.dense", "cls")],
-        of_layer: &[
-            ("attn.Wqkv", "attn_qkv"),
-            ("attn.out_proj", "attn_output"),
-            ("norm1", "attn_output_norm"),
-            ("mlp.fc11", "ffn_up"),
-            ("mlp.fc12", "ffn_gate"),
-            ("mlp.fc2", "ffn_down"),
-            ("norm2", "layer_output_norm"),
-        ],
-        unused: &["cls."],
-        n_reserved: 0,
-        older: &[
-            ("hidden_size", "n_embd"),
-            ("num_hidden_layers", "n_layer"),
-            ("num_attention_heads", "n_head"),
-            ("intermediate_size", "n_inner"),
-            ("max_position_embeddings", "n_positions"),
-            ("layer_norm_eps", "layer_norm_epsilon"),
-            ("hidden_act", "activation_function"),
-        ],
-        activations: &["silu", "swiglu"],
-        fixed: &[
-            ("prenorm", "false"),
-            ("causal", "false"),
-            ("parallel_block", "false"),
-            ("use_rms_norm", "false"),
-            ("rotary_emb_interleaved", "false"),
-            ("rotary_emb_fraction", "1.0"),
-            ("scale_attn_by_inverse_layer_idx", "false"),
-            ("scale_attn_weights", "true"),
-            ("use_xpos", "false"),
-            ("num_experts", "0"),
-        ],
-    },
-];
+/// Most layers, before tensors are counted.
+const MAX_LAYERS: usize = 4096;
+/// GGUF's pooling types.
+const MEAN: u32 = 1;
+const CLS: u32 = 2;
+const RANK: u32 = 4;
 
 /// Returns the names of all encoders.
 pub(crate) fn classes() -> impl Iterator<Item = &'static str> {
@@ -259,7 +72,7 @@ pub(crate) fn open(
         let what = "quantized weights of a text encoder are not read: use it in bf16, f16 or f32".to_owned();
         return Err(HfError::Unsupported { path: config.path.to_owned(), what });
     }
-    let shards = Shards::open(&mut folder)?;
+    let mut shards = Shards::open(&mut folder)?;
     let class = config.find_array("architectures")?.and_then(|names| names.first()?.as_str());
     let size = |key| Ok::<_, HfError>(config.size(family.key(config, key))? as usize);
     let encoder = EncoderFolder {
@@ -269,17 +82,25 @@ pub(crate) fn open(
         n_embd: size("hidden_size")?,
         n_layers: size("num_hidden_layers")?,
     };
+    if encoder.n_layers > MAX_LAYERS {
+        return Err(config.bad(
+            "num_hidden_layers",
+            format!("1 to {MAX_LAYERS}"),
+            encoder.n_layers.to_string(),
+        ));
+    }
     let mut writer = GgufWriter::new();
     writer.set("general.architecture", family.arch)?;
     writer.set("general.type", "model")?;
     writer.set("general.name", name)?;
     encoder.write_sizes(&mut writer, &mut folder)?;
     let pooling = pooling::write(&mut writer, &mut folder, family.arch)?;
-    pooling::check_modules(&mut folder)?;
+    let dense = dense::read(&mut folder, &mut shards)?;
     if encoder.ranks || !pooling {
         writer.set(&format!("{}.pooling_type", family.arch), if encoder.ranks { RANK } else { MEAN })?;
     }
-    let tensors = encoder.tensors(&shards)?;
+    dense::write_sizes(&mut writer, family.arch, &dense)?;
+    let tensors = encoder.tensors(&shards, &dense)?;
     tokenizer::write_of_encoder(&mut writer, &mut folder, tensors.n_vocab()?)?;
     tensors.declare(&mut writer)?;
     let path = folder.path().to_owned();
@@ -305,10 +126,23 @@ impl EncoderFolder<'_> {
         keys.set("block_count", size("num_hidden_layers")?)?;
         keys.set("embedding_length", size("hidden_size")?)?;
         keys.set("feed_forward_length", size("intermediate_size")?)?;
-        keys.set("attention.head_count", size("num_attention_heads")?)?;
-        let eps = config.find_float(family.key(config, "layer_norm_eps"))?.unwrap_or(1e-12);
-        keys.set("attention.layer_norm_epsilon", eps as f32)?;
+        self.write_heads(&mut keys)?;
+        let eps = config.find_float(family.key(config, family.eps.theirs))?.unwrap_or(family.eps.default);
+        keys.set(family.eps.ours, eps as f32)?;
         keys.set("attention.causal", false)?;
+        for base in family.bases {
+            keys.set(base.number.ours, self.rope_base(base)? as f32)?;
+        }
+        if let Some(local) = &family.windows {
+            self.write_windows(&mut keys, local)?;
+        }
+        if let Some(key) = family.activation_key {
+            keys.set(
+                key,
+                config.find_str(family.key(config, "hidden_act"))?.unwrap_or(family.activations[0]),
+            )?;
+        }
+        self.write_head(&mut keys)?;
         let mut n_ctx = size("max_position_embeddings")?;
         match family.arch {
             "mpnet" => {
@@ -316,7 +150,6 @@ impl EncoderFolder<'_> {
                 keys.set("attention.relative_buckets_count", n_buckets)?;
             }
             "nomic-bert" => {
-                keys.set("rope.freq_base", self.rope_base()? as f32)?;
                 // Beyond these, the model scales RoPE by the length of the text.
                 n_ctx = n_ctx.min(config.find_size("max_trained_positions")?.unwrap_or(2048));
             }
@@ -334,8 +167,42 @@ impl EncoderFolder<'_> {
         Ok(keys.writer.set(MAX_TOKENS, max_tokens)?)
     }
 
-    fn rope_base(&self) -> Result<f64, HfError> {
-        let parameters = self.config.find_object("rope_parameters")?;
+    fn write_heads(&self, keys: &mut Keys<'_>) -> Result<(), HfError> {
+        let config = self.config;
+        let key = self.family.key(config, "num_attention_heads");
+        let n_heads = config.size(key)? as usize;
+        keys.set("attention.head_count", n_heads as u32)?;
+        let head_dim = config.find_size("head_dim")?;
+        if !self.family.has_own_heads {
+            return match head_dim.filter(|&dim| dim as usize * n_heads != self.n_embd) {
+                Some(head_dim) => {
+                    let expected = format!("{} / {n_heads}", self.n_embd);
+                    Err(config.bad("head_dim", expected, head_dim.to_string()))
+                }
+                None => Ok(()),
+            };
+        }
+        let head_dim = head_dim.unwrap_or((self.n_embd / n_heads) as u32);
+        // Readers assume the scale of attention that it gives.
+        if let Some(got) =
+            config.find_float("query_pre_attn_scalar")?.filter(|got| *got != f64::from(head_dim))
+        {
+            return Err(config.bad("query_pre_attn_scalar", head_dim.to_string(), got.to_string()));
+        }
+        keys.set(
+            "attention.head_count_kv",
+            config.find_size("num_key_value_heads")?.unwrap_or(n_heads as u32),
+        )?;
+        keys.set("attention.key_length", head_dim)?;
+        keys.set("attention.value_length", head_dim)
+    }
+
+    /// Returns a base of RoPE: by the kind of layers, for all, or of an older configuration.
+    fn rope_base(&self, base: &Base) -> Result<f64, HfError> {
+        let mut parameters = self.config.find_object("rope_parameters")?;
+        if let (Some(layers), Some(all)) = (base.layers, parameters) {
+            parameters = all.find_object(layers)?;
+        }
         if let Some(parameters) = parameters {
             if let Some(kind) = parameters.find_str("rope_type")?.filter(|kind| *kind != "default") {
                 return Err(parameters.bad("rope_type", "default", kind));
@@ -344,11 +211,62 @@ impl EncoderFolder<'_> {
                 return Ok(base);
             }
         }
-        Ok(self.config.find_float("rotary_emb_base")?.unwrap_or(1000.0))
+        Ok(self.config.find_float(base.number.theirs)?.unwrap_or(base.number.default))
+    }
+
+    /// Writes which layers are local: by period, or layer by layer.
+    fn write_windows(&self, keys: &mut Keys<'_>, local: &LocalLayers) -> Result<(), HfError> {
+        const PATTERN: &str = "attention.sliding_window_pattern";
+        let (config, n_layers) = (self.config, self.n_layers);
+        keys.set("attention.sliding_window", config.size(local.window)?)?;
+        let named = local.periods.iter().find(|key| config.value(key).is_some());
+        let period = named.map_or(Ok(local.default_period), |key| config.size(key))?;
+        let global = if local.is_first_global { 0 } else { period as usize - 1 };
+        let by_period = |layer: usize| layer % period as usize != global;
+        let Some(kinds) = config.find_array("layer_types")? else { return keys.set(PATTERN, period) };
+        if let Some(kind) =
+            kinds.iter().find(|kind| **kind != "full_attention" && **kind != "sliding_attention")
+        {
+            return Err(config.bad("layer_types", "full_attention or sliding_attention", shown(kind)));
+        }
+        if kinds.len() != n_layers {
+            return Err(config.bad("layer_types", format!("{n_layers} layers"), kinds.len().to_string()));
+        }
+        let is_local: Vec<bool> = kinds.iter().map(|kind| kind == "sliding_attention").collect();
+        match is_local.iter().enumerate().all(|(layer, is_local)| *is_local == by_period(layer)) {
+            true => keys.set(PATTERN, period),
+            false => keys.set_array(PATTERN, is_local),
+        }
+    }
+
+    /// Writes what the head that scores reads and computes.
+    fn write_head(&self, keys: &mut Keys<'_>) -> Result<(), HfError> {
+        const POOLING: &str = "classifier_pooling";
+        if !self.ranks {
+            return Ok(());
+        }
+        if let Some(activation) = self.family.head_activation {
+            keys.writer.set(HEAD_ACTIVATION, activation)?;
+        }
+        let Some(default) = self.family.head_pooling else { return Ok(()) };
+        match self.config.find_str(POOLING)?.unwrap_or(default) {
+            "mean" => keys.set("classifier.pooling_type", MEAN),
+            "cls" => keys.set("classifier.pooling_type", CLS),
+            other => Err(self.config.bad(POOLING, "mean or cls", other)),
+        }
     }
 
     fn check_fixed(&self) -> Result<(), HfError> {
         let (family, config) = (self.family, self.config);
+        for flag in family.required_flags {
+            if config.find_bool(flag)? != Some(true) {
+                return Err(config.bad(
+                    flag,
+                    "true: a model that generates has another class",
+                    "another value",
+                ));
+            }
+        }
         let key = family.key(config, "hidden_act");
         if let Some(got) = config.find_str(key)?.filter(|got| !family.activations.contains(got)) {
             return Err(config.bad(key, family.activations.join(" or "), got));
@@ -358,18 +276,19 @@ impl EncoderFolder<'_> {
                 return Err(config.bad(key, *expected, got));
             }
         }
-        let head_dim = config.find_size("head_dim")?;
-        let n_heads = config.size(family.key(config, "num_attention_heads"))? as usize;
-        if let Some(head_dim) = head_dim.filter(|&dim| dim as usize * n_heads != self.n_embd) {
-            let expected = format!("{} / {n_heads}", self.n_embd);
-            return Err(config.bad("head_dim", expected, head_dim.to_string()));
-        }
         Ok(())
     }
 
     /// Maps every tensor to GGUF.
-    fn tensors(&self, shards: &Shards) -> Result<Tensors, HfError> {
+    fn tensors(&self, shards: &Shards, dense: &[Dense]) -> Result<Tensors, HfError> {
         let mut all = Vec::new();
+        for (dense, name) in dense.iter().zip(dense::NAMES) {
+            for (kind, stored) in &dense.tensors {
+                let place = (0, format!("{name}.{kind}"));
+                let recipe = self.recipe(&format!("linear.{kind}"), &place, stored, shards)?;
+                all.push((place, recipe));
+            }
+        }
         for (name, stored) in shards.tensors() {
             let short = name.strip_prefix(self.family.prefix).unwrap_or(name);
             if self.family.unused.iter().any(|prefix| short.starts_with(prefix)) {
@@ -445,6 +364,7 @@ impl EncoderFolder<'_> {
             return Err(wrong(format!("rows of {} values", self.n_embd)));
         }
         shape.reverse();
+        let values = if shape.len() == 1 { self.family.vectors } else { Values::Kept };
         let is_kept = shape.len() == 1 || [POSITIONS, "token_types", RELATIVE].contains(&module);
         Ok(Recipe::Stored(ConvertedTensor {
             parts: vec![stored.clone()],
@@ -452,7 +372,7 @@ impl EncoderFolder<'_> {
             scales: None,
             shape,
             dtype: if is_kept { DType::F32 } else { dtype },
-            values: Values::Kept,
+            values,
         }))
     }
 }

@@ -26,11 +26,7 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, arch: &str) ->
     let Some(modules) = folder.json(MODULES)? else { return Ok(false) };
     for module in modules.list()? {
         if module.find_str("type")?.is_some_and(|kind| kind.ends_with("Pooling")) {
-            let path = module.find_str("path")?.unwrap_or_default();
-            let is_within = |part| matches!(part, Component::Normal(_));
-            if path.is_empty() || !Path::new(path).components().all(is_within) {
-                return Err(module.bad("path", "a folder in this one", format!("\"{path}\"")));
-            }
+            let path = path_within(module)?;
             let Some(config) = folder.json(&format!("{path}/config.json"))? else { continue };
             writer.set(&format!("{arch}.pooling_type"), pooling_type(config.object()?)?)?;
             return Ok(true);
@@ -39,20 +35,39 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, arch: &str) ->
     Ok(false)
 }
 
-/// Rejects modules of an encoder that its embeddings would lack. Normalization is always applied.
+/// Returns the folders of the products behind pooling, in order. Rejects modules of an encoder that
+/// its embeddings would lack. Normalization is always applied.
 ///
 /// # Errors
-/// A module that is none of the model, pooling and normalization.
-pub(crate) fn check_modules(folder: &mut Folder) -> Result<(), HfError> {
-    const KNOWN: [&str; 3] = ["Transformer", "Pooling", "Normalize"];
-    let Some(modules) = folder.json(MODULES)? else { return Ok(()) };
+/// A module that is none of the model, pooling, products behind it, and normalization.
+pub(crate) fn dense_modules(folder: &mut Folder) -> Result<Vec<String>, HfError> {
+    const KNOWN: [&str; 4] = ["Transformer", "Pooling", "Normalize", "Dense"];
+    let Some(modules) = folder.json(MODULES)? else { return Ok(Vec::new()) };
+    let (mut is_pooled, mut dense) = (false, Vec::new());
     for module in modules.list()? {
         let kind = module.find_str("type")?.unwrap_or_default();
         if !KNOWN.iter().any(|known| kind.ends_with(known)) {
             return Err(module.bad("type", KNOWN.join(", "), format!("\"{kind}\"")));
         }
+        is_pooled |= kind.ends_with("Pooling");
+        if kind.ends_with("Dense") {
+            if !is_pooled {
+                return Err(module.bad("type", "Pooling before Dense", format!("\"{kind}\"")));
+            }
+            dense.push(path_within(module)?.to_owned());
+        }
     }
-    Ok(())
+    Ok(dense)
+}
+
+/// Returns the folder of a module within that of the model.
+fn path_within(module: Object<'_>) -> Result<&str, HfError> {
+    let path = module.find_str("path")?.unwrap_or_default();
+    let is_within = |part| matches!(part, Component::Normal(_));
+    if path.is_empty() || !Path::new(path).components().all(is_within) {
+        return Err(module.bad("path", "a folder in this one", format!("\"{path}\"")));
+    }
+    Ok(path)
 }
 
 /// Returns the pooling mode of a module's configuration.

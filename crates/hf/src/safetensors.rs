@@ -200,6 +200,12 @@ impl Shards {
         Ok(shards)
     }
 
+    /// Maps a further file of a folder and returns its tensors, which are not listed among the
+    /// others.
+    pub fn add_file(&mut self, folder: &Folder, name: &str) -> Result<HashMap<String, Stored>, HfError> {
+        self.add(&folder.path().join(name))
+    }
+
     /// Maps a further file and returns its tensors.
     fn add(&mut self, path: &Path) -> Result<HashMap<String, Stored>, HfError> {
         let (bytes, modified) = Source::map(path)?;

@@ -1,6 +1,8 @@
 //! Text encoders (`tools/reference/encoders.py`): tiny random ones, whose vectors and scores are
 //! those of sentence-transformers and `transformers`, and real ones where they are present.
 
+mod converted;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,8 +15,21 @@ use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
 use kvant_quantize::quantize;
 use serde_json::{Value, json};
 
-const EMBEDDERS: [&str; 6] = ["bert", "bert-cls", "distilbert", "mpnet", "nomic-bert", "xlm-roberta"];
-const RANKERS: [&str; 3] = ["bert-ranker", "roberta-ranker", "xlm-roberta-ranker"];
+const EMBEDDERS: [&str; 11] = [
+    "bert",
+    "bert-cls",
+    "distilbert",
+    "eurobert",
+    "gemma-embedding",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "modern-bert",
+    "mpnet",
+    "nomic-bert",
+    "xlm-roberta",
+];
+const RANKERS: [&str; 5] =
+    ["bert-ranker", "distilbert-ranker", "modern-bert-ranker", "roberta-ranker", "xlm-roberta-ranker"];
 
 /// Vectors have length 1, and the reference computes in f32 as well: its sums of some hundred
 /// products in each of a dozen layers differ by several units of 6e-8 each.
@@ -193,7 +208,7 @@ fn options_of_models_that_generate_are_refused() {
     );
 }
 
-/// The file of an encoder with other values for some keys, without the tensors that `drops` names.
+/// The file of an encoder with other values for some keys, without the tensor that `drops` names.
 fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
     let own = open_file(folder(name)).unwrap();
     let mut writer = GgufWriter::with_meta(own.meta()).unwrap();
@@ -217,22 +232,76 @@ fn written(mut writer: GgufWriter, own: &Gguf, drops: &str) -> Gguf {
     Gguf::from_bytes(bytes).unwrap()
 }
 
+/// The vectors of fixtures depend on what tells their families apart.
+#[test]
+fn features_of_fixtures_matter() {
+    for (name, key, value) in [
+        ("modern-bert", "modern-bert.attention.sliding_window", GgufValue::U32(0)),
+        ("modern-bert", "modern-bert.attention.sliding_window", 6_u32.into()),
+        ("modern-bert", "modern-bert.attention.sliding_window_pattern", 2_u32.into()),
+        ("modern-bert", "modern-bert.rope.freq_base_swa", 160_000_f32.into()),
+        ("modern-bert", "modern-bert.hidden_activation", "silu".into()),
+        ("gemma-embedding", "gemma-embedding.attention.sliding_window", 0_u32.into()),
+        ("gemma-embedding", "gemma-embedding.attention.sliding_window_pattern", 3_u32.into()),
+        ("gemma-embedding", "gemma-embedding.rope.freq_base", 10_000_f32.into()),
+        ("gemma-embedding", "gemma-embedding.rope.freq_base_swa", 1e6_f32.into()),
+        ("eurobert", "eurobert.rope.freq_base", 20_000_f32.into()),
+        ("jina-bert-v3", "jina-bert-v3.rope.freq_base", 10_000_f32.into()),
+    ] {
+        let model = Model::from_gguf(changed(name, &[(key, value)], ""), options()).unwrap();
+        let error = max_error(&model, &golden(&folder(name).join("golden.json")));
+        assert!(error > 100.0 * MAX_ERROR, "{key}: {error}");
+    }
+    for (name, key, value) in [
+        ("modern-bert-ranker", "modern-bert.classifier.pooling_type", GgufValue::U32(2)),
+        ("modern-bert-ranker", "kvant.encoder.head_activation", "tanh".into()),
+        ("distilbert-ranker", "kvant.encoder.head_activation", "tanh".into()),
+    ] {
+        let [own, other] = [vec![], vec![(key, value)]].map(|changes| {
+            let model = Model::from_gguf(changed(name, &changes, ""), options()).unwrap();
+            let score = model.rerank("cat", &["The lazy dog."], &KvOptions::default()).unwrap()[0];
+            // The logit: the score itself is near 1.
+            (score / (1.0 - score)).ln()
+        });
+        assert!((own - other).abs() > 0.1, "{key}: {own}, {other}");
+    }
+}
+
+/// A file that llama.cpp's converter writes without the products behind pooling.
+#[test]
+fn products_behind_pooling_are_applied_in_order() {
+    let name = "gemma-embedding";
+    let embed = |file| Model::from_gguf(file, options()).unwrap().embed(&["cat"], &EmbedOptions::default());
+    let without = embed(changed(name, &[], "dense_3.weight")).unwrap();
+    assert_eq!(without[0].len(), 48);
+    let error = Model::from_gguf(changed(name, &[], "dense_2.weight"), options()).unwrap_err().to_string();
+    assert!(error.contains("tensor 'dense_3.weight': expected shape [32, 32]"), "{error}");
+}
+
 /// llama.cpp's converter writes the marks as CLS and SEP alone, and none of Kvant's keys.
 #[test]
 fn files_of_llama_cpp_have_the_same_vectors() {
-    for name in ["bert", "bert-cls", "nomic-bert"] {
+    for name in
+        ["bert", "bert-cls", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "modern-bert", "nomic-bert"]
+    {
         let own = open_file(folder(name)).unwrap();
         let mut writer = GgufWriter::new();
+        // Of other vocabularies it writes all marks, and the merges' pre-tokenizer.
+        let is_bert = own.meta().get::<&str>("tokenizer.ggml.model").unwrap() == "bert";
         let is_ours = |key: &str| {
             let marks = ["bos_token_id", "eos_token_id", "add_bos_token", "add_eos_token"];
-            key.starts_with("kvant.") || marks.iter().any(|mark| key == format!("tokenizer.ggml.{mark}"))
+            let is_mark = marks.iter().any(|mark| key == format!("tokenizer.ggml.{mark}"));
+            key.starts_with("kvant.") || is_bert && is_mark
         };
         for (key, value) in own.meta().iter() {
             if !is_ours(key) {
                 writer.set(key, value).unwrap();
             }
         }
-        let texts = ["A cat sleeps on the mat.", "", "Zürich, naïve café"];
+        if name == "modern-bert" {
+            writer.set("tokenizer.ggml.pre", "modern-bert").unwrap();
+        }
+        let texts = ["A cat sleeps on the mat.", "", "Zürich, naïve cafe\u{301}"];
         let vectors = |file| {
             let model = Model::from_gguf(file, options()).unwrap();
             model.embed(&texts, &EmbedOptions::default()).unwrap()
@@ -278,6 +347,30 @@ fn unsound_files_are_refused_by_name() {
         ("mpnet", "mpnet.attention.relative_buckets_count", 30_u32.into(), "expected a multiple of 4"),
         ("nomic-bert", "nomic-bert.rope.freq_base", 0.5_f32.into(), "expected a number from 1 on"),
         ("nomic-bert", "nomic-bert.rope.scaling.type", "yarn".into(), "RoPE scaling of an encoder"),
+        ("nomic-bert", "nomic-bert.rope.dimension_count", 8_u32.into(), "expected all 16 of a head"),
+        ("nomic-bert", "nomic-bert.hidden_activation", "mish".into(), "expected gelu, gelu_pytorch_tanh"),
+        ("bert", "bert.attention.sliding_window", 4_u32.into(), "local attention (bert.attention.sliding_"),
+        (
+            "modern-bert",
+            "modern-bert.attention.sliding_window_pattern",
+            0_u32.into(),
+            "expected a positive number, got 0",
+        ),
+        ("modern-bert", "modern-bert.rope.freq_base_swa", 0.0_f32.into(), "expected a number from 1 on"),
+        ("modern-bert-ranker", "modern-bert.classifier.pooling_type", 3_u32.into(), "expected 1 (mean) or"),
+        (
+            "gemma-embedding",
+            "gemma-embedding.attention.head_count_kv",
+            3_u32.into(),
+            "expected a divisor of the 4 heads",
+        ),
+        (
+            "gemma-embedding",
+            "gemma-embedding.attention.value_length",
+            8_u32.into(),
+            "expected the 16 of a key",
+        ),
+        ("gemma-embedding", "gemma-embedding.block_count", 5_u32.into(), "expected 5 layers, got 4"),
     ] {
         let error = error(name, key, value);
         assert!(error.contains(complaint), "{key}: {error}");
@@ -308,16 +401,23 @@ impl ChangedFolder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("kvant-encoder-{}-{number}", std::process::id()));
-        fs::create_dir_all(path.join("1_Pooling")).unwrap();
-        let files =
-            ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "modules.json"];
-        for file in files.into_iter().chain(["sentence_bert_config.json", "1_Pooling/config.json"]) {
-            fs::copy(folder(name).join(file), path.join(file)).unwrap();
-        }
+        copy_folder(&folder(name), &path);
         let mut value = golden(&path.join(file));
         change(&mut value);
         fs::write(path.join(file), value.to_string()).unwrap();
         Self(path)
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_folder(&entry.path(), &to),
+            false => _ = fs::copy(entry.path(), to).unwrap(),
+        }
     }
 }
 
@@ -388,8 +488,57 @@ fn unsupported_folders_are_refused_by_their_key() {
             "bert",
             "modules.json",
             "/2/type",
+            json!("models.LSTM"),
+            "'type': expected Transformer, Pooling, Normalize, Dense",
+        ),
+        ("bert", "modules.json", "/2/type", json!("models.Dense"), "2_Normalize/config.json"),
+        (
+            "gemma-embedding",
+            "modules.json",
+            "/1/type",
             json!("models.Dense"),
-            "'type': expected Transformer, Pooling, Normalize",
+            "expected Pooling before Dense",
+        ),
+        (
+            "gemma-embedding",
+            "modules.json",
+            "/2/path",
+            json!("../2"),
+            "'path': expected a folder in this one",
+        ),
+        (
+            "gemma-embedding",
+            "modules.json",
+            "/4/type",
+            json!("x.Dense"),
+            "more than 2 products behind pooling",
+        ),
+        (
+            "gemma-embedding",
+            "2_Dense/config.json",
+            "/activation_function",
+            json!("torch.nn.modules.activation.Tanh"),
+            "'activation_function': expected torch.nn.modules.linear.Identity",
+        ),
+        ("gemma-embedding", "2_Dense/config.json", "/out_features", json!(40), "expected 40 x 32"),
+        (
+            "gemma-embedding",
+            "config.json",
+            "/use_bidirectional_attention",
+            json!(false),
+            "'use_bidirectional_attention': expected true",
+        ),
+        ("gemma-embedding", "config.json", "/query_pre_attn_scalar", json!(8), "expected 16, got 8"),
+        ("gemma-embedding", "config.json", "/layer_types", json!([]), "'layer_types': expected 4 layers"),
+        ("modern-bert", "config.json", "/layer_types", json!(["x"]), "expected full_attention or sliding"),
+        ("modern-bert", "config.json", "/local_attention", json!(null), "'local_attention'"),
+        ("modern-bert-ranker", "config.json", "/classifier_pooling", json!("max"), "expected mean or cls"),
+        (
+            "modern-bert",
+            "config.json",
+            "/rope_parameters/sliding_attention/rope_type",
+            json!("yarn"),
+            "'rope_type': expected default",
         ),
         (
             "bert",
@@ -424,6 +573,37 @@ fn texts_end_at_the_longest_of_the_folder() {
         let tokens = model.embedding_tokens(&"cat ".repeat(500)).unwrap();
         assert_eq!((tokens.len(), model.config().n_ctx_train), (expected, expected));
         assert_eq!(tokens.last(), model.embedding_tokens("").unwrap().last());
+    }
+}
+
+/// The names of settings in the configurations that the authors of ModernBERT and EmbeddingGemma
+/// publish.
+#[test]
+fn published_configurations_give_the_same_vectors() {
+    for (name, periods, bases, drops) in [
+        (
+            "modern-bert",
+            json!({ "global_attn_every_n_layers": 3 }),
+            json!({ "global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "rope_scaling": null }),
+            &["layer_types", "rope_parameters"][..],
+        ),
+        (
+            "gemma-embedding",
+            json!({}),
+            json!({ "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": null }),
+            &["rope_parameters"],
+        ),
+    ] {
+        let changed = ChangedFolder::new(name, "config.json", |config| {
+            let config = config.as_object_mut().unwrap();
+            config.retain(|key, _| !drops.contains(&&**key));
+            for more in [periods, bases] {
+                config.extend(more.as_object().unwrap().clone());
+            }
+        });
+        let model = Model::open_with(&changed.0, options()).unwrap();
+        let error = max_error(&model, &golden(&folder(name).join("golden.json")));
+        assert!(error <= MAX_ERROR, "{name}: {error}");
     }
 }
 

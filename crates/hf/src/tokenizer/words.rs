@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::normalizer::Normalizer;
 use super::unigram::write_unigram;
-use super::{CONTROL, MARK, NORMAL, Vocab, parts, write_bytes, write_normalizer};
+use super::{CONTROL, MARK, NORMAL, Vocab, parts, write_bytes, write_marked, write_normalizer};
 use crate::error::HfError;
 use crate::folder::{Folder, Object, shown};
 
@@ -31,7 +31,7 @@ pub(crate) fn write_of_encoder(
     let model = file.object("model")?;
     let vocab = match model.find_str("type")? {
         Some("Unigram") => write_unigram(writer, file, n_vocab)?,
-        Some("BPE") => write_byte_level(writer, file, n_vocab)?,
+        Some("BPE") => write_bpe(writer, file, n_vocab)?,
         Some("WordPiece") => write_words(writer, folder, file, n_vocab)?,
         other => return Err(model.bad("type", "WordPiece, Unigram or BPE", other.unwrap_or("nothing"))),
     };
@@ -39,13 +39,14 @@ pub(crate) fn write_of_encoder(
     write_special(writer, folder, file, &vocab)
 }
 
-/// Writes a vocabulary of byte-level BPE (RoBERTa), and returns it.
-fn write_byte_level(writer: &mut GgufWriter, file: Object<'_>, n_vocab: usize) -> Result<Vocab, HfError> {
+/// Writes a vocabulary of BPE, byte-level (RoBERTa, ModernBERT) or with byte fallback (Gemma), and
+/// returns it.
+fn write_bpe(writer: &mut GgufWriter, file: Object<'_>, n_vocab: usize) -> Result<Vocab, HfError> {
     let (model, vocab) = (file.object("model")?, Vocab::read(file, n_vocab, "BPE")?);
-    if model.find_bool("byte_fallback")? == Some(true) {
-        return Err(model.bad("byte_fallback", "false in a text encoder", "true"));
+    match model.find_bool("byte_fallback")? {
+        Some(true) => write_marked(writer, file, model, &vocab, false)?,
+        _ => write_bytes(writer, file, model)?,
     }
-    write_bytes(writer, file, model)?;
     writer.set_array("tokenizer.ggml.tokens", vocab.texts.iter().map(String::as_str))?;
     writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
     Ok(vocab)
@@ -127,7 +128,7 @@ fn write_special(
         let what = "a post-processor that puts no known marks around a text".to_owned();
         HfError::Unsupported { path: file.path.to_owned(), what }
     };
-    let [first, last] = marks(file.value("post_processor")).ok_or_else(bad)?;
+    let marks = marks(file.value("post_processor")).ok_or_else(bad)?;
     let model = file.object("model")?;
     let of_id = |id: u32| vocab.texts.get(id as usize).map(String::as_str);
     let unknown = model.find_str("unk_token")?.or(model.find_size("unk_id")?.and_then(of_id));
@@ -137,16 +138,19 @@ fn write_special(
         let token = settings?.value(key)?;
         token.as_str().or_else(|| token.get("content")?.as_str())
     };
-    let required = |text: &str| vocab.id(text).ok_or_else(bad);
-    let is_mark = |id: u32| vocab.kinds[id as usize] == CONTROL;
-    let (first, last) = (required(first)?, required(last)?);
-    if !is_mark(first) || !is_mark(last) {
-        return Err(bad());
+    let keys = [
+        ["bos_token_id", "cls_token_id", "add_bos_token"],
+        ["eos_token_id", "seperator_token_id", "add_eos_token"],
+    ];
+    for (mark, [id, other_id, is_added]) in marks.into_iter().zip(keys) {
+        if let Some(text) = mark {
+            let is_mark = |id: &u32| vocab.kinds[*id as usize] == CONTROL;
+            let mark = vocab.id(text).filter(is_mark).ok_or_else(bad)?;
+            writer.set(&format!("tokenizer.ggml.{id}"), mark)?;
+            writer.set(&format!("tokenizer.ggml.{other_id}"), mark)?;
+        }
+        writer.set(&format!("tokenizer.ggml.{is_added}"), mark.is_some())?;
     }
-    writer.set("tokenizer.ggml.cls_token_id", first)?;
-    writer.set("tokenizer.ggml.seperator_token_id", last)?;
-    writer.set("tokenizer.ggml.bos_token_id", first)?;
-    writer.set("tokenizer.ggml.eos_token_id", last)?;
     let others = [
         ("tokenizer.ggml.unknown_token_id", unknown),
         ("tokenizer.ggml.padding_token_id", named("pad_token")),
@@ -157,9 +161,7 @@ fn write_special(
             writer.set(key, id)?;
         }
     }
-    writer.set("tokenizer.ggml.add_bos_token", true)?;
-    writer.set("tokenizer.ggml.add_sep_token", has_two_between(file.value("post_processor")))?;
-    Ok(writer.set("tokenizer.ggml.add_eos_token", true)?)
+    Ok(writer.set("tokenizer.ggml.add_sep_token", has_two_between(file.value("post_processor")))?)
 }
 
 /// Whether a post-processor puts two marks between the texts of a pair.
@@ -171,19 +173,35 @@ fn has_two_between(processor: Option<&Value>) -> bool {
         || matches!(pair, Some([_, _, first, second, ..]) if is_mark(first) && is_mark(second))
 }
 
-/// Returns the marks that a post-processor puts before and after a text.
-fn marks(processor: Option<&Value>) -> Option<[&str; 2]> {
-    let processor = processor?;
-    match processor["type"].as_str()? {
-        "TemplateProcessing" => {
-            let [first, _, last] = &processor["single"].as_array()?[..] else { return None };
-            let [first, last] = [first, last].map(|mark| mark.pointer("/SpecialToken/id")?.as_str());
-            Some([first?, last?])
+/// Returns the marks that a post-processor puts before and after a text; `None` for an unknown one.
+fn marks(processor: Option<&Value>) -> Option<[Option<&str>; 2]> {
+    let mut marks = None;
+    for step in parts(processor, "processors") {
+        match step["type"].as_str()? {
+            // Offsets within the text alone.
+            "ByteLevel" => marks = marks.or(Some([None, None])),
+            "TemplateProcessing" => marks = Some(of_template(step["single"].as_array()?)?),
+            "BertProcessing" | "RobertaProcessing" => {
+                let [first, last] = ["cls", "sep"].map(|key| step[key].get(0)?.as_str());
+                marks = Some([Some(first?), Some(last?)]);
+            }
+            _ => return None,
         }
-        "BertProcessing" | "RobertaProcessing" => {
-            let [first, last] = ["cls", "sep"].map(|key| processor[key].get(0)?.as_str());
-            Some([first?, last?])
-        }
+    }
+    marks
+}
+
+/// Returns the marks of a template, which has at most one on either side of the text.
+fn of_template(template: &[Value]) -> Option<[Option<&str>; 2]> {
+    let is_text = |part: &Value| part.get("Sequence").is_some();
+    fn id(part: &Value) -> Option<&str> {
+        part.pointer("/SpecialToken/id")?.as_str()
+    }
+    match template {
+        [text] if is_text(text) => Some([None, None]),
+        [first, text] if is_text(text) => Some([Some(id(first)?), None]),
+        [text, last] if is_text(text) => Some([None, Some(id(last)?)]),
+        [first, text, last] if is_text(text) => Some([Some(id(first)?), Some(id(last)?)]),
         _ => None,
     }
 }
