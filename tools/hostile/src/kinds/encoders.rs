@@ -37,7 +37,7 @@ macro_rules! folder {
 }
 
 /// One folder of each family.
-static FOLDERS: [EncoderFiles; 8] = [
+static FOLDERS: [EncoderFiles; 15] = [
     folder!("bert", false),
     folder!("mpnet", false),
     folder!("nomic-bert", false),
@@ -46,9 +46,22 @@ static FOLDERS: [EncoderFiles; 8] = [
     folder!("roberta-ranker", true),
     folder!("xlm-roberta", false),
     folder!("xlm-roberta-ranker", true),
+    folder!("distilbert-ranker", true),
+    folder!("eurobert", false),
+    folder!("gemma-embedding", false),
+    folder!("jina-bert-v2", false),
+    folder!("jina-bert-v3", false),
+    folder!("modern-bert", false),
+    folder!("modern-bert-ranker", true),
 ];
 
+/// The configuration and the weights of a product behind pooling.
+const DENSE: &str = file!(include_str, "gemma-embedding", "2_Dense/config.json");
+static DENSE_WEIGHTS: &[u8] = file!(include_bytes, "gemma-embedding", "2_Dense/model.safetensors");
+
 const MODULES: &str = r#"[{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "Pooling"}]"#;
+const WITH_DENSE: &str =
+    r#"[{"path": "1_Pooling", "type": "Pooling"}, {"path": "2_Dense", "type": "Dense"}]"#;
 
 /// Values that no setting of an encoder has, and some that it may have.
 const VALUES: [&str; 14] = [
@@ -74,8 +87,9 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
     let (mut config, mut tokenizer) = (of.config.to_owned(), of.tokenizer.to_owned());
     let mut weights = of.weights.to_vec();
     let (mut modules, mut pooling, mut limits) = (MODULES.to_owned(), mean(), String::from("{}"));
+    let (mut dense, mut dense_weights) = (DENSE.to_owned(), DENSE_WEIGHTS.to_vec());
     let head = header_end(&weights);
-    let expect = match chance.below(7) {
+    let expect = match chance.below(8) {
         0 => {
             weights.truncate(chance.below(weights.len()));
             Expect::Refused
@@ -121,6 +135,32 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
             limits = format!("{{\"max_seq_length\": {}}}", chance.of(&VALUES));
             Expect::Either
         }
+        // A product behind pooling.
+        6 => {
+            modules = WITH_DENSE.to_owned();
+            match chance.below(3) {
+                0 => {
+                    let pairs = [
+                        ("48", "32"),
+                        ("48", "0"),
+                        ("32", "4294967295"),
+                        ("linear.Identity", "activation.Tanh"),
+                        ("in_features", "features"),
+                        ("{", ""),
+                    ];
+                    dense = replaced(chance, &dense, &pairs);
+                }
+                1 => {
+                    let pairs = [("linear.weight", "linear.bias"), ("[48,", "[24,"), ("F32", "F16")];
+                    dense_weights = with_header(chance, &dense_weights, &pairs);
+                }
+                _ => {
+                    let end = dense_weights.len();
+                    mutated(chance, &mut dense_weights, 8, end);
+                }
+            }
+            Expect::Either
+        }
         // The vocabulary and its marks.
         _ => {
             let pairs = [
@@ -143,6 +183,8 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
                 (": 2,", ": 1,"),
                 (": 100", ": 0"),
                 ("TemplateProcessing", "RobertaProcessing"),
+                ("\"byte_fallback\": true", "\"byte_fallback\": false"),
+                ("\"<0x", "\"<1x"),
                 ("}", ""),
             ];
             tokenizer = replaced(chance, &tokenizer, &pairs);
@@ -164,12 +206,15 @@ pub fn encoder(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<
     };
     let expect = if case.expect == Expect::Refused { Expect::Refused } else { expect };
     fs::create_dir_all(folder.join("1_Pooling"))?;
+    fs::create_dir_all(folder.join("2_Dense"))?;
     case.expect(expect)
         .file("config.json", config.into_bytes())?
         .file("model.safetensors", weights)?
         .file("tokenizer.json", tokenizer.into_bytes())?
         .file("modules.json", modules.into_bytes())?
         .file("1_Pooling/config.json", pooling.into_bytes())?
+        .file("2_Dense/config.json", dense.into_bytes())?
+        .file("2_Dense/model.safetensors", dense_weights)?
         .file("sentence_bert_config.json", limits.into_bytes())
 }
 
@@ -189,6 +234,15 @@ fn with_value(config: &str, chance: &mut Choices) -> String {
         "relative_attention_num_buckets",
         "rope_theta",
         "hidden_act",
+        "hidden_activation",
+        "num_key_value_heads",
+        "local_attention",
+        "sliding_window",
+        "layer_types",
+        "norm_eps",
+        "query_pre_attn_scalar",
+        "classifier_pooling",
+        "use_bidirectional_attention",
         "vocab_size",
         "head_dim",
         "architectures",
