@@ -260,11 +260,8 @@ impl EncoderFolder<'_> {
         let (family, config) = (self.family, self.config);
         for flag in family.required_flags {
             if config.find_bool(flag)? != Some(true) {
-                return Err(config.bad(
-                    flag,
-                    "true: a model that generates has another class",
-                    "another value",
-                ));
+                let got = config.value(flag).map_or_else(|| "nothing".to_owned(), shown);
+                return Err(config.bad(flag, "true in a text encoder of this class", got));
             }
         }
         let key = family.key(config, "hidden_act");
@@ -283,11 +280,9 @@ impl EncoderFolder<'_> {
     fn tensors(&self, shards: &Shards, dense: &[Dense]) -> Result<Tensors, HfError> {
         let mut all = Vec::new();
         for (dense, name) in dense.iter().zip(dense::NAMES) {
-            for (kind, stored) in &dense.tensors {
-                let place = (0, format!("{name}.{kind}"));
-                let recipe = self.recipe(&format!("linear.{kind}"), &place, stored, shards)?;
-                all.push((place, recipe));
-            }
+            let place = (0, format!("{name}.weight"));
+            let recipe = self.recipe(dense::WEIGHT, &place, &dense.weight, shards)?;
+            all.push((place, recipe));
         }
         for (name, stored) in shards.tensors() {
             let short = name.strip_prefix(self.family.prefix).unwrap_or(name);
@@ -364,7 +359,7 @@ impl EncoderFolder<'_> {
             return Err(wrong(format!("rows of {} values", self.n_embd)));
         }
         shape.reverse();
-        let values = if shape.len() == 1 { self.family.vectors } else { Values::Kept };
+        let values = if module.ends_with("_norm") { self.family.norms } else { Values::Kept };
         let is_kept = shape.len() == 1 || [POSITIONS, "token_types", RELATIVE].contains(&module);
         Ok(Recipe::Stored(ConvertedTensor {
             parts: vec![stored.clone()],

@@ -19,7 +19,9 @@ fn lines<T: serde::de::DeserializeOwned>(args: &[&str]) -> Vec<T> {
 #[test]
 fn embeddings_and_scores_are_lines_of_json() {
     // The lines of the bundled model have some thousand characters.
-    for (model, n_embd) in [("bundled", None), (&*folder("bert"), Some(32))] {
+    let encoders = ["bert", "gemma-embedding", "modern-bert"].map(folder);
+    let encoders = encoders.iter().map(|folder| (&**folder, Some(32)));
+    for (model, n_embd) in encoders.chain([("bundled", None)]) {
         let vectors: Vec<Vec<f32>> = lines(&["embed", model, "A cat sleeps.", "x"]);
         assert!(vectors.len() == 2 && vectors[0].len() == vectors[1].len());
         assert!(n_embd.is_none_or(|n| n == vectors[0].len()));

@@ -1,7 +1,5 @@
 //! Products behind pooling (`Dense` of sentence-transformers), each in a folder of its own.
 
-use std::collections::BTreeMap;
-
 use kvant_gguf::GgufWriter;
 
 use crate::error::HfError;
@@ -13,11 +11,12 @@ use crate::safetensors::{Shards, Stored};
 pub(super) const NAMES: [&str; 2] = ["dense_2", "dense_3"];
 /// The activation of a product without one.
 const IDENTITY: &str = "torch.nn.modules.linear.Identity";
+/// Its only tensor: GGUF has no bias.
+pub(super) const WEIGHT: &str = "linear.weight";
 
 /// A product behind pooling.
 pub(super) struct Dense {
-    /// `weight`, and `bias` if it has one.
-    pub tensors: BTreeMap<&'static str, Stored>,
+    pub weight: Stored,
     n_in: u32,
     n_out: u32,
 }
@@ -25,7 +24,7 @@ pub(super) struct Dense {
 /// Reads the products of a folder, whose files join `shards`.
 ///
 /// # Errors
-/// An activation, too many products, or a file that is missing or invalid.
+/// An activation, a bias, too many products, or a file that is missing or invalid.
 pub(super) fn read(folder: &mut Folder, shards: &mut Shards) -> Result<Vec<Dense>, HfError> {
     let paths = pooling::dense_modules(folder)?;
     if let Some(path) = paths.get(NAMES.len()) {
@@ -47,23 +46,18 @@ fn read_one(folder: &mut Folder, shards: &mut Shards, path: &str) -> Result<Dens
         return Err(config.bad(ACTIVATION, IDENTITY, activation));
     }
     let mut stored = shards.add_file(folder, &format!("{path}/model.safetensors"))?;
-    let mut tensors = BTreeMap::new();
-    for kind in ["weight", "bias"] {
-        tensors.extend(stored.remove(&format!("linear.{kind}")).map(|tensor| (kind, tensor)));
-    }
+    let weight = stored.remove(WEIGHT);
     if let Some(name) = stored.into_keys().next() {
         return Err(HfError::Unknown { name, family: "Dense" });
     }
+    let missing = || HfError::Missing { name: WEIGHT.to_owned(), of: Some(path.to_owned()) };
+    let weight = weight.ok_or_else(missing)?;
     let (n_in, n_out) = (config.size("in_features")?, config.size("out_features")?);
-    match tensors.get("weight") {
-        None => Err(HfError::Missing { name: "linear.weight".to_owned(), of: Some(path.to_owned()) }),
-        Some(weight) if weight.shape != [n_out as usize, n_in as usize] => Err(HfError::Shape {
-            name: "linear.weight".to_owned(),
-            expected: format!("{n_out} x {n_in}"),
-            got: weight.shape.clone(),
-        }),
-        Some(_) => Ok(Dense { tensors, n_in, n_out }),
+    if weight.shape != [n_out as usize, n_in as usize] {
+        let (name, expected) = (WEIGHT.to_owned(), format!("{n_out} x {n_in}"));
+        return Err(HfError::Shape { name, expected, got: weight.shape });
     }
+    Ok(Dense { weight, n_in, n_out })
 }
 
 /// Writes their sizes.

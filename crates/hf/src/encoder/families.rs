@@ -44,8 +44,8 @@ pub(crate) struct EncoderFamily {
     pub head_activation: Option<&'static str>,
     /// What the head reads by default, where a configuration may say.
     pub head_pooling: Option<&'static str>,
-    /// Conversion of vectors.
-    pub vectors: Values,
+    /// Conversion of the weights of norms.
+    pub norms: Values,
 }
 
 /// A number: its names here and in GGUF, and its default.
@@ -126,7 +126,7 @@ const BERT: EncoderFamily = EncoderFamily {
     activation_key: None,
     head_activation: None,
     head_pooling: None,
-    vectors: Values::Kept,
+    norms: Values::Kept,
 };
 
 const LAYER_EPS: &str = "attention.layer_norm_epsilon";
@@ -383,7 +383,7 @@ pub(super) static FAMILIES: [EncoderFamily; 10] = [
             is_first_global: false,
         }),
         has_own_heads: true,
-        vectors: Values::BeyondOne,
+        norms: Values::BeyondOne,
         ..BERT
     },
     EncoderFamily {

@@ -293,8 +293,21 @@ fn post_get(client: &Client, path: &str) -> Value {
 }
 
 #[test]
+fn products_behind_pooling_are_applied_by_the_server() {
+    let (model, texts) = (encoder("gemma-embedding"), texts());
+    let borrowed: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let expected = model.embed(&borrowed, &EmbedOptions::default()).unwrap();
+    let client = Client::at(serve_model(model, options()));
+    assert_eq!(embeddings(&client, &json!(texts)), expected);
+}
+
+#[test]
 fn cross_encoders_rerank_as_the_library() {
-    let model = encoder("bert-ranker");
+    ["bert-ranker", "modern-bert-ranker"].into_iter().for_each(reranks_as_the_library);
+}
+
+fn reranks_as_the_library(name: &str) {
+    let model = encoder(name);
     let documents = &texts()[..40];
     let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
     let expected = model.rerank("Which text", &borrowed, &options().kv).unwrap();
