@@ -440,11 +440,11 @@ ops! {
 
     /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, g] + b[h, s - r]) v[s, g]` for each
     /// head h of the first rows of `q` and `out` `[rows, heads.n * heads.dim]`, and g its head of
-    /// `k` and `v` `[rows, n_kv_heads * heads.dim]`: bidirectional attention within windows, without
-    /// a cache. `windows` gives the rows of each, which are consecutive; s are those of the window
-    /// within the reach of r. b is 0, or relative position biases (arXiv 1910.10683): with n the
-    /// rows of the longest window, `bias` `[heads.n, 2 n - 1]` has b of the distances from 1 - n to
-    /// n - 1. A device without a kernel for it returns an error.
+    /// `k` and `v` `[rows, n_kv_heads * heads.dim]`: bidirectional attention within windows,
+    /// without a cache. `windows` gives the rows of each, which are consecutive; s are those of the
+    /// window within the reach of r. b is 0, or relative position biases (arXiv 1910.10683): with n
+    /// the rows of the longest window, `bias` `[heads.n, 2 n - 1]` has b of the distances from
+    /// 1 - n to n - 1. A device without a kernel for it returns an error.
     fn attend_bidirectional(
         &self,
         params: &BidirectionalParams,
