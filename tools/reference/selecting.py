@@ -14,7 +14,7 @@ SELECTING = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.6,
     "index_topk": 20,
-    "index_n_heads": 5,
+    "index_n_heads": 12,
 }
 
 SELECTING_MODELS = [

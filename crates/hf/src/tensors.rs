@@ -85,6 +85,8 @@ const LAYER_TYPE_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_pro
 const SUBLAYER_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_q.weight", "ssm_out.weight"];
 /// The same if layers may share KV or use keys as values; the model loader validates which ones do.
 const PER_KIND_HEADS_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
+/// The same if layers may attend to the tokens that an earlier one selects.
+const SELECTING_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "indexer.attn_k.weight", "ssm_out.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -280,6 +282,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
     let marks = match family.layers {
         Layers::OwnHeads => PER_KIND_HEADS_MARKERS,
         Layers::Halved => SUBLAYER_MARKERS,
+        Layers::Selecting => SELECTING_MARKERS,
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
