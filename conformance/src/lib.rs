@@ -71,6 +71,7 @@ list! {
     "add_normed": ops::add_normed::run,
     "layer_norm": ops::layer_norm::run,
     "soft_cap": ops::soft_cap::run,
+    "xielu": ops::xielu::run,
     "scale": ops::scale::run,
     "gate": ops::recurrent::gate,
     "short_conv": ops::recurrent::short_conv,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import gguf
 from transformers import (
     AfmoeConfig,
+    ApertusConfig,
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
@@ -41,6 +42,7 @@ from transformers import (
     MellumConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    Mistral4Config,
     MistralConfig,
     MixtralConfig,
     MuseGlimmerTextConfig,
@@ -112,6 +114,7 @@ FAMILIES = {
     "deepseek32": Family(DeepseekV32Config, gguf.MODEL_ARCH.DEEPSEEK2, arch_name="deepseek32"),
     "glmdsa": Family(GlmMoeDsaConfig, gguf.MODEL_ARCH.GLM_DSA),
     "glm4moelite": Family(Glm4MoeLiteConfig, gguf.MODEL_ARCH.DEEPSEEK2),
+    "mistral4": Family(Mistral4Config, gguf.MODEL_ARCH.MISTRAL4),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
     "gptoss": Family(GptOssConfig, gguf.MODEL_ARCH.GPT_OSS, transposed_experts=True),
@@ -149,6 +152,7 @@ FAMILIES = {
     "chatglm": Family(GlmConfig, gguf.MODEL_ARCH.CHATGLM),
     "exaonemoe": Family(ExaoneMoeConfig, gguf.MODEL_ARCH.EXAONE_MOE),
     "afmoe": Family(AfmoeConfig, gguf.MODEL_ARCH.AFMOE),
+    "apertus": Family(ApertusConfig, gguf.MODEL_ARCH.APERTUS),
     "mellum": Family(MellumConfig, gguf.MODEL_ARCH.QWEN3MOE, local_theta=10_000.0, arch_name="mellum"),
     "hyv3": Family(HYV3Config, gguf.MODEL_ARCH.EXAONE_MOE, arch_name="hy_v3"),
     "museglimmer": Family(

@@ -31,8 +31,9 @@ from hybrids import delta_parts, multiplied, space_parts, write_states
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
-from transformers import AutoModelForCausalLM, MuseGlimmerTextConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 N_PROMPT = 64
 N_STEPS = 16
@@ -43,6 +44,10 @@ MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
 MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
+
+
+# Models whose files have gate and up of the experts in one tensor.
+FUSED_EXPERTS = ("gemma4_text", "mistral4")
 
 
 def norm_offset(spec: Spec, name: str) -> float:
@@ -57,6 +62,8 @@ def model_of(config: PreTrainedConfig) -> torch.nn.Module:
     """Returns a new model of this configuration."""
     if isinstance(config, MuseGlimmerTextConfig):
         return MuseGlimmerForCausalLM._from_config(config)
+    if isinstance(config, Mistral4Config):
+        return Mistral4ForCausalLM._from_config(config)
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -102,6 +109,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
         weight.data.copy_(values)
     for name, selection_bias in selection_biases_of(model):
         selection_bias.data.copy_(0.3 * torch.randn_like(selection_bias))
+    for slope in numbers_of_xielu(model, "beta"):
+        slope.data.copy_(0.2 + 0.6 * torch.rand_like(slope))
     for _, scalar in layer_scalars_of(model):
         scalar.data.copy_(0.6 + 0.8 * torch.rand_like(scalar))
     return model
@@ -110,6 +119,11 @@ def build_model(spec: Spec) -> torch.nn.Module:
 def layer_scalars_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Returns the factor on a layer's output."""
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
+
+
+def numbers_of_xielu(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
+    """Returns a number of the activation of each layer, if it is xIELU."""
+    return [weight for key, weight in model.state_dict().items() if key.endswith(f"act_fn.{name}")]
 
 
 def selection_biases_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -296,6 +310,14 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     if "indexer_types" in spec.extra:
         arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
         writer.add_array(f"{arch}.attention.indexer.types", [kind == "full" for kind in spec.extra["indexer_types"]])
+    for name, add in {
+        "alpha_p": writer.add_xielu_alpha_p,
+        "alpha_n": writer.add_xielu_alpha_n,
+        "beta": writer.add_xielu_beta,
+        "eps": writer.add_xielu_eps,
+    }.items():
+        if numbers := numbers_of_xielu(model, name):
+            add([number.item() for number in numbers])
     write_states(writer, spec)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
@@ -397,6 +419,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, weight.squeeze(1)
         elif "moe_statics" in name:  # ERNIE
             yield name.replace("gate.moe_statics", "moe_statics").replace("_bias", ".bias"), weight.squeeze(0)
+        elif "act_fn." in name:  # numbers in keys
+            pass
         elif name.endswith("sinks"):
             yield f"{name}.weight", weight
         elif name.endswith("mlp.expert_bias"):
@@ -409,7 +433,7 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield part.replace("gate_up_proj", of) + suffix, rows[:, half::2].contiguous()
             else:
                 yield part + suffix, rows.contiguous()
-        elif name.endswith("experts.gate_up_proj") and hasattr(model.config, "top_k_experts"):  # Gemma 4
+        elif name.endswith("experts.gate_up_proj") and model.config.model_type in FUSED_EXPERTS:
             yield f"{name}.weight", weight
         elif "shared_mlp" in name:  # Granite 4
             shared = "mlp.shared_expert" if model.config.num_local_experts else "mlp"

@@ -22,3 +22,4 @@ pub mod scale;
 pub mod selected;
 pub mod soft_cap;
 pub mod top_k;
+pub mod xielu;

@@ -215,6 +215,11 @@ pub(crate) fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
 }
 
+/// Checks [`Backend::xielu`].
+pub(crate) fn check_xielu(x: &impl Buffer, len: usize) -> Result<()> {
+    BackendError::check_at_least("xielu", "length of the buffer", len, x.n_values())
+}
+
 /// Checks [`Backend::attend_bidirectional`].
 pub(crate) fn check_attend_all<B: Buffer>(
     windows: &[usize],

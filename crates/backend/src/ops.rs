@@ -8,7 +8,7 @@ use crate::check::{
     check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
     check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
     check_project, check_project_each, check_read, check_rope, check_rope_append, check_scale,
-    check_soft_cap, check_top_k, check_watch, check_write,
+    check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
@@ -18,7 +18,7 @@ use crate::kv::{batch_rows, check_append, check_attend, check_attend_selected, c
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
     Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, Xielu,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -311,6 +311,11 @@ ops! {
     /// Computes `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
     fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>
         where check_soft_cap(x, len);
+
+    /// Computes `x = xielu(x)` for the first `len` values of `x`, with these
+    /// [numbers](crate::Xielu).
+    fn xielu(&self, x: &mut Self::Buffer, len: usize, numbers: Xielu) -> Result<()>
+        where check_xielu(x, len);
 
     /// Computes `x = by x` for the first `len` values of `x`.
     fn scale(&self, x: &mut Self::Buffer, len: usize, by: f32) -> Result<()>

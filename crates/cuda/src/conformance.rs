@@ -93,6 +93,7 @@ tests! {
     add_normed: 80,
     layer_norm: 80,
     soft_cap: 80,
+    xielu: 80,
     scale: 80,
     gate: 80,
     short_conv: 80,

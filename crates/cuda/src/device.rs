@@ -7,7 +7,8 @@ use std::thread;
 use kvant_backend::{
     Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
     Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, batch_rows,
+    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, Xielu,
+    batch_rows,
 };
 
 use crate::driver::Driver;
@@ -443,6 +444,10 @@ impl Kernels for CudaDevice {
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {
         Ok(soft_cap::soft_cap(&self.cx, x.ptr(), len, cap)?)
+    }
+
+    fn xielu(&self, x: &mut CudaBuffer, len: usize, numbers: Xielu) -> Result<()> {
+        Ok(gate::xielu(&self.cx, x.ptr(), len, numbers)?)
     }
 
     fn rope(

@@ -9,7 +9,7 @@ mod routed;
 
 use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
 use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
-use routed::{AFMOE, EXAONE_MOE, HY_V3, MELLUM};
+use routed::{AFMOE, EXAONE_MOE, HY_V3, MELLUM, MISTRAL4};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -83,6 +83,8 @@ pub(crate) enum ClassMembers {
     Granite4,
     /// Dense or MoE.
     Nemotron,
+    /// Vision models of either text model.
+    Mistral,
 }
 
 /// The default of an omitted configuration value.
@@ -148,6 +150,7 @@ const MILLION: (&str, Default) = (THETA, Default::Number(1e6));
 
 const SILU: &[&str] = &["silu"];
 const GELU: &[&str] = &["gelu_pytorch_tanh", "gelu", "gelu_new"];
+pub(crate) const XIELU: &[&str] = &["xielu"];
 const FACTORS: &[(&str, &str)] = &[
     ("attention_multiplier", "attention.scale"),
     ("embedding_multiplier", "embedding_scale"),
@@ -466,7 +469,13 @@ static FAMILIES: &[Family] = &[
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
     // Text models of either kind: the configuration keys specify the differences.
-    Family { class: "Mistral3ForConditionalGeneration", is_multimodal: true, ..MINISTRAL3 },
+    Family {
+        class: "Mistral3ForConditionalGeneration",
+        kinds: ClassMembers::Mistral,
+        is_multimodal: true,
+        ..MINISTRAL3
+    },
+    MISTRAL4,
     Family {
         class: "CohereForCausalLM",
         arch: "command-r",
@@ -495,6 +504,17 @@ static FAMILIES: &[Family] = &[
         tensors: GPT_OSS_TENSORS,
         fixed: &[("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)],
         has_mxfp4_experts: true,
+        ..QWEN2
+    },
+    Family {
+        class: "ApertusForCausalLM",
+        arch: "apertus",
+        defaults: &[(THETA, Default::Number(12e6))],
+        activations: XIELU,
+        tensors: &[
+            ("attention_layernorm.weight", "attn_norm.weight", Transform::Whole),
+            ("feedforward_layernorm.weight", "ffn_norm.weight", Transform::Whole),
+        ],
         ..QWEN2
     },
     STARCODER2,

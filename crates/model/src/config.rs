@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, AttendParams, Routing};
+use kvant_backend::{Activation, AttendParams, Routing, Xielu};
 use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
@@ -13,6 +13,7 @@ mod index;
 mod mla;
 mod recurrence;
 mod ropes;
+mod xielu;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use index::TokenIndex;
@@ -80,7 +81,8 @@ pub struct LayerSpec {
     pub experts: Option<ExpertSpec>,
     /// Index into [`Config::ropes`] for its keys.
     pub rope: usize,
-    /// Index for its queries: usually the same.
+    /// Index for its queries: usually the same. In MLA another one has no rotation, and multiplies
+    /// queries in the latent space.
     pub q_rope: usize,
     /// Factor on the attention scores.
     pub scale: f32,
@@ -99,6 +101,8 @@ pub struct LayerSpec {
     pub gated: bool,
     /// Activation of the feed-forward layer.
     pub activation: Activation,
+    /// Numbers of xIELU, if the feed-forward layer has it instead.
+    pub xielu: Option<Xielu>,
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`.
     pub gates_itself: bool,
     /// Positions of its norms.
@@ -218,7 +222,7 @@ impl Config {
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let rope_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
-        let ropes = ropes::read(&keys, family, rope_dims, n_ctx_train)?;
+        let ropes = ropes::read(&keys, family, rope_dims, latent, n_ctx_train)?;
         let scale = match latent {
             Some(latent) => Some(mla::read_scale(&keys, latent)?),
             None => keys.positive("attention.scale")?,
@@ -228,6 +232,7 @@ impl Config {
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let uses_rope = keys.flag_or("rope.scaling.finetuned", true)?;
         let rope_pattern = read_rope_pattern(&keys, family, n_layers)?;
+        let xielu = xielu::read(&keys, family, n_layers)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
             let has_no_rope = match family.no_rope {
@@ -262,6 +267,7 @@ impl Config {
                 sinks: family.sinks,
                 gated: family.gates != OutputGates::None,
                 activation: family.activation,
+                xielu: xielu.as_ref().map(|layers| layers[index]),
                 gates_itself: family.ungated,
                 norms,
             }

@@ -25,6 +25,8 @@ pub struct Family {
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`, with ReLU the
     /// squared ReLU, with the normal distribution function GELU.
     pub(crate) ungated: bool,
+    /// Whether it has xIELU instead, with numbers in the file.
+    pub(crate) xielu: bool,
     /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
     pub(crate) single_sublayer: bool,
     /// Positions of norms.

@@ -208,6 +208,7 @@ tests! {
     add_normed,
     layer_norm,
     soft_cap,
+    xielu,
     scale,
     gate,
     short_conv,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvant_backend::{
     Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
     Heads, Input, KernelChoice, KernelTime, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource,
+    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, Xielu,
 };
 use kvant_codec::DType;
 
@@ -371,6 +371,10 @@ impl Kernels for WgpuDevice {
 
     fn soft_cap(&self, x: &mut WgpuBuffer, len: usize, cap: f32) -> Result<()> {
         Ok(elementwise::soft_cap(&self.gpu, &x.buffer, len, cap)?)
+    }
+
+    fn xielu(&self, x: &mut WgpuBuffer, len: usize, numbers: Xielu) -> Result<()> {
+        Ok(elementwise::xielu(&self.gpu, &x.buffer, len, numbers)?)
     }
 
     fn scale(&self, x: &mut WgpuBuffer, len: usize, by: f32) -> Result<()> {

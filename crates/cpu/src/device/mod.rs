@@ -9,7 +9,7 @@ use kvant_backend::{
     Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
     Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
     RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
-    WeightSource, limits,
+    WeightSource, Xielu, limits,
 };
 use kvant_codec::DType;
 
@@ -27,7 +27,7 @@ use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::norm::LayerNorm;
-use crate::ops::{append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap};
+use crate::ops::{append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap, xielu};
 use crate::simd::isa::Isa;
 
 /// The CPU device.
@@ -385,6 +385,11 @@ impl Kernels for CpuDevice {
 
     fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
         soft_cap::soft_cap(self.isa, &self.pool, &mut x.as_mut_slice()[..len], cap);
+        Ok(())
+    }
+
+    fn xielu(&self, x: &mut CpuBuffer, len: usize, numbers: Xielu) -> Result<()> {
+        xielu::xielu(self.isa, &self.pool, &mut x.as_mut_slice()[..len], numbers);
         Ok(())
     }
 

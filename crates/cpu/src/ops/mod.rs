@@ -16,3 +16,4 @@ pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod short_conv;
 pub(crate) mod soft_cap;
+pub(crate) mod xielu;

@@ -398,12 +398,6 @@ fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
         (newer, "attention.key_length_mla", u32(70), "blk.0.attn_q_b.weight"),
         (newer, "attention.value_length_mla", u32(26), "blk.0.attn_v_b.weight"),
         (newer, "expert_shared_count", u32(3), "blk.1.ffn_gate_shexp.weight"),
-        (
-            newer,
-            "attention.temperature_scale",
-            Some(Value::F32(0.1)),
-            "scores that grow with the position (deepseek2.attention.temperature_scale)",
-        ),
     ];
     for (name, key, value, want) in keys {
         let key = format!("deepseek2.{key}");

@@ -18,6 +18,7 @@ const LLAMA: Family = Family {
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
     ungated: false,
+    xielu: false,
     single_sublayer: false,
     norms: Norms {
         kind: NormKind::Rms,
@@ -95,6 +96,14 @@ const LFM2: Family = Family {
     recurrence: Some(RecurrentFamily::ShortConv),
     output_norm: "token_embd_norm.weight",
     ..QWEN3
+};
+
+const DEEPSEEK2: Family = Family {
+    name: "deepseek2",
+    mla: true,
+    has_mtp: true,
+    experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
+    ..LLAMA
 };
 
 const NEMOTRON_H: Family = Family {
@@ -200,29 +209,24 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     LFM2,
     Family { name: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
-    Family {
-        name: "deepseek2",
-        mla: true,
-        has_mtp: true,
-        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
-        ..LLAMA
-    },
+    DEEPSEEK2,
     // V3.2.
     Family {
         name: "deepseek32",
-        mla: true,
         index: Some(IndexRule { pairing: Pairing::Halves, may_share: false }),
-        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
-        ..LLAMA
+        has_mtp: false,
+        ..DEEPSEEK2
     },
     // GLM-5.
     Family {
         name: "glm-dsa",
-        mla: true,
         index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true }),
+        has_mtp: false,
         experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
-        ..LLAMA
+        ..DEEPSEEK2
     },
+    // Mistral Small 4.
+    Family { name: "mistral4", ..DEEPSEEK2 },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
     // Language models of vision models: text tokens have the same M-RoPE position on all axes.
     Family { name: "qwen2vl", ..QWEN2 },
@@ -340,6 +344,7 @@ pub(super) static FAMILIES: &[Family] = &[
         experts: Some(EXPERTS),
         ..QWEN3
     },
+    Family { name: "apertus", ungated: true, xielu: true, ..QWEN3 },
     // Hunyuan 3.
     Family { name: "hy_v3", experts: Some(SEVERAL_BY_SIGMOID), has_mtp: true, ..QWEN3 },
     NEMOTRON_H,
