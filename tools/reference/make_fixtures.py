@@ -80,7 +80,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if spec.family.unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 values *= 1.2 * weight.shape[-1] ** -0.25
             values -= norm_offset(spec, name)
-        elif name.endswith(("router.scale", "per_expert_scale", ".D")):
+        elif name.endswith(("router.scale", "per_expert_scale", "correct_output_scale", ".D")):
             values = 1 + 0.3 * torch.randn_like(weight)
         elif name.endswith("A_log"):  # decay time of states: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
@@ -99,6 +99,10 @@ def build_model(spec: Spec) -> torch.nn.Module:
                     gain = 4.0 if "gate_up" in name else 0.15
             if "router.proj" in name:  # whose input is divided by the root of its width
                 gain = 1.4 * n_in**0.5
+            if "_coefs" in name:  # of streams, which grow with each layer
+                gain = 0.5
+            if "modality_router" in name:  # whose input is divided by its width
+                gain = 1.4 * n_in
             mean = 0.0
             if "embed_tokens_per_layer" in name:  # of which each layer reads its part
                 gain = spec.layers**0.5
@@ -228,6 +232,9 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
         writer.add_head_count_kv([spec.kv_heads if kind in attends else 0 for kind in kinds])
         if "conv" in kinds:
             writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif "attention_value_scale" in spec.extra:  # MiMo, whose layers with windows have twice as many
+        of_kind = {"sliding_attention": 2 * spec.kv_heads, "full_attention": spec.kv_heads}
+        writer.add_head_count_kv([of_kind[kind] for kind in kinds])
     elif spec.extra.get("num_global_key_value_heads"):
         of_kind = {"sliding_attention": spec.kv_heads, "full_attention": spec.extra["num_global_key_value_heads"]}
         writer.add_head_count_kv([of_kind[kind] for kind in kinds])
@@ -241,6 +248,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     if spec.head_dim is not None:
         head_dim = spec.extra.get("global_head_dim", spec.head_dim)
         writer.add_key_length(head_dim)
+        if "kv_lora_rank" not in spec.extra:
+            head_dim = spec.extra.get("v_head_dim", head_dim)
         writer.add_value_length(head_dim)
         if spec.family.arch == gguf.MODEL_ARCH.LLAMA:
             writer.add_rope_dimension_count(spec.head_dim)
@@ -297,6 +306,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "q_lora_rank": writer.add_q_lora_rank,
         "kv_lora_rank": writer.add_kv_lora_rank,
         "hidden_size_per_layer_input": writer.add_embedding_length_per_layer_input,
+        "altup_num_inputs": writer.add_altup_num_inputs,
         "qk_rope_head_dim": writer.add_rope_dimension_count,
         "index_n_heads": writer.add_indexer_head_count,
         "index_head_dim": writer.add_indexer_key_length,
@@ -304,6 +314,12 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
+    if "altup_num_inputs" in spec.extra:
+        writer.add_altup_active_idx(model.config.altup_active_idx)
+        writer.add_shared_kv_layers(spec.extra["num_kv_shared_layers"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
+        sparsity = torch.tensor(spec.extra["activation_sparsity_pattern"])
+        writer.add_activation_sparsity_scale(torch.distributions.normal.Normal(0, 1).icdf(sparsity).tolist())
     if "layer_rope_theta" in spec.extra:
         writer.add_array(f"{spec.family.arch_name}.attention.rope_pattern", [int(bool(theta)) for theta in spec.extra["layer_rope_theta"]])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
@@ -330,7 +346,11 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_expert_shared_feed_forward_length(spec.ffn)
     if spec.extra.get("num_local_experts") and "shared_intermediate_size" in spec.extra:
         writer.add_expert_shared_feed_forward_length(spec.extra["shared_intermediate_size"])
-    if "mlp_layer_types" in spec.extra:
+    if "attention_value_scale" in spec.extra:
+        writer.add_float32("mimo2.attention.value_scale", spec.extra["attention_value_scale"])
+        # Numbers instead of flags, and no number of dense layers.
+        writer.add_sliding_window_pattern([int(kind == "sliding_attention") for kind in spec.extra["layer_types"]])
+    elif "mlp_layer_types" in spec.extra:
         writer.add_leading_dense_block_count(spec.extra["mlp_layer_types"].count("dense"))
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
@@ -421,6 +441,14 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name.replace("gate.moe_statics", "moe_statics").replace("_bias", ".bias"), weight.squeeze(0)
         elif "act_fn." in name:  # numbers in keys
             pass
+        elif name.endswith("projections.0.weight") and "altup_" in name:  # of all streams, in one tensor
+            of = name.removesuffix(".0.weight")
+            all_of = [model.get_parameter(f"{of}.{i}.weight") for i in range(model.config.altup_num_inputs - 1)]
+            yield f"{of}.weight", torch.stack(all_of)
+        elif "projections." in name and "altup_" in name:
+            pass
+        elif name.endswith("correct_output_scale"):
+            yield f"{name}.weight", weight
         elif name.endswith("sinks"):
             yield f"{name}.weight", weight
         elif name.endswith("mlp.expert_bias"):

@@ -1,8 +1,20 @@
 """Tiny models of families with a layer or an activation that no other has."""
 
-from spec import LLAMA3, YARN, Spec
+from spec import LLAMA3, N_VOCAB, YARN, Spec
 
 GROWING = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.6}
+
+COHERE2_MOE = {
+    "prefix_dense_intermediate_size": 48,
+    "layer_types": ["full_attention", *2 * ["sliding_attention"], "full_attention"],
+    "sliding_window": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "mlp_layer_types": ["dense", *3 * ["sparse"]],
+    "expert_selection_fn": "sigmoid",
+    "logit_scale": 0.6,
+}
 
 OWN_LAYERS = [
     Spec(
@@ -42,5 +54,100 @@ OWN_LAYERS = [
         theta=1e6,
         rope=LLAMA3,
         less=("act_fn.alpha_p", "act_fn.alpha_n", "act_fn.beta", "q_norm.weight"),
+    ),
+    Spec(
+        "gemma3n-h64-g2-window20-streams",
+        hidden=32,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        layers=4,
+        tied=True,
+        theta=1e6,
+        extra={
+            "layer_types": 2 * ["sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 2,
+            "sliding_window": 20,
+            "final_logit_softcapping": 6.0,
+            "hidden_size_per_layer_input": 24,
+            "vocab_size_per_layer_input": N_VOCAB,
+            "altup_num_inputs": 4,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.8, 0.6, 0.0, 0.0],
+        },
+        without=(
+            {"sliding_window": 10_000},
+            {"final_logit_softcapping": 100.0},
+            {"activation_sparsity_pattern": [0.8, 0.0, 0.0, 0.0]},
+            {"activation_sparsity_pattern": [0.7, 0.6, 0.0, 0.0]},
+        ),
+        less=(
+            "correction_coefs.weight",
+            "prediction_coefs.weight",
+            "altup_projections.1.weight",
+            "altup_unembed_projections.2.weight",
+            "3.laurel.linear_right.weight",
+            "embed_tokens_per_layer.weight",
+            "2.per_layer_projection.weight",
+            "3.altup.correct_output_scale",
+        ),
+    ),
+    Spec(
+        "mimo2-h96-v64-g4-window20-sinks",
+        hidden=32,
+        heads=8,
+        kv_heads=2,
+        head_dim=96,
+        layers=4,
+        theta=1e6,
+        local_theta=500.0,
+        partial=0.34,
+        extra={
+            "v_head_dim": 64,
+            "layer_types": ["full_attention", *2 * ["sliding_attention"], "full_attention"],
+            "sliding_window": 20,
+            "attention_value_scale": 0.6,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["dense", *3 * ["sparse"]],
+            "norm_topk_prob": True,
+        },
+        without=({"sliding_window": 10_000}, {"attention_value_scale": 1.0}, {"num_experts_per_tok": 1}),
+        less=("sinks", "e_score_correction_bias"),
+    ),
+    Spec(
+        "cohere2moe-h64-g2-window20-dense1",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        ffn=24,
+        layers=4,
+        tied=True,
+        theta=5e4,
+        extra=COHERE2_MOE,
+        without=(
+            {"sliding_window": 10_000},
+            {"prefix_dense_sliding_window_pattern": 2},
+            {"num_experts_per_tok": 1},
+            {"norm_topk_prob": False},
+            {"shared_expert_combination_strategy": "sum"},
+            {"logit_scale": 1.0},
+        ),
+        less=("shared_experts.down_proj.weight",),
+    ),
+    Spec(
+        "cohere2moe-h64-g2-window20-rms",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        ffn=24,
+        layers=4,
+        tied=True,
+        theta=5e4,
+        extra={**COHERE2_MOE, "rms_norm_eps": 1e-6, "num_shared_experts": 0},
+        without=({"rms_norm_eps": None}, {"num_experts_per_tok": 1}),
     ),
 ]

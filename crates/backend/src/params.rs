@@ -60,6 +60,17 @@ pub struct Xielu {
     pub eps: f32,
 }
 
+/// Sizes of a linear combination of residual streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Streams {
+    /// Number of streams that are combined.
+    pub n_in: usize,
+    /// Number of resulting streams.
+    pub n_out: usize,
+    /// Values of a row of a stream.
+    pub width: usize,
+}
+
 /// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///
 /// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are

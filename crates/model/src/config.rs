@@ -13,6 +13,7 @@ mod index;
 mod mla;
 mod recurrence;
 mod ropes;
+mod streams;
 mod xielu;
 
 pub(crate) use experts::SELECTION_BIAS;
@@ -25,7 +26,7 @@ use crate::ModelError;
 use crate::SharedExpert;
 use crate::draft_head::DraftHeadConfig;
 use crate::encoder::EncoderConfig;
-use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale};
+use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale, Sinks};
 use crate::rope::Rope;
 
 /// Hyper-parameters of a model.
@@ -61,6 +62,8 @@ pub struct Config {
     pub logit_soft_cap: Option<f32>,
     /// Width of the per-layer embeddings, if the model has them (Gemma 3n and 4).
     pub per_layer_embedding_size: Option<usize>,
+    /// Number of residual streams: one, except with alternating updates (Gemma 3n).
+    pub n_streams: usize,
     /// Statistics of the layers' K and V, once [computed from the
     /// weights](Self::weight_statistics).
     pub statistics: Option<Arc<WeightStatistics>>,
@@ -97,12 +100,17 @@ pub struct LayerSpec {
     pub values_of_keys: bool,
     /// Whether each query head has an attention sink.
     pub sinks: bool,
+    /// Factor on values, applied to the attention output.
+    pub value_scale: Option<f32>,
     /// Whether the attention output is multiplied by a gate.
     pub gated: bool,
     /// Activation of the feed-forward layer.
     pub activation: Activation,
     /// Numbers of xIELU, if the feed-forward layer has it instead.
     pub xielu: Option<Xielu>,
+    /// Standard deviations by which a gate must exceed the mean of its row, if the feed-forward layer
+    /// is sparse.
+    pub sparsity: Option<f32>,
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`.
     pub gates_itself: bool,
     /// Positions of its norms.
@@ -228,11 +236,13 @@ impl Config {
             None => keys.positive("attention.scale")?,
         };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
+        let value_scale = keys.positive("attention.value_scale")?;
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let uses_rope = keys.flag_or("rope.scaling.finetuned", true)?;
         let rope_pattern = read_rope_pattern(&keys, family, n_layers)?;
         let xielu = xielu::read(&keys, family, n_layers)?;
+        let sparsity = streams::read_sparsity(&keys, family, n_layers)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
             let has_no_rope = match family.no_rope {
@@ -264,10 +274,16 @@ impl Config {
                 latent,
                 index: indexes[index],
                 values_of_keys: values_of_keys && !is_windowed,
-                sinks: family.sinks,
+                sinks: match family.sinks {
+                    Sinks::None => false,
+                    Sinks::All => true,
+                    Sinks::Windowed => is_windowed,
+                },
+                value_scale,
                 gated: family.gates != OutputGates::None,
                 activation: family.activation,
                 xielu: xielu.as_ref().map(|layers| layers[index]),
+                sparsity: sparsity[index],
                 gates_itself: family.ungated,
                 norms,
             }
@@ -291,6 +307,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap,
             per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
+            n_streams: streams::read(&keys)?,
             statistics: None,
         };
         config.read_factors(&keys)?;
@@ -316,6 +333,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap: None,
             per_layer_embedding_size: None,
+            n_streams: 1,
             statistics: None,
         }
     }

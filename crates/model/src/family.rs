@@ -53,9 +53,9 @@ pub struct Family {
     pub(crate) index: Option<IndexRule>,
     /// Tensor of the norm before the logits.
     pub(crate) output_norm: &'static str,
-    /// Whether each query head has an attention sink: a score without a value that joins its
-    /// softmax.
-    pub(crate) sinks: bool,
+    /// Which layers have an attention sink for each query head: a score without a value that joins
+    /// its softmax.
+    pub(crate) sinks: Sinks,
     /// Whether YaRN rounds the ends of its interpolation range to whole pairs.
     pub(crate) whole_pairs: bool,
     /// Defaults of MoE layers, if the file has experts; `None` for families without known MoE
@@ -188,6 +188,17 @@ pub(crate) struct IndexRule {
     pub pairing: Pairing,
     /// Whether layers may attend to the selection of the layer before.
     pub may_share: bool,
+}
+
+/// Layers with attention sinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sinks {
+    /// None.
+    None,
+    /// All.
+    All,
+    /// Those with a sliding window.
+    Windowed,
 }
 
 /// Layers without RoPE (NoPE).

@@ -1,5 +1,6 @@
 // Separate gates, one value per thread: u = a(g) u, those of whole rows, and those of recurrent
-// layers and of attention; scaling by a factor; and xIELU.
+// layers and of attention; scaling by a factor; addition; and
+// xIELU.
 
 #include "gate.cuh"
 
@@ -38,6 +39,18 @@ struct ScaleParams {
 extern "C" __global__ void scale(const __grid_constant__ ScaleParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.x[i] *= p.by;
+}
+
+struct AddParams {
+    float* x;        // [n]
+    const float* y;  // [n]
+    unsigned n;
+};
+
+// x = x + y.
+extern "C" __global__ void add(const __grid_constant__ AddParams p) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.n) p.x[i] += p.y[i];
 }
 
 struct XieluParams {

@@ -370,7 +370,7 @@ fn longrope_factors_come_in_pairs() {
 fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
     let u32 = |value: u32| Some(Value::U32(value));
     let [older, newer] = LATENT;
-    let keys: [(&str, &str, Option<Value<'_>>, &str); 18] = [
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 17] = [
         (older, "attention.kv_lora_rank", None, "\"deepseek2.attention.kv_lora_rank\""),
         (older, "attention.kv_lora_rank", u32(0), "expected a positive number, got 0"),
         (

@@ -104,7 +104,7 @@ pub(super) fn read(
     };
     let (scores, normalizes) = read_scores(keys, rule)?;
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
-    let n_leading = keys.count("leading_dense_block_count")?;
+    let n_leading = read_leading(keys, n_layers)?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
     let routing = Routing { n_used, scores, normalizes, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
@@ -113,6 +113,18 @@ pub(super) fn read(
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
     let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, latent });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
+}
+
+/// Reads the number of leading dense layers. In files without it these are the layers without a
+/// router before the first that has one.
+fn read_leading(keys: &Keys, n_layers: usize) -> Result<usize, ModelError> {
+    const COUNT: &str = "leading_dense_block_count";
+    if keys.has(COUNT) {
+        return keys.count(COUNT);
+    }
+    let has_router =
+        |index: &usize| keys.gguf.find_info(&format!("blk.{index}.ffn_gate_inp.weight")).is_some();
+    Ok((0..n_layers).find(has_router).unwrap_or(0))
 }
 
 /// Reads the router's score function, and whether its weights are normalized.

@@ -72,7 +72,7 @@ impl<B: Backend> Decoder<B> {
             self.project(backend, product, &mut [output(up, of_up, &mut *hidden)], low)?;
             return Ok(backend.xielu(hidden, n, numbers)?);
         }
-        if !ffn.is_apart() {
+        if !ffn.is_apart() && spec.sparsity.is_none() {
             let gate = gate.as_ref().unwrap_or(up);
             return Ok(backend.gated_ffn(product.input, spec.activation, gate, up, hidden)?);
         }
@@ -85,6 +85,9 @@ impl<B: Backend> Decoder<B> {
                 self.project(backend, product, &mut [output(up, of_up, &mut *hidden)], low)?;
                 backend.copy(hidden, 0, gates, 0, n)?;
             }
+        }
+        if let Some(deviations) = spec.sparsity {
+            return Ok(backend.gate_sparsely(hidden, gates, rows, spec.n_ff, deviations)?);
         }
         let gate = match spec.activation {
             Activation::Silu => Gate::Silu,

@@ -4,7 +4,7 @@ use kvant_backend::{Activation, KeySharing, Pairing, RouterScores};
 
 use super::{
     ExpertRule, Factors, Family, IndexRule, NoRope, NormKind, Norms, OutputGates, QkNorm, RecurrentFamily,
-    Scale, SharedExpert, WindowRope, Windows,
+    Scale, SharedExpert, Sinks, WindowRope, Windows,
 };
 
 /// A window in every layer, unless the file differs.
@@ -40,7 +40,7 @@ const LLAMA: Family = Family {
     mla: false,
     index: None,
     output_norm: "output_norm.weight",
-    sinks: false,
+    sinks: Sinks::None,
     whole_pairs: true,
     // Mixtral.
     experts: Some(ExpertRule { is_required: false, ..EXPERTS }),
@@ -172,6 +172,14 @@ pub(super) static FAMILIES: &[Family] = &[
         ..GEMMA
     },
     Family {
+        name: "gemma3n",
+        norms: Norms { after: true, heads: QkNorm::Each, values: true, ..GEMMA.norms },
+        windows: Some(Windows { period: 5, rope: WindowRope::By(10_000.0), ..WINDOWS }),
+        soft_caps: [None, Some(30.0)],
+        scale: Scale::None,
+        ..GEMMA
+    },
+    Family {
         name: "gemma4",
         norms: Norms { after: true, heads: QkNorm::Each, values: true, ..GEMMA.norms },
         windows: Some(Windows { rope: WindowRope::By(10_000.0), own_heads: true, ..WINDOWS }),
@@ -202,7 +210,7 @@ pub(super) static FAMILIES: &[Family] = &[
         activation: Activation::Bounded,
         norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN2.norms },
         windows: Some(Windows { period: 2, ..WINDOWS }),
-        sinks: true,
+        sinks: Sinks::All,
         whole_pairs: false,
         experts: Some(EXPERTS),
         ..QWEN2
@@ -282,7 +290,7 @@ pub(super) static FAMILIES: &[Family] = &[
         factors: Factors::Named,
         windows: Some(WINDOWS),
         no_rope: NoRope::FromPattern,
-        sinks: true,
+        sinks: Sinks::All,
         experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
         ..LLAMA
     },
@@ -343,6 +351,14 @@ pub(super) static FAMILIES: &[Family] = &[
         windows: Some(Windows { period: 4, rope: WindowRope::Unscaled, ..WINDOWS }),
         experts: Some(EXPERTS),
         ..QWEN3
+    },
+    // MiMo V2.
+    Family {
+        name: "mimo2",
+        windows: Some(WINDOWS),
+        sinks: Sinks::Windowed,
+        experts: Some(BY_SIGMOID),
+        ..QWEN2
     },
     Family { name: "apertus", ungated: true, xielu: true, ..QWEN3 },
     // Hunyuan 3.

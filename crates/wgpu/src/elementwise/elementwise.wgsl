@@ -62,6 +62,14 @@ fn scale(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) 
     y[i] *= p.factor;
 }
 
+// y = y + g.
+@compute @workgroup_size(THREADS)
+fn add(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    y[i] += g[i];
+}
+
 // y = factor tanh(y / factor).
 @compute @workgroup_size(THREADS)
 fn soft_cap(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
@@ -70,8 +78,8 @@ fn soft_cap(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = p.factor * hyperbolic_tangent(y[i] / p.factor);
 }
 
-// y = y (factor y + slope) where y is positive, else negative (exp(min(y, eps)) - 1 - y) + slope y. A
-// NaN is not positive, and subtracted there.
+// y = y (factor y + slope) where y is positive, else negative (exp(min(y, eps)) - 1 - y) + slope y.
+// A NaN is not positive, and subtracted there.
 @compute @workgroup_size(THREADS)
 fn xielu(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);

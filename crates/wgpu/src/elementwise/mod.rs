@@ -1,4 +1,4 @@
-//! Elementwise ops: gates, scaling, soft caps, xIELU, column copies.
+//! Elementwise ops: gates, scaling, addition, soft caps, xIELU, column copies.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Activation, Columns, Gate, Xielu};
@@ -113,6 +113,11 @@ pub(crate) fn scale(gpu: &Gpu, x: &wgpu::Buffer, n: usize, factor: f32) -> Resul
 /// Computes `x = cap tanh(x / cap)` for `n` values.
 pub(crate) fn soft_cap(gpu: &Gpu, x: &wgpu::Buffer, n: usize, cap: f32) -> Result<(), WgpuError> {
     launch(gpu, "soft_cap", Params { factor: cap, ..params(n) }, None, x)
+}
+
+/// Computes `x = x + y` for `n` values.
+pub(crate) fn add(gpu: &Gpu, x: &wgpu::Buffer, y: &wgpu::Buffer, n: usize) -> Result<(), WgpuError> {
+    launch(gpu, "add", params(n), Some(y), x)
 }
 
 /// Applies xIELU to `n` values.
