@@ -8,6 +8,7 @@ from transformers import (
     ApertusConfig,
     ArceeConfig,
     Cohere2Config,
+    Cohere2MoeConfig,
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
@@ -124,6 +125,7 @@ FAMILIES = {
     "lfm2": Family(Lfm2Config, gguf.MODEL_ARCH.LFM2),
     "lfm2moe": Family(Lfm2MoeConfig, gguf.MODEL_ARCH.LFM2MOE),
     "cohere2": Family(Cohere2Config, gguf.MODEL_ARCH.COHERE2, mean=0.5),
+    "cohere2moe": Family(Cohere2MoeConfig, gguf.MODEL_ARCH.EXAONE_MOE, mean=0.5, arch_name="cohere2moe"),
     "mistral3": Family(Ministral3Config, gguf.MODEL_ARCH.MISTRAL3, interleaved_rope=True),
     # Text models of vision models.
     "qwen2vl": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2VL),

@@ -100,7 +100,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if "router.proj" in name:  # whose input is divided by the root of its width
                 gain = 1.4 * n_in**0.5
             if "_coefs" in name:  # of streams, which grow with each layer
-                gain = 0.5
+                gain = 0.25
             if "modality_router" in name:  # whose input is divided by its width
                 gain = 1.4 * n_in
             mean = 0.0
@@ -225,7 +225,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     elif spec.extra.get("use_double_wide_mlp"):
         writer.add_feed_forward_length([spec.ffn] * (spec.layers - n_shared) + [2 * spec.ffn] * n_shared)
     else:
-        writer.add_feed_forward_length(spec.ffn)
+        writer.add_feed_forward_length(spec.extra.get("prefix_dense_intermediate_size", spec.ffn))
     writer.add_head_count(spec.heads)
     if "conv" in kinds or "mamba" in kinds or is_halved:
         attends = ("attention", "full_attention")
@@ -240,7 +240,13 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
         writer.add_head_count_kv([of_kind[kind] for kind in kinds])
     else:
         writer.add_head_count_kv(1 if spec.extra.get("q_lora_rank") else spec.kv_heads)
-    if hasattr(type(config), "layer_norm_eps") or type(config) in LAYER_EPS:
+    if "prefix_dense_intermediate_size" in spec.extra:
+        writer.add_expert_feed_forward_length(spec.ffn)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    if spec.extra.get("rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    elif hasattr(type(config), "layer_norm_eps") or type(config) in LAYER_EPS:
         writer.add_layer_norm_eps(getattr(config, LAYER_EPS.get(type(config), "layer_norm_eps")))
     else:
         writer.add_layer_norm_rms_eps(getattr(config, EPS.get(type(config), "rms_norm_eps")))

@@ -9,7 +9,7 @@ mod routed;
 
 use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
 use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
-use routed::{AFMOE, EXAONE_MOE, HY_V3, MELLUM, MISTRAL4};
+use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, MELLUM, MISTRAL4};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -163,7 +163,7 @@ const CAPS: &[(&str, &str)] = &[
 ];
 
 const LAYER_EPS: (&str, &str) = ("layer_norm_eps", "attention.layer_norm_epsilon");
-const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+pub(crate) const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
 
 pub(crate) const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
@@ -494,6 +494,7 @@ static FAMILIES: &[Family] = &[
         factors: &[("logit_scale", "logit_scale")],
         ..QWEN2
     },
+    COHERE2_MOE,
     Family {
         class: "GptOssForCausalLM",
         arch: "gpt-oss",

@@ -4,12 +4,15 @@ use kvant_gguf::{Element, GgufWriter, Value};
 use serde_json::Value as JsonValue;
 
 use crate::error::HfError;
-use crate::family::{Experts, Family, Layers, Windows};
+use crate::family::{Experts, Family, Layers, RMS_EPS, Windows};
 use crate::folder::{Object, shown};
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
 const MAX_LAYERS: usize = 4096;
+
+/// Families that have RMSNorms if their epsilon is there, else LayerNorms.
+const EITHER_NORM: [&str; 1] = ["cohere2moe"];
 
 /// Sizes that tensor shapes are checked against.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +80,8 @@ pub(crate) fn write(
     keys.set("block_count", sizes.n_layers as u32)?;
     keys.set("context_length", sizes.n_ctx)?;
     keys.set("embedding_length", sizes.n_embd as u32)?;
-    let (theirs, ours) = family.eps;
+    let is_rms = EITHER_NORM.contains(&family.arch) && config.find_float(RMS_EPS.0)?.is_some();
+    let (theirs, ours) = if is_rms { RMS_EPS } else { family.eps };
     keys.set(ours, config.float(theirs)? as f32)?;
     keys.set("attention.head_count", sizes.n_heads as u32)?;
     layers::write_widths(&mut keys, config, family)?;

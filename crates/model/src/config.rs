@@ -108,8 +108,8 @@ pub struct LayerSpec {
     pub activation: Activation,
     /// Numbers of xIELU, if the feed-forward layer has it instead.
     pub xielu: Option<Xielu>,
-    /// Standard deviations by which a gate must exceed the mean of its row, if the feed-forward layer
-    /// is sparse.
+    /// Standard deviations by which a gate must exceed the mean of its row, if the feed-forward
+    /// layer is sparse.
     pub sparsity: Option<f32>,
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`.
     pub gates_itself: bool,
@@ -128,6 +128,8 @@ pub struct ExpertSpec {
     pub routing: Routing,
     /// The shared expert.
     pub shared: SharedExpert,
+    /// Factor on its output.
+    pub shared_scale: Option<f32>,
     /// Width to which tokens are projected before the experts; the weighted sum of the experts is
     /// projected back. `None` if experts read the hidden state directly.
     pub latent: Option<usize>,
@@ -249,6 +251,7 @@ impl Config {
                 NoRope::None => false,
                 NoRope::Every(period) => (index + 1).is_multiple_of(period),
                 NoRope::Unwindowed => !is_windowed,
+                NoRope::UnwindowedExperts => !is_windowed && experts.of_layer(index).is_some(),
                 NoRope::BesideWindows => !is_windowed && windows.length.is_some(),
                 NoRope::FromFile => !uses_rope,
                 NoRope::FromPattern => !rope_pattern[index],
@@ -288,8 +291,8 @@ impl Config {
                 norms,
             }
         };
-        let norm_eps = keys.float(match family.norms.kind {
-            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        let norm_eps = keys.float(match norms.kind {
+            NormKind::Rms => RMS_EPS,
             NormKind::Layer => "attention.layer_norm_epsilon",
         })?;
         let mut config = Self {
@@ -300,7 +303,7 @@ impl Config {
             layers: (0..n_layers).map(layer).collect(),
             norm_eps,
             after_eps: family.after_eps.unwrap_or(norm_eps),
-            output_norm: family.norms.kind,
+            output_norm: norms.kind,
             n_ctx_train,
             ropes: ropes.all,
             embedding_scale: 1.0,
@@ -474,14 +477,19 @@ fn read_rope_pattern(keys: &Keys, family: &Family, n_layers: usize) -> Result<Ve
     Ok(pattern.into_iter().map(|has_rope| has_rope != 0).collect())
 }
 
+const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+/// Families whose files have RMSNorms if they have the epsilon of these, else LayerNorms.
+const EITHER_NORM: [&str; 1] = ["cohere2moe"];
+
 /// Returns the norms of the family, without those that the file lacks.
 fn read_norms(keys: &Keys, family: &Family) -> Norms {
-    match family.norms.heads {
-        QkNorm::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => {
-            Norms { heads: QkNorm::None, ..family.norms }
-        }
-        _ => family.norms,
-    }
+    let is_rms = EITHER_NORM.contains(&family.name) && keys.has(RMS_EPS);
+    let kind = if is_rms { NormKind::Rms } else { family.norms.kind };
+    let heads = match family.norms.heads {
+        QkNorm::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => QkNorm::None,
+        heads => heads,
+    };
+    Norms { kind, heads, ..family.norms }
 }
 
 /// Reads the soft caps of attention scores and logits.

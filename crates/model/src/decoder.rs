@@ -375,7 +375,16 @@ impl<B: Backend> Decoder<B> {
         let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
         let is_apart = self.config.family.reads_tokens || layer.altup.is_some();
         let x = if is_apart { &act.attention_in } else { &act.x };
-        let input = self.normed_input(backend, spec.norms.kind, &layer.attn_norm, x, &mut act.spare, rows)?;
+        let input = match (spec.norms.shared, spec.norms.kind, self.norm(&layer.attn_norm)) {
+            // The feed-forward layer reads it from there.
+            (true, NormKind::Rms, Some(norm)) => {
+                backend.copy(x, 0, &mut act.spare, 0, rows * self.config.n_embd)?;
+                let row = Heads { n: 1, dim: self.config.n_embd };
+                normalize(backend, &mut act.spare, rows, row, Some(norm), rope, angles)?;
+                Input { x: &act.spare, norm: None, first_row: 0, rows }
+            }
+            _ => self.normed_input(backend, spec.norms.kind, &layer.attn_norm, x, &mut act.spare, rows)?,
+        };
         let queries = Output { w: &weights.wq, bias: weights.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);

@@ -210,6 +210,8 @@ pub(crate) enum NoRope {
     Every(usize),
     /// Full-attention layers, also if the file disables windows.
     Unwindowed,
+    /// Those of them that have experts.
+    UnwindowedExperts,
     /// Full-attention layers, in models with sliding-window layers.
     BesideWindows,
     /// All, if the file has the flag.
@@ -230,6 +232,10 @@ pub(crate) struct ExpertRule {
     pub adds_to_softmax: bool,
     /// Kind of shared expert.
     pub shared: SharedExpert,
+    /// Whether the sum of selected and shared experts is halved, where there are shared ones.
+    pub averages: bool,
+    /// Whether files leave the number of leading dense layers to their tensors.
+    pub finds_leading: bool,
     /// Whether files without experts are rejected.
     pub is_required: bool,
 }
@@ -261,6 +267,8 @@ pub(crate) struct Windows {
     /// gives, while full-attention layers rotate as many as their frequency divisors
     /// (`rope_freqs.weight`) leave.
     pub own_heads: bool,
+    /// Whether files list them as numbers instead of flags.
+    pub are_numbers: bool,
 }
 
 /// RoPE of sliding-window layers.
@@ -312,7 +320,7 @@ mod tests {
             let Norms { kind, shared, before, after, .. } = family.norms;
             let is_layer = kind == NormKind::Layer;
             assert!(!after || !is_layer && !shared, "{}", family.name);
-            assert!(!shared || is_layer && before && family.experts.is_none(), "{}", family.name);
+            assert!(!shared || is_layer && before, "{}", family.name);
             let is_gated = family.gates != OutputGates::None;
             assert!(!family.values_of_keys || !is_gated, "{}", family.name);
             assert!(!family.single_sublayer || !after && !shared, "{}", family.name);

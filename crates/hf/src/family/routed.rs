@@ -1,8 +1,8 @@
 //! MoE families of 2026, with routers by sigmoid or softmax.
 
 use super::{
-    BY_SIGMOID, CORRECTION, DEEPSEEK, Default, EXPERTS, Family, NORM_TOPK_PROB, QWEN2, Tensor, WINDOW,
-    Windows,
+    BY_SIGMOID, CORRECTION, DEEPSEEK, Default, EXPERTS, Experts, Family, LAYER_EPS, NORM_TOPK_PROB, QWEN2,
+    Tensor, WINDOW, Windows,
 };
 use crate::tensor_transform::Transform;
 
@@ -52,6 +52,25 @@ pub(super) const MELLUM: Family = Family {
     defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), (WINDOW, Default::Size(1024))],
     windows: Windows::Every(4),
     experts: Some(EXPERTS),
+    ..QWEN2
+};
+
+/// North Mini Code. Dense layers have another width than experts.
+pub(super) const COHERE2_MOE: Family = Family {
+    class: "Cohere2MoeForCausalLM",
+    arch: "cohere2moe",
+    defaults: &[
+        (NORM_TOPK_PROB, Default::Flag(true)),
+        (WINDOW, Default::Size(4096)),
+        ("logit_scale", Default::Number(0.0625)),
+    ],
+    eps: LAYER_EPS,
+    width: "prefix_dense_intermediate_size",
+    windows: Windows::Named,
+    factors: &[("logit_scale", "logit_scale")],
+    experts: Some(Experts { width: Some("intermediate_size"), ..BY_SIGMOID }),
+    fixed: &[("prefix_dense_sliding_window_pattern", 1.0)],
+    words: &[("expert_selection_fn", "sigmoid"), ("shared_expert_combination_strategy", "average")],
     ..QWEN2
 };
 

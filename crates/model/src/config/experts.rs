@@ -104,22 +104,24 @@ pub(super) fn read(
     };
     let (scores, normalizes) = read_scores(keys, rule)?;
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
-    let n_leading = read_leading(keys, n_layers)?;
+    let n_leading = read_leading(keys, rule, n_layers)?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
+    let shared_scale = (rule.averages && shared > 0).then_some(0.5);
+    let scale = scale * shared_scale.unwrap_or(1.0);
     let routing = Routing { n_used, scores, normalizes, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
         keys.refuse(LATENT, "experts in a latent space")?;
     }
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
-    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, latent });
+    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, shared_scale, latent });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
 
-/// Reads the number of leading dense layers. In files without it these are the layers without a
+/// Reads the number of leading dense layers. In some families' files these are the layers without a
 /// router before the first that has one.
-fn read_leading(keys: &Keys, n_layers: usize) -> Result<usize, ModelError> {
+fn read_leading(keys: &Keys, rule: ExpertRule, n_layers: usize) -> Result<usize, ModelError> {
     const COUNT: &str = "leading_dense_block_count";
-    if keys.has(COUNT) {
+    if !rule.finds_leading || keys.has(COUNT) {
         return keys.count(COUNT);
     }
     let has_router =

@@ -1,6 +1,6 @@
 //! Attention heads of each layer: number, size, window, and the layer whose K and V they read.
 
-use kvant_gguf::{Value, ValueType};
+use kvant_gguf::Value;
 use kvant_kv::KvLayerShape;
 
 use super::{Keys, LayerState};
@@ -56,8 +56,7 @@ pub(super) fn read_windows(
         }
     };
     let mut layers: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
-        // Some files have numbers instead of flags.
-        Some(Value::Array(of)) if of.element_type() != ValueType::Bool => {
+        Some(Value::Array(_)) if windows.are_numbers => {
             keys.gguf.meta().get::<Vec<u32>>(&keys.key(PATTERN))?.into_iter().map(|n| n != 0).collect()
         }
         value if windows.own_heads || matches!(value, Some(Value::Array(_))) => {

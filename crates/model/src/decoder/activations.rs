@@ -26,8 +26,8 @@ pub struct Activations<B: Backend> {
     pub(super) modalities: B::Buffer,
     /// Their coefficients, `[rows, n_streams, n_streams + 1]`.
     pub(super) coefs: B::Buffer,
-    /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`. Of several
-    /// residual streams the predicted first, `[rows, n_embd]`.
+    /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`. Of
+    /// several residual streams the predicted first, `[rows, n_embd]`.
     pub(super) attention_in: B::Buffer,
     /// Queries, `[rows, n_heads * k_head_dim]`.
     pub(super) q: B::Buffer,
@@ -57,8 +57,8 @@ pub struct Activations<B: Backend> {
     pub(super) hidden: B::Buffer,
     /// Router logits, `[rows, n_experts]`.
     pub(super) router: B::Buffer,
-    /// Output of experts beside a feed-forward layer or before a norm, `[rows, n_embd]`, or in
-    /// their latent space, `[rows, latent]`.
+    /// Output of experts beside a feed-forward layer, before a norm or of the norm of attention,
+    /// `[rows, n_embd]`, or in their latent space, `[rows, latent]`.
     pub(super) expert_output: B::Buffer,
     /// Latent input of the experts, `[rows, latent]`.
     pub(super) latent: B::Buffer,
@@ -130,7 +130,9 @@ impl<B: Backend> Decoder<B> {
         let shares =
             |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
         let has_own_output = shares(SharedExpert::Beside)
-            || c.layers.iter().any(|layer| layer.experts.is_some() && layer.norms.after);
+            || c.layers
+                .iter()
+                .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.norms.shared));
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
         let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));

@@ -4,6 +4,7 @@
 //! x += W_down (a(W_gate n) * (W_up n)),  n = norm(x), a the activation
 //! x += W_down xielu(W_up n)                                    without a gate (Apertus)
 //! x += experts(n) + g W_down (..)                              g: gate of the shared expert
+//! x += (experts(n) + W_down (..)) / 2                          n of attention (North Mini Code)
 //! x += W_out experts(W_in n) + W_down (..)                     latent experts (Nemotron 3)
 //! x += norm(experts(n) + W_down (..))                          with a post-norm (Trinity)
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
@@ -27,6 +28,9 @@ impl<B: Backend> Decoder<B> {
         let rows = step.rows;
         if let Some(ffn) = &layer.ffn {
             self.activate(step, layer, spec, ffn)?;
+            if let Some(by) = spec.experts.and_then(|experts| experts.shared_scale) {
+                step.backend.scale(&mut step.act.hidden, rows * spec.n_ff, by)?;
+            }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
             self.moe_ffn(step, layer, spec, experts, of.routing)?;
@@ -111,14 +115,17 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
-        // In MoE families every sublayer has an RMSNorm of its own.
+        // In MoE families every sublayer has an RMSNorm of its own, or attention has stored the
+        // normalized input of both.
+        let is_shared = spec.norms.shared;
         let [of_router, norm] = match &experts.beside {
             Some(beside) => [&beside.router, &beside.before].map(|norm| Some(self.normed(norm))),
             None => [self.norm(&layer.ffn_norm); 2],
         };
         let output = |w, bias, y| Output { w, bias, y, accumulate: false };
         let router_logits = output(router, router_bias.as_ref(), &mut act.router);
-        let input = Input { x: &act.x, norm: of_router, first_row: 0, rows };
+        let x = if is_shared { &act.spare } else { &act.x };
+        let input = Input { x, norm: of_router, first_row: 0, rows };
         match (&experts.shared_gate, &experts.latent) {
             (Some(w), _) => {
                 backend.project(input, &mut [router_logits, output(w, None, &mut act.shared_gate)])?
@@ -141,9 +148,13 @@ impl<B: Backend> Decoder<B> {
                 backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
             }
             None => {
-                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some();
-                let apart = is_apart.then_some(from_experts);
-                backend.moe_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
+                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some() || is_shared;
+                let apart = is_apart.then_some(&mut *from_experts);
+                let x = if is_shared { &mut act.spare } else { &mut act.x };
+                backend.moe_ffn(x, rows, norm, choice, weights, apart)?;
+                if is_shared {
+                    backend.add(&mut act.x, from_experts, rows * self.config.n_embd)?;
+                }
             }
         }
         if experts.shared_gate.is_some() {

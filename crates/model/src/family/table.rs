@@ -8,7 +8,8 @@ use super::{
 };
 
 /// A window in every layer, unless the file differs.
-const WINDOWS: Windows = Windows { period: 0, length: None, rope: WindowRope::Alike, own_heads: false };
+const WINDOWS: Windows =
+    Windows { period: 0, length: None, rope: WindowRope::Alike, own_heads: false, are_numbers: false };
 
 /// Name of the norm before the feed-forward layer in some files.
 const AFTER_ATTENTION: &str = "post_attention_norm.weight";
@@ -62,6 +63,8 @@ const EXPERTS: ExpertRule = ExpertRule {
     scores: RouterScores::Softmax,
     adds_to_softmax: false,
     shared: SharedExpert::None,
+    averages: false,
+    finds_leading: false,
     is_required: true,
 };
 
@@ -203,6 +206,14 @@ pub(super) static FAMILIES: &[Family] = &[
         name: "cohere2",
         windows: Some(Windows { period: 4, length: Some(4096), ..WINDOWS }),
         no_rope: NoRope::Unwindowed,
+        ..COMMAND_R
+    },
+    // North Mini Code.
+    Family {
+        name: "cohere2moe",
+        windows: Some(Windows { period: 4, ..WINDOWS }),
+        no_rope: NoRope::UnwindowedExperts,
+        experts: Some(ExpertRule { averages: true, ..SEVERAL_BY_SIGMOID }),
         ..COMMAND_R
     },
     Family {
@@ -355,9 +366,9 @@ pub(super) static FAMILIES: &[Family] = &[
     // MiMo V2.
     Family {
         name: "mimo2",
-        windows: Some(WINDOWS),
+        windows: Some(Windows { are_numbers: true, ..WINDOWS }),
         sinks: Sinks::Windowed,
-        experts: Some(BY_SIGMOID),
+        experts: Some(ExpertRule { finds_leading: true, ..BY_SIGMOID }),
         ..QWEN2
     },
     Family { name: "apertus", ungated: true, xielu: true, ..QWEN3 },
