@@ -118,6 +118,8 @@ pub(crate) enum Layers {
     /// All layers are attention; full-attention layers have a head dimension and KV head count of
     /// their own, and the last layers may share KV.
     OwnHeads,
+    /// All layers are attention, with several residual streams; the last layers may share KV.
+    Streams,
 }
 
 /// Layers with sliding-window attention.
@@ -263,6 +265,43 @@ const GEMMA4: Family = Family {
     ..GEMMA
 };
 
+const GEMMA3N: Family = Family {
+    class: "Gemma3nForCausalLM",
+    arch: "gemma3n",
+    defaults: &[
+        ("num_attention_heads", Default::Size(8)),
+        ("num_key_value_heads", Default::Size(2)),
+        ("head_dim", Default::Size(256)),
+        ("rms_norm_eps", Default::Number(1e-6)),
+        ("max_position_embeddings", Default::Size(32_768)),
+        ("altup_num_inputs", Default::Size(4)),
+        ("hidden_size_per_layer_input", Default::Size(256)),
+        ("num_kv_shared_layers", Default::Size(15)),
+        (WINDOW, Default::Size(512)),
+        MILLION,
+    ],
+    norms_minus_one: false,
+    has_post_attention_norm: true,
+    windows: Windows::Named,
+    factors: &[("final_logit_softcapping", "final_logit_softcapping")],
+    layers: Layers::Streams,
+    tensors: &[
+        ("altup.correct_output_scale", "altup_correct_scale.weight", Transform::Whole),
+        ("altup.correction_coefs.weight", "altup_correct_coef.weight", Transform::Whole),
+        ("altup.prediction_coefs.weight", "altup_predict_coef.weight", Transform::Whole),
+        ("altup.modality_router.weight", "altup_router.weight", Transform::Whole),
+        ("altup.router_norm.weight", "altup_router_norm.weight", Transform::Whole),
+        ("laurel.linear_left.weight", "laurel_l.weight", Transform::Whole),
+        ("laurel.linear_right.weight", "laurel_r.weight", Transform::Whole),
+        ("laurel.post_laurel_norm.weight", "laurel_post_norm.weight", Transform::Whole),
+        ("per_layer_input_gate.weight", "inp_gate.weight", Transform::Whole),
+        ("per_layer_projection.weight", "proj.weight", Transform::Whole),
+        ("post_per_layer_input_norm.weight", "post_norm.weight", Transform::Whole),
+    ],
+    fixed: &[("altup_correct_scale", 1.0), ("attention_bias", 0.0)],
+    ..GEMMA
+};
+
 const MINISTRAL3: Family =
     Family { class: "Ministral3ForCausalLM", arch: "mistral3", yarn_mscale_factor: Some(1.0), ..LLAMA };
 
@@ -372,6 +411,8 @@ static FAMILIES: &[Family] = &[
     },
     GEMMA3,
     Family { class: "Gemma3ForConditionalGeneration", is_multimodal: true, ..GEMMA3 },
+    GEMMA3N,
+    Family { class: "Gemma3nForConditionalGeneration", is_multimodal: true, ..GEMMA3N },
     GEMMA4,
     Family { class: "Gemma4ForConditionalGeneration", is_multimodal: true, ..GEMMA4 },
     Family {
@@ -636,11 +677,9 @@ mod tests {
         for family in FAMILIES {
             assert_eq!(Family::named(family.class).unwrap(), family);
         }
-        for (name, nearest) in [
-            ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
-            ("Qwen4ForCausalLM", "Qwen"),
-            ("BertModel", ""),
-        ] {
+        for (name, nearest) in
+            [("Gemma3xForConditionalGeneration", "Gemma3"), ("Qwen4ForCausalLM", "Qwen"), ("BertModel", "")]
+        {
             let error = Family::named(name).unwrap_err().to_string();
             assert!(error.starts_with(&format!("architecture '{name}' is not supported")), "{error}");
             assert!(error.contains(&format!("most similar: {nearest}")), "{error}");

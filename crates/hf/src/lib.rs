@@ -28,6 +28,7 @@ mod quantized;
 mod recipe;
 mod safetensors;
 mod scaling;
+mod streams;
 mod tensor_transform;
 mod tensors;
 mod tokenizer;

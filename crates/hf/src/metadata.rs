@@ -7,6 +7,7 @@ use crate::error::HfError;
 use crate::family::{Experts, Family, Layers, RMS_EPS, Windows};
 use crate::folder::{Object, shown};
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
+use crate::streams;
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
 const MAX_LAYERS: usize = 4096;
@@ -28,6 +29,8 @@ pub(crate) struct Sizes {
     pub n_rot: usize,
     /// 0 for dense models.
     pub n_experts: usize,
+    /// Number of residual streams.
+    pub n_streams: usize,
     pub n_ctx: u32,
     /// Whether embedding and output matrix are tied.
     pub is_tied: Option<bool>,
@@ -160,6 +163,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         head_dim,
         n_rot,
         n_experts,
+        n_streams: streams::count(config, family)?,
         n_ctx: read_context(config, family)?,
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
         latent,

@@ -30,7 +30,8 @@ impl<B: Backend> Decoder<B> {
         for (layer, (w, numbers)) in each {
             act.rows_of_table.clear();
             // The number of table rows fits `u32`, as checked on load.
-            act.rows_of_table.extend(tokens.iter().map(|token| token * n_layers as u32 + layer as u32));
+            let known = tokens.iter().map(|&token| if token < weights.n_tokens { token } else { 0 });
+            act.rows_of_table.extend(known.map(|token| token * n_layers as u32 + layer as u32));
             backend.embed(&weights.table, &act.rows_of_table, scale, numbers)?;
             let input = Input { x: &act.x, norm: None, first_row: 0, rows };
             backend.project(input, &mut [Output { w, bias: None, y: &mut act.narrow, accumulate: false }])?;
