@@ -573,10 +573,18 @@ impl Family {
 
 /// Returns the names of all families, without their common suffixes.
 fn known() -> String {
-    let decoders = FAMILIES.iter().map(|family| {
-        family.class.trim_end_matches("ForCausalLM").trim_end_matches("ForConditionalGeneration")
-    });
-    let mut names: Vec<_> = decoders.chain(crate::encoder::classes()).collect();
+    const SUFFIXES: [&str; 6] = [
+        "ForCausalLM",
+        "ForConditionalGeneration",
+        "ForMaskedLM",
+        "ForPreTraining",
+        "ForSequenceClassification",
+        "Model",
+    ];
+    let shortened =
+        |class: &'static str| SUFFIXES.iter().find_map(|suffix| class.strip_suffix(suffix)).unwrap_or(class);
+    let classes = FAMILIES.iter().map(|family| family.class).chain(crate::encoder::classes());
+    let mut names: Vec<_> = classes.map(shortened).collect();
     names.sort_unstable();
     names.dedup();
     names.join(", ")
