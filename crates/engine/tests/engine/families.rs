@@ -106,7 +106,7 @@ fn faulty_numbers_of_layers_of_their_own_are_refused() {
         (GEMMA3N, "gemma3n.altup.active_idx", u32(1), "alternating updates of another stream"),
         (GEMMA3N, "gemma3n.altup.num_inputs", u32(1), "altup.num_inputs: expected 2 to 16 streams, got 1"),
         (GEMMA3N, "gemma3n.altup.num_inputs", u32(3), "altup_proj.weight"),
-        (GEMMA3N, "gemma3n.altup.num_inputs", None, "tensor 'altup_proj.weight'"),
+        (GEMMA3N, "gemma3n.altup.num_inputs", None, "tensor 'blk.0.altup_"),
         (GEMMA3N, "gemma3n.embedding_length_per_layer_input", None, "embedding_length_per_layer_input"),
         (GEMMA3N, "gemma3n.activation_sparsity_scale", f32(1.0), "activation_sparsity_scale"),
         (MIMO, "mimo2.attention.value_scale", f32(f32::NAN), "value_scale: expected a finite number"),

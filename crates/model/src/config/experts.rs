@@ -117,16 +117,18 @@ pub(super) fn read(
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
 
-/// Reads the number of leading dense layers. In some families' files these are the layers without a
-/// router before the first that has one.
+/// Reads the number of leading dense layers. In some families' files these are the layers before
+/// the first that has experts.
 fn read_leading(keys: &Keys, rule: ExpertRule, n_layers: usize) -> Result<usize, ModelError> {
     const COUNT: &str = "leading_dense_block_count";
     if !rule.finds_leading || keys.has(COUNT) {
         return keys.count(COUNT);
     }
-    let has_router =
-        |index: &usize| keys.gguf.find_info(&format!("blk.{index}.ffn_gate_inp.weight")).is_some();
-    Ok((0..n_layers).find(has_router).unwrap_or(0))
+    let has_experts = |index: &usize| {
+        let parts = ["ffn_gate_inp", "ffn_down_exps"].map(|part| format!("blk.{index}.{part}.weight"));
+        parts.iter().any(|name| keys.gguf.find_info(name).is_some())
+    };
+    Ok((0..n_layers).find(has_experts).unwrap_or(0))
 }
 
 /// Reads the router's score function, and whether its weights are normalized.
