@@ -1,7 +1,7 @@
 //! Reference implementations: every op in plain loops and f64, from its equation.
 
 use kvant_backend::{
-    Activation, Candidate, ConvForm, Gate, Pairing, ShortConv, StateHeads, StateInputs, StateRule,
+    Activation, Candidate, ConvForm, Gate, Pairing, ShortConv, StateHeads, StateInputs, StateRule, Xielu,
 };
 use kvant_codec::Rotation;
 
@@ -59,6 +59,15 @@ pub fn activate(activation: Activation, g: f64) -> f64 {
 /// Computes `cap tanh(x / cap)`.
 pub fn soft_cap(x: f64, cap: f32) -> f64 {
     f64::from(cap) * (x / f64::from(cap)).tanh()
+}
+
+/// Computes xIELU (arXiv 2411.13010): `p x² + b x` for positive x, else
+/// `n (expm1(min(x, eps)) - x) + b x`.
+pub fn xielu(x: f64, numbers: Xielu) -> f64 {
+    let [positive, negative, slope, eps] =
+        [numbers.positive, numbers.negative, numbers.slope, numbers.eps].map(f64::from);
+    let curved = if x > 0.0 { positive * x * x } else { negative * (x.min(eps).exp_m1() - x) };
+    curved + slope * x
 }
 
 /// Rotates the pairs of `head` by `angles` `[n_rot / 2][cos, sin]`; the rest is unchanged

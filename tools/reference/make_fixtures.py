@@ -31,8 +31,9 @@ from hybrids import delta_parts, multiplied, space_parts, write_states
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
-from transformers import AutoModelForCausalLM, MuseGlimmerTextConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 N_PROMPT = 64
 N_STEPS = 16
@@ -43,6 +44,10 @@ MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
 MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
+
+
+# Models whose files have gate and up of the experts in one tensor.
+FUSED_EXPERTS = ("gemma4_text", "mistral4")
 
 
 def norm_offset(spec: Spec, name: str) -> float:
@@ -57,6 +62,8 @@ def model_of(config: PreTrainedConfig) -> torch.nn.Module:
     """Returns a new model of this configuration."""
     if isinstance(config, MuseGlimmerTextConfig):
         return MuseGlimmerForCausalLM._from_config(config)
+    if isinstance(config, Mistral4Config):
+        return Mistral4ForCausalLM._from_config(config)
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -73,7 +80,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if spec.family.unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 values *= 1.2 * weight.shape[-1] ** -0.25
             values -= norm_offset(spec, name)
-        elif name.endswith(("router.scale", "per_expert_scale", ".D")):
+        elif name.endswith(("router.scale", "per_expert_scale", "correct_output_scale", ".D")):
             values = 1 + 0.3 * torch.randn_like(weight)
         elif name.endswith("A_log"):  # decay time of states: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
@@ -92,6 +99,10 @@ def build_model(spec: Spec) -> torch.nn.Module:
                     gain = 4.0 if "gate_up" in name else 0.15
             if "router.proj" in name:  # whose input is divided by the root of its width
                 gain = 1.4 * n_in**0.5
+            if "_coefs" in name:  # of streams, which grow with each layer
+                gain = 0.25
+            if "modality_router" in name:  # whose input is divided by its width
+                gain = 1.4 * n_in
             mean = 0.0
             if "embed_tokens_per_layer" in name:  # of which each layer reads its part
                 gain = spec.layers**0.5
@@ -102,6 +113,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
         weight.data.copy_(values)
     for name, selection_bias in selection_biases_of(model):
         selection_bias.data.copy_(0.3 * torch.randn_like(selection_bias))
+    for slope in numbers_of_xielu(model, "beta"):
+        slope.data.copy_(0.2 + 0.6 * torch.rand_like(slope))
     for _, scalar in layer_scalars_of(model):
         scalar.data.copy_(0.6 + 0.8 * torch.rand_like(scalar))
     return model
@@ -110,6 +123,11 @@ def build_model(spec: Spec) -> torch.nn.Module:
 def layer_scalars_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Returns the factor on a layer's output."""
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
+
+
+def numbers_of_xielu(model: torch.nn.Module, name: str) -> list[torch.Tensor]:
+    """Returns a number of the activation of each layer, if it is xIELU."""
+    return [weight for key, weight in model.state_dict().items() if key.endswith(f"act_fn.{name}")]
 
 
 def selection_biases_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -207,19 +225,28 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     elif spec.extra.get("use_double_wide_mlp"):
         writer.add_feed_forward_length([spec.ffn] * (spec.layers - n_shared) + [2 * spec.ffn] * n_shared)
     else:
-        writer.add_feed_forward_length(spec.ffn)
+        writer.add_feed_forward_length(spec.extra.get("prefix_dense_intermediate_size", spec.ffn))
     writer.add_head_count(spec.heads)
     if "conv" in kinds or "mamba" in kinds or is_halved:
         attends = ("attention", "full_attention")
         writer.add_head_count_kv([spec.kv_heads if kind in attends else 0 for kind in kinds])
         if "conv" in kinds:
             writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif "attention_value_scale" in spec.extra:  # MiMo, whose layers with windows have twice as many
+        of_kind = {"sliding_attention": 2 * spec.kv_heads, "full_attention": spec.kv_heads}
+        writer.add_head_count_kv([of_kind[kind] for kind in kinds])
     elif spec.extra.get("num_global_key_value_heads"):
         of_kind = {"sliding_attention": spec.kv_heads, "full_attention": spec.extra["num_global_key_value_heads"]}
         writer.add_head_count_kv([of_kind[kind] for kind in kinds])
     else:
         writer.add_head_count_kv(1 if spec.extra.get("q_lora_rank") else spec.kv_heads)
-    if hasattr(type(config), "layer_norm_eps") or type(config) in LAYER_EPS:
+    if "prefix_dense_intermediate_size" in spec.extra:
+        writer.add_expert_feed_forward_length(spec.ffn)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    if spec.extra.get("rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    elif hasattr(type(config), "layer_norm_eps") or type(config) in LAYER_EPS:
         writer.add_layer_norm_eps(getattr(config, LAYER_EPS.get(type(config), "layer_norm_eps")))
     else:
         writer.add_layer_norm_rms_eps(getattr(config, EPS.get(type(config), "rms_norm_eps")))
@@ -227,6 +254,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     if spec.head_dim is not None:
         head_dim = spec.extra.get("global_head_dim", spec.head_dim)
         writer.add_key_length(head_dim)
+        if "kv_lora_rank" not in spec.extra:
+            head_dim = spec.extra.get("v_head_dim", head_dim)
         writer.add_value_length(head_dim)
         if spec.family.arch == gguf.MODEL_ARCH.LLAMA:
             writer.add_rope_dimension_count(spec.head_dim)
@@ -283,6 +312,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "q_lora_rank": writer.add_q_lora_rank,
         "kv_lora_rank": writer.add_kv_lora_rank,
         "hidden_size_per_layer_input": writer.add_embedding_length_per_layer_input,
+        "altup_num_inputs": writer.add_altup_num_inputs,
         "qk_rope_head_dim": writer.add_rope_dimension_count,
         "index_n_heads": writer.add_indexer_head_count,
         "index_head_dim": writer.add_indexer_key_length,
@@ -290,12 +320,26 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
+    if "altup_num_inputs" in spec.extra:
+        writer.add_altup_active_idx(model.config.altup_active_idx)
+        writer.add_shared_kv_layers(spec.extra["num_kv_shared_layers"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
+        sparsity = torch.tensor(spec.extra["activation_sparsity_pattern"])
+        writer.add_activation_sparsity_scale(torch.distributions.normal.Normal(0, 1).icdf(sparsity).tolist())
     if "layer_rope_theta" in spec.extra:
         writer.add_array(f"{spec.family.arch_name}.attention.rope_pattern", [int(bool(theta)) for theta in spec.extra["layer_rope_theta"]])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
     if "indexer_types" in spec.extra:
         arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
         writer.add_array(f"{arch}.attention.indexer.types", [kind == "full" for kind in spec.extra["indexer_types"]])
+    for name, add in {
+        "alpha_p": writer.add_xielu_alpha_p,
+        "alpha_n": writer.add_xielu_alpha_n,
+        "beta": writer.add_xielu_beta,
+        "eps": writer.add_xielu_eps,
+    }.items():
+        if numbers := numbers_of_xielu(model, name):
+            add([number.item() for number in numbers])
     write_states(writer, spec)
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
@@ -308,7 +352,11 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_expert_shared_feed_forward_length(spec.ffn)
     if spec.extra.get("num_local_experts") and "shared_intermediate_size" in spec.extra:
         writer.add_expert_shared_feed_forward_length(spec.extra["shared_intermediate_size"])
-    if "mlp_layer_types" in spec.extra:
+    if "attention_value_scale" in spec.extra:
+        writer.add_float32("mimo2.attention.value_scale", spec.extra["attention_value_scale"])
+        # Numbers instead of flags, and no number of dense layers.
+        writer.add_sliding_window_pattern([int(kind == "sliding_attention") for kind in spec.extra["layer_types"]])
+    elif "mlp_layer_types" in spec.extra:
         writer.add_leading_dense_block_count(spec.extra["mlp_layer_types"].count("dense"))
     if "mlp_only_layers" in spec.extra:
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
@@ -397,6 +445,16 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, weight.squeeze(1)
         elif "moe_statics" in name:  # ERNIE
             yield name.replace("gate.moe_statics", "moe_statics").replace("_bias", ".bias"), weight.squeeze(0)
+        elif "act_fn." in name:  # numbers in keys
+            pass
+        elif name.endswith("projections.0.weight") and "altup_" in name:  # of all streams, in one tensor
+            of = name.removesuffix(".0.weight")
+            all_of = [model.get_parameter(f"{of}.{i}.weight") for i in range(model.config.altup_num_inputs - 1)]
+            yield f"{of}.weight", torch.stack(all_of)
+        elif "projections." in name and "altup_" in name:
+            pass
+        elif name.endswith("correct_output_scale"):
+            yield f"{name}.weight", weight
         elif name.endswith("sinks"):
             yield f"{name}.weight", weight
         elif name.endswith("mlp.expert_bias"):
@@ -409,7 +467,7 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield part.replace("gate_up_proj", of) + suffix, rows[:, half::2].contiguous()
             else:
                 yield part + suffix, rows.contiguous()
-        elif name.endswith("experts.gate_up_proj") and hasattr(model.config, "top_k_experts"):  # Gemma 4
+        elif name.endswith("experts.gate_up_proj") and model.config.model_type in FUSED_EXPERTS:
             yield f"{name}.weight", weight
         elif "shared_mlp" in name:  # Granite 4
             shared = "mlp.shared_expert" if model.config.num_local_experts else "mlp"

@@ -1,6 +1,7 @@
 """The tiny models of `make_fixtures.py`: one line of SPECS each."""
 
 from hybrids import HYBRIDS
+from own_layers import OWN_LAYERS
 from routed import ROUTED_MODELS
 from selecting import SELECTING_MODELS
 from spec import GRANITE, GROWING, LINEAR, LLAMA3, LONGROPE, N_VOCAB, PROPORTIONAL, SCALED, SHORT, YARN, Spec
@@ -641,4 +642,5 @@ SPECS = [
     *HYBRIDS,
     *ROUTED_MODELS,
     *SELECTING_MODELS,
+    *OWN_LAYERS,
 ]

@@ -5,6 +5,7 @@ from typing import Any
 
 from families import FAMILIES, Family
 from transformers import (
+    Cohere2MoeConfig,
     Jais2Config,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -29,7 +30,7 @@ LAYER_EPS = {
     StableLmConfig: "layer_norm_eps",
     Jais2Config: "layer_norm_eps",
 }
-EPS = {Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon", **LAYER_EPS}
+EPS = {Cohere2MoeConfig: "layer_norm_eps", Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon", **LAYER_EPS}
 # Configurations whose RoPE rotates a part of a head unless they say that it rotates all.
 PARTIAL = (NemotronConfig, PhiConfig, StableLmConfig)
 

@@ -21,4 +21,6 @@ pub mod rope_append;
 pub mod scale;
 pub mod selected;
 pub mod soft_cap;
+pub mod streams;
 pub mod top_k;
+pub mod xielu;

@@ -11,7 +11,7 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append};
 use crate::{
     Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams,
+    Norm, Rope, RopeParams, Streams,
 };
 
 /// Checks [`Backend::write`].
@@ -214,6 +214,39 @@ pub(crate) fn check_layer_norm<B: Buffer>(
 /// Checks [`Backend::soft_cap`].
 pub(crate) fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
+}
+
+/// Checks [`Backend::xielu`].
+pub(crate) fn check_xielu(x: &impl Buffer, len: usize) -> Result<()> {
+    BackendError::check_at_least("xielu", "length of the buffer", len, x.n_values())
+}
+
+/// Checks [`Backend::mix_streams`].
+pub(crate) fn check_mix_streams<B: Buffer>(
+    coefs: &B,
+    x: &B,
+    rows: usize,
+    Streams { n_in, n_out, width }: Streams,
+    y: &B,
+) -> Result<()> {
+    const OP: &str = "mix_streams";
+    let len = |n: usize, each: usize| rows.saturating_mul(n).saturating_mul(each);
+    BackendError::check_at_least(OP, "number of coefficients", len(n_out, n_in), coefs.n_values())?;
+    BackendError::check_at_least(OP, "length of the streams", len(n_in, width), x.n_values())?;
+    BackendError::check_at_least(OP, "length of the result", len(n_out, width), y.n_values())
+}
+
+/// Checks that two operands of the op `op` have as many rows of `width` values.
+pub(crate) fn check_rows_alike<B: Buffer>(
+    op: &'static str,
+    x: &B,
+    other: &B,
+    rows: usize,
+    width: usize,
+) -> Result<()> {
+    let len = rows.saturating_mul(width);
+    BackendError::check_at_least(op, "length of the result", len, x.n_values())?;
+    BackendError::check_at_least(op, "length of the operand", len, other.n_values())
 }
 
 /// Checks [`Backend::attend_bidirectional`].

@@ -37,7 +37,7 @@ pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};
 pub use params::{
     Activation, AttendParams, BidirectionalParams, Columns, ExpertGroups, Heads, Norm, Pairing, Rope,
-    RopeParams, RouterScores, Routing, Selected, Selection,
+    RopeParams, RouterScores, Routing, Selected, Selection, Streams, Xielu,
 };
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};
 pub use table::decode_embedding_rows;

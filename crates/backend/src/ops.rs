@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::check::{
     check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
     check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
-    check_project, check_project_each, check_read, check_rope, check_rope_append, check_scale,
-    check_soft_cap, check_top_k, check_watch, check_write,
+    check_mix_streams, check_project, check_project_each, check_read, check_rope, check_rope_append,
+    check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
@@ -19,7 +19,7 @@ use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
     Activation, AttendParams, BackendError, BidirectionalParams, Candidate, Columns, Gate, Heads,
     InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry,
-    StateHeads, StateInputs,
+    StateHeads, StateInputs, Streams, Xielu,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -313,6 +313,47 @@ ops! {
     fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>
         where check_soft_cap(x, len);
 
+    /// Computes `x = xielu(x)` for the first `len` values of `x`, with these
+    /// [numbers](crate::Xielu).
+    fn xielu(&self, x: &mut Self::Buffer, len: usize, numbers: Xielu) -> Result<()>
+        where check_xielu(x, len);
+
+    /// Computes `y[i] = Σ_j coefs[row, i, j] x[j]`, for each of the first `rows` rows: the streams
+    /// of `y` `[n_out, rows, width]` are linear combinations of those of `x` `[n_in, rows, width]`,
+    /// with the coefficients `[rows, n_out, n_in]`.
+    fn mix_streams(
+        &self,
+        coefs: &Self::Buffer,
+        x: &Self::Buffer,
+        rows: usize,
+        streams: Streams,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_mix_streams(coefs, x, rows, streams, y);
+
+    /// Multiplies each of the first `rows` rows of `x` `[rows, width]` by the root mean square of
+    /// the same row of `like`.
+    fn scale_by_rms(&self, x: &mut Self::Buffer, like: &Self::Buffer, rows: usize, width: usize)
+        -> Result<()>
+        where check_rows_alike("scale_by_rms", x, like, rows, width);
+
+    /// Computes `y = gelu(max(0, g - c)) y` for the first `rows` rows of `y` and of `gates`
+    /// `[rows, width]`, c the mean of the row of gates plus `deviations` times their standard
+    /// deviation: statistical top-k (arXiv 2506.06644).
+    fn gate_sparsely(
+        &self,
+        y: &mut Self::Buffer,
+        gates: &Self::Buffer,
+        rows: usize,
+        width: usize,
+        deviations: f32,
+    ) -> Result<()>
+        where check_rows_alike("gate_sparsely", y, gates, rows, width);
+
+    /// Computes `x = x + y` for the first `len` values of `x` and `y`.
+    fn add(&self, x: &mut Self::Buffer, y: &Self::Buffer, len: usize) -> Result<()>
+        where check_rows_alike("add", x, y, 1, len);
+
     /// Computes `x = by x` for the first `len` values of `x`.
     fn scale(&self, x: &mut Self::Buffer, len: usize, by: f32) -> Result<()>
         where check_scale(x, len);
@@ -421,9 +462,9 @@ ops! {
         Err(no_selection("select_tokens"))
     };
 
-    /// As [`Backend::attend`] without sinks, for the rows with more tokens than `n_used`, over their
-    /// [selected](Backend::select_tokens) tokens `selected` `[rows, n_used]` alone. Leaves the other
-    /// rows of `out` unchanged.
+    /// As [`Backend::attend`] without sinks, for the rows with more tokens than `n_used`, over
+    /// their [selected](Backend::select_tokens) tokens `selected` `[rows, n_used]` alone. Leaves
+    /// the other rows of `out` unchanged.
     fn attend_selected(
         &self,
         params: &AttendParams,

@@ -46,6 +46,31 @@ impl Activation {
     pub const GELU: [f32; 2] = [1.595_769_2, 0.071_354_81];
 }
 
+/// xIELU (arXiv 2411.13010), an activation with learned numbers: `x (p x + b)` for positive x, else
+/// `n (exp(min(x, eps)) - 1 - x) + b x`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Xielu {
+    /// p, of positive values.
+    pub positive: f32,
+    /// n, of negative values.
+    pub negative: f32,
+    /// b, the slope at 0.
+    pub slope: f32,
+    /// The largest exponent, just below 0.
+    pub eps: f32,
+}
+
+/// Sizes of a linear combination of residual streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Streams {
+    /// Number of streams that are combined.
+    pub n_in: usize,
+    /// Number of resulting streams.
+    pub n_out: usize,
+    /// Values of a row of a stream.
+    pub width: usize,
+}
+
 /// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///
 /// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are

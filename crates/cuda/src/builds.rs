@@ -2,7 +2,9 @@
 //! kernel adds it here.
 
 use crate::module::Build;
-use crate::{append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, top_k};
+use crate::{
+    append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+};
 
 /// Returns the builds for compute capability `arch / 10`.
 pub(crate) fn builds(arch: u32) -> Vec<Build> {
@@ -15,6 +17,7 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         &norm::SOURCE,
         &rope::SOURCE,
         &soft_cap::SOURCE,
+        &streams::SOURCE,
         &top_k::SOURCE,
     ];
     sources

@@ -7,7 +7,8 @@ use std::thread;
 use kvant_backend::{
     Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
     Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, batch_rows,
+    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource,
+    Xielu, batch_rows,
 };
 
 use crate::driver::Driver;
@@ -16,7 +17,7 @@ use crate::norm::NormParts;
 use crate::rope::HeadRope;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, top_k,
+    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
 };
 
 /// Environment variable that disables CUDA graphs for decode steps.
@@ -443,6 +444,40 @@ impl Kernels for CudaDevice {
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {
         Ok(soft_cap::soft_cap(&self.cx, x.ptr(), len, cap)?)
+    }
+
+    fn mix_streams(
+        &self,
+        coefs: &CudaBuffer,
+        x: &CudaBuffer,
+        rows: usize,
+        of: Streams,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
+        Ok(streams::mix_streams(&self.cx, [coefs.ptr(), x.ptr(), y.ptr()], rows, of)?)
+    }
+
+    fn scale_by_rms(&self, x: &mut CudaBuffer, like: &CudaBuffer, rows: usize, width: usize) -> Result<()> {
+        Ok(streams::scale_by_rms(&self.cx, like.ptr(), x.ptr(), [rows, width])?)
+    }
+
+    fn gate_sparsely(
+        &self,
+        y: &mut CudaBuffer,
+        gates: &CudaBuffer,
+        rows: usize,
+        width: usize,
+        deviations: f32,
+    ) -> Result<()> {
+        Ok(streams::gate_sparsely(&self.cx, gates.ptr(), y.ptr(), [rows, width], deviations)?)
+    }
+
+    fn add(&self, x: &mut CudaBuffer, y: &CudaBuffer, len: usize) -> Result<()> {
+        Ok(gate::add(&self.cx, x.ptr(), y.ptr(), len)?)
+    }
+
+    fn xielu(&self, x: &mut CudaBuffer, len: usize, numbers: Xielu) -> Result<()> {
+        Ok(gate::xielu(&self.cx, x.ptr(), len, numbers)?)
     }
 
     fn rope(

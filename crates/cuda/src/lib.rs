@@ -42,6 +42,7 @@ mod rope;
 mod rotate;
 mod soft_cap;
 mod staging;
+mod streams;
 mod top_k;
 
 pub use device::CudaDevice;

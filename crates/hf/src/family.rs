@@ -3,13 +3,15 @@
 //! Most properties of a family are under the same configuration keys for all. This table holds the
 //! differences.
 
+mod gemma;
 mod hybrids;
 mod layer_norms;
 mod routed;
 
+use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
 use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
-use routed::{AFMOE, EXAONE_MOE, HY_V3, MELLUM};
+use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, MELLUM, MISTRAL4};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -83,6 +85,8 @@ pub(crate) enum ClassMembers {
     Granite4,
     /// Dense or MoE.
     Nemotron,
+    /// Vision models of either text model.
+    Mistral,
 }
 
 /// The default of an omitted configuration value.
@@ -116,6 +120,8 @@ pub(crate) enum Layers {
     /// All layers are attention; full-attention layers have a head dimension and KV head count of
     /// their own, and the last layers may share KV.
     OwnHeads,
+    /// All layers are attention, with several residual streams; the last layers may share KV.
+    Streams,
 }
 
 /// Layers with sliding-window attention.
@@ -148,6 +154,7 @@ const MILLION: (&str, Default) = (THETA, Default::Number(1e6));
 
 const SILU: &[&str] = &["silu"];
 const GELU: &[&str] = &["gelu_pytorch_tanh", "gelu", "gelu_new"];
+pub(crate) const XIELU: &[&str] = &["xielu"];
 const FACTORS: &[(&str, &str)] = &[
     ("attention_multiplier", "attention.scale"),
     ("embedding_multiplier", "embedding_scale"),
@@ -160,7 +167,7 @@ const CAPS: &[(&str, &str)] = &[
 ];
 
 const LAYER_EPS: (&str, &str) = ("layer_norm_eps", "attention.layer_norm_epsilon");
-const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+pub(crate) const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
 
 pub(crate) const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
@@ -208,57 +215,6 @@ const EXPERTS: Experts = Experts { width: Some("moe_intermediate_size"), by_sigm
 const BY_SIGMOID: Experts = Experts { by_sigmoid: true, ..EXPERTS };
 /// The bias that is added to router scores for expert selection.
 const CORRECTION: Tensor = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole);
-
-const GEMMA: Family =
-    Family { class: "GemmaForCausalLM", arch: "gemma", norms_minus_one: true, activations: GELU, ..QWEN2 };
-
-const GEMMA3: Family = Family {
-    class: "Gemma3ForCausalLM",
-    arch: "gemma3",
-    has_post_attention_norm: true,
-    defaults: &[
-        ("num_attention_heads", Default::Size(8)),
-        ("num_key_value_heads", Default::Size(4)),
-        ("head_dim", Default::Size(256)),
-        ("query_pre_attn_scalar", Default::Size(256)),
-        ("max_position_embeddings", Default::Size(131_072)),
-        ("rms_norm_eps", Default::Number(1e-6)),
-        (WINDOW, Default::Size(4096)),
-        MILLION,
-    ],
-    windows: Windows::Every(6),
-    scaled_by_width: 62,
-    factors: CAPS,
-    ..GEMMA
-};
-
-const GEMMA4: Family = Family {
-    class: "Gemma4ForCausalLM",
-    arch: "gemma4",
-    defaults: &[(WINDOW, Default::Size(512)), ("hidden_size_per_layer_input", Default::Size(256)), MILLION],
-    norms_minus_one: false,
-    has_post_attention_norm: true,
-    windows: Windows::Named,
-    factors: &[("final_logit_softcapping", "final_logit_softcapping")],
-    experts: Some(EXPERTS),
-    layers: Layers::OwnHeads,
-    tensors: &[
-        ("layer_scalar", "layer_output_scale.weight", Transform::Whole),
-        ("per_layer_input_gate.weight", "inp_gate.weight", Transform::Whole),
-        ("per_layer_projection.weight", "proj.weight", Transform::Whole),
-        ("post_per_layer_input_norm.weight", "post_norm.weight", Transform::Whole),
-        ("router.proj.weight", "ffn_gate_inp.weight", Transform::Whole),
-        ("router.scale", "ffn_gate_inp.scale", Transform::Whole),
-        ("router.per_expert_scale", "ffn_down_exps.scale", Transform::Whole),
-        ("experts.gate_up_proj", "ffn_gate_up_exps.weight", Transform::Whole),
-        ("experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
-        ("pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight", Transform::Whole),
-        ("post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", Transform::Whole),
-        ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight", Transform::Whole),
-    ],
-    fixed: &[("attention_bias", 0.0)],
-    ..GEMMA
-};
 
 const MINISTRAL3: Family =
     Family { class: "Ministral3ForCausalLM", arch: "mistral3", yarn_mscale_factor: Some(1.0), ..LLAMA };
@@ -369,6 +325,8 @@ static FAMILIES: &[Family] = &[
     },
     GEMMA3,
     Family { class: "Gemma3ForConditionalGeneration", is_multimodal: true, ..GEMMA3 },
+    GEMMA3N,
+    Family { class: "Gemma3nForConditionalGeneration", is_multimodal: true, ..GEMMA3N },
     GEMMA4,
     Family { class: "Gemma4ForConditionalGeneration", is_multimodal: true, ..GEMMA4 },
     Family {
@@ -466,7 +424,13 @@ static FAMILIES: &[Family] = &[
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
     // Text models of either kind: the configuration keys specify the differences.
-    Family { class: "Mistral3ForConditionalGeneration", is_multimodal: true, ..MINISTRAL3 },
+    Family {
+        class: "Mistral3ForConditionalGeneration",
+        kinds: ClassMembers::Mistral,
+        is_multimodal: true,
+        ..MINISTRAL3
+    },
+    MISTRAL4,
     Family {
         class: "CohereForCausalLM",
         arch: "command-r",
@@ -485,6 +449,7 @@ static FAMILIES: &[Family] = &[
         factors: &[("logit_scale", "logit_scale")],
         ..QWEN2
     },
+    COHERE2_MOE,
     Family {
         class: "GptOssForCausalLM",
         arch: "gpt-oss",
@@ -495,6 +460,17 @@ static FAMILIES: &[Family] = &[
         tensors: GPT_OSS_TENSORS,
         fixed: &[("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)],
         has_mxfp4_experts: true,
+        ..QWEN2
+    },
+    Family {
+        class: "ApertusForCausalLM",
+        arch: "apertus",
+        defaults: &[(THETA, Default::Number(12e6))],
+        activations: XIELU,
+        tensors: &[
+            ("attention_layernorm.weight", "attn_norm.weight", Transform::Whole),
+            ("feedforward_layernorm.weight", "ffn_norm.weight", Transform::Whole),
+        ],
         ..QWEN2
     },
     STARCODER2,
@@ -597,10 +573,18 @@ impl Family {
 
 /// Returns the names of all families, without their common suffixes.
 fn known() -> String {
-    let decoders = FAMILIES.iter().map(|family| {
-        family.class.trim_end_matches("ForCausalLM").trim_end_matches("ForConditionalGeneration")
-    });
-    let mut names: Vec<_> = decoders.chain(crate::encoder::classes()).collect();
+    const SUFFIXES: [&str; 6] = [
+        "ForCausalLM",
+        "ForConditionalGeneration",
+        "ForMaskedLM",
+        "ForPreTraining",
+        "ForSequenceClassification",
+        "Model",
+    ];
+    let shortened =
+        |class: &'static str| SUFFIXES.iter().find_map(|suffix| class.strip_suffix(suffix)).unwrap_or(class);
+    let classes = FAMILIES.iter().map(|family| family.class).chain(crate::encoder::classes());
+    let mut names: Vec<_> = classes.map(shortened).collect();
     names.sort_unstable();
     names.dedup();
     names.join(", ")
@@ -615,11 +599,9 @@ mod tests {
         for family in FAMILIES {
             assert_eq!(Family::named(family.class).unwrap(), family);
         }
-        for (name, nearest) in [
-            ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
-            ("Qwen4ForCausalLM", "Qwen"),
-            ("BertModel", ""),
-        ] {
+        for (name, nearest) in
+            [("Gemma3xForConditionalGeneration", "Gemma3"), ("Qwen4ForCausalLM", "Qwen"), ("BertModel", "")]
+        {
             let error = Family::named(name).unwrap_err().to_string();
             assert!(error.starts_with(&format!("architecture '{name}' is not supported")), "{error}");
             assert!(error.contains(&format!("most similar: {nearest}")), "{error}");

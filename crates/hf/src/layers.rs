@@ -8,6 +8,7 @@ use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
 use crate::metadata::{Keys, Sizes};
+use crate::streams;
 
 /// Sizes of multi-head latent attention (MLA).
 #[derive(Debug, Clone, Copy)]
@@ -222,6 +223,12 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
     if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(key).is_none() {
         return Ok(());
     }
+    if let Some(JsonValue::Array(widths)) = config.value(key) {
+        let width = |width: &JsonValue| width.as_u64().and_then(|n| u32::try_from(n).ok());
+        let all: Option<Vec<u32>> = widths.iter().map(width).collect();
+        let all = all.ok_or_else(|| config.bad(key, "a width, or one for each layer", "something else"))?;
+        return keys.set_array("feed_forward_length", all);
+    }
     let older = family.layers == Layers::Convolving && config.value(key).is_none();
     let width = config.size(if older { "block_ff_dim" } else { key })?;
     if config.find_bool("use_double_wide_mlp")? == Some(true) {
@@ -271,6 +278,7 @@ pub(crate) fn write(
     keys.set("attention.value_length", sizes.head_dim as u32)?;
     match sizes.delta {
         Some(delta) => write_delta(keys, config, family, delta, sizes),
+        None if family.layers == Layers::Streams => streams::write(keys, config, sizes),
         None => Ok(()),
     }
 }

@@ -28,9 +28,11 @@ mod quantized;
 mod recipe;
 mod safetensors;
 mod scaling;
+mod streams;
 mod tensor_transform;
 mod tensors;
 mod tokenizer;
+mod xielu;
 
 use std::path::Path;
 
@@ -84,6 +86,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let mut writer = GgufWriter::new();
     let sizes = metadata::write(&mut writer, config, family, &name(folder.path()))?;
     pooling::write(&mut writer, &mut folder, family.arch)?;
+    if family.activations == family::XIELU {
+        xielu::write(&mut writer, &mut shards, sizes.n_layers)?;
+    }
     let mut tensors = tensors::plan(&shards, family, &sizes)?;
     for (name, divisors) in scaling::write(&mut writer, config, family, &sizes)? {
         tensors.add_constant(name, &divisors);

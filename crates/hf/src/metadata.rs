@@ -4,12 +4,16 @@ use kvant_gguf::{Element, GgufWriter, Value};
 use serde_json::Value as JsonValue;
 
 use crate::error::HfError;
-use crate::family::{Experts, Family, Layers, Windows};
+use crate::family::{Experts, Family, Layers, RMS_EPS, Windows};
 use crate::folder::{Object, shown};
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
+use crate::streams;
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
 const MAX_LAYERS: usize = 4096;
+
+/// Families that have RMSNorms if their epsilon is there, else LayerNorms.
+const EITHER_NORM: [&str; 1] = ["cohere2moe"];
 
 /// Sizes that tensor shapes are checked against.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +29,8 @@ pub(crate) struct Sizes {
     pub n_rot: usize,
     /// 0 for dense models.
     pub n_experts: usize,
+    /// Number of residual streams.
+    pub n_streams: usize,
     pub n_ctx: u32,
     /// Whether embedding and output matrix are tied.
     pub is_tied: Option<bool>,
@@ -77,7 +83,8 @@ pub(crate) fn write(
     keys.set("block_count", sizes.n_layers as u32)?;
     keys.set("context_length", sizes.n_ctx)?;
     keys.set("embedding_length", sizes.n_embd as u32)?;
-    let (theirs, ours) = family.eps;
+    let is_rms = EITHER_NORM.contains(&family.arch) && config.find_float(RMS_EPS.0)?.is_some();
+    let (theirs, ours) = if is_rms { RMS_EPS } else { family.eps };
     keys.set(ours, config.float(theirs)? as f32)?;
     keys.set("attention.head_count", sizes.n_heads as u32)?;
     layers::write_widths(&mut keys, config, family)?;
@@ -156,6 +163,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         head_dim,
         n_rot,
         n_experts,
+        n_streams: streams::count(config, family)?,
         n_ctx: read_context(config, family)?,
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
         latent,

@@ -162,6 +162,9 @@ fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Si
     Ok(())
 }
 
+/// Families whose scores grow with the position; others ignore the number for it.
+const GROWING: [&str; 2] = ["mistral3", "mistral4"];
+
 /// Writes the correction of YaRN's attention factor, and the growth of attention scores with
 /// position.
 fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Result<(), HfError> {
@@ -184,7 +187,7 @@ fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Re
         }
     }
     if let Some(beta) = rope.find_float("llama_4_scaling_beta")? {
-        if family.yarn_mscale_factor.is_none() || scales_scores(family) {
+        if !GROWING.contains(&family.arch) {
             let what = format!("'llama_4_scaling_beta' in the family {}", keys.arch);
             return Err(HfError::Unsupported { path: rope.path.to_owned(), what });
         }

@@ -10,6 +10,7 @@ use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
 use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};
 use crate::safetensors::{ElementKind, Shards, Stored};
+use crate::streams;
 use crate::tensor_transform::{Transform, View};
 
 /// GGUF names of the modules of a layer. Modules of experts have the same names in each expert.
@@ -143,7 +144,11 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
             return Err(unknown());
         }
         for Target { place, part, cut } in targets {
-            let max_parts = if matches!(cut, Transform::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
+            let max_parts = match cut {
+                Transform::Scales { .. } => 2,
+                _ if streams::is_stack(&place.1) => sizes.n_streams - 1,
+                _ => sizes.n_experts.max(1),
+            };
             // Modules that share a GGUF name belong to different families.
             if place.0 > sizes.n_layers
                 || part >= max_parts
@@ -214,6 +219,9 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
 
 /// Maps a global tensor.
 fn whole(name: &str, family: &Family) -> Option<Target> {
+    if let Some((ours, part)) = streams::stacked(name) {
+        return Some(Target { place: (0, ours.to_owned()), part, cut: Transform::Whole });
+    }
     let ours = match name {
         "lm_head.weight" => OUTPUT,
         "lm_head.bias" => "output.bias",
@@ -280,7 +288,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
             .map_err(|of| missing(&format!("blk.{}.{name}", layer - 1), Some(of)))?;
     }
     let marks = match family.layers {
-        Layers::OwnHeads => PER_KIND_HEADS_MARKERS,
+        Layers::OwnHeads | Layers::Streams => PER_KIND_HEADS_MARKERS,
         Layers::Halved => SUBLAYER_MARKERS,
         Layers::Selecting => SELECTING_MARKERS,
         _ => LAYER_TYPE_MARKERS,
@@ -375,7 +383,7 @@ fn recipe_of(
         || [ROUTER, "ssm_norm"].contains(&module)
         || TAPS.contains(&module)
         || !name.ends_with(".weight");
-    if of_experts && !first.is_stacked() {
+    if of_experts && !first.is_stacked() || streams::is_stack(name) {
         shape.push(parts.len());
     }
     if let Some(heads) = heads(module, &first, sizes, family)?.filter(|_| family.is_reordered) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, AttendParams, Routing};
+use kvant_backend::{Activation, AttendParams, Routing, Xielu};
 use kvant_gguf::{Gguf, Value};
 use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
@@ -13,6 +13,8 @@ mod index;
 mod mla;
 mod recurrence;
 mod ropes;
+mod streams;
+mod xielu;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use index::TokenIndex;
@@ -24,7 +26,7 @@ use crate::ModelError;
 use crate::SharedExpert;
 use crate::draft_head::DraftHeadConfig;
 use crate::encoder::EncoderConfig;
-use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale};
+use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale, Sinks};
 use crate::rope::Rope;
 
 /// Hyper-parameters of a model.
@@ -60,6 +62,8 @@ pub struct Config {
     pub logit_soft_cap: Option<f32>,
     /// Width of the per-layer embeddings, if the model has them (Gemma 3n and 4).
     pub per_layer_embedding_size: Option<usize>,
+    /// Number of residual streams: one, except with alternating updates (Gemma 3n).
+    pub n_streams: usize,
     /// Statistics of the layers' K and V, once [computed from the
     /// weights](Self::weight_statistics).
     pub statistics: Option<Arc<WeightStatistics>>,
@@ -80,7 +84,8 @@ pub struct LayerSpec {
     pub experts: Option<ExpertSpec>,
     /// Index into [`Config::ropes`] for its keys.
     pub rope: usize,
-    /// Index for its queries: usually the same.
+    /// Index for its queries: usually the same. In MLA another one has no rotation, and multiplies
+    /// queries in the latent space.
     pub q_rope: usize,
     /// Factor on the attention scores.
     pub scale: f32,
@@ -95,10 +100,17 @@ pub struct LayerSpec {
     pub values_of_keys: bool,
     /// Whether each query head has an attention sink.
     pub sinks: bool,
+    /// Factor on values, applied to the attention output.
+    pub value_scale: Option<f32>,
     /// Whether the attention output is multiplied by a gate.
     pub gated: bool,
     /// Activation of the feed-forward layer.
     pub activation: Activation,
+    /// Numbers of xIELU, if the feed-forward layer has it instead.
+    pub xielu: Option<Xielu>,
+    /// Standard deviations by which a gate must exceed the mean of its row, if the feed-forward
+    /// layer is sparse.
+    pub sparsity: Option<f32>,
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`.
     pub gates_itself: bool,
     /// Positions of its norms.
@@ -116,6 +128,8 @@ pub struct ExpertSpec {
     pub routing: Routing,
     /// The shared expert.
     pub shared: SharedExpert,
+    /// Factor on its output.
+    pub shared_scale: Option<f32>,
     /// Width to which tokens are projected before the experts; the weighted sum of the experts is
     /// projected back. `None` if experts read the hidden state directly.
     pub latent: Option<usize>,
@@ -218,22 +232,26 @@ impl Config {
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let rope_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
-        let ropes = ropes::read(&keys, family, rope_dims, n_ctx_train)?;
+        let ropes = ropes::read(&keys, family, rope_dims, latent, n_ctx_train)?;
         let scale = match latent {
             Some(latent) => Some(mla::read_scale(&keys, latent)?),
             None => keys.positive("attention.scale")?,
         };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
+        let value_scale = keys.positive("attention.value_scale")?;
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let uses_rope = keys.flag_or("rope.scaling.finetuned", true)?;
         let rope_pattern = read_rope_pattern(&keys, family, n_layers)?;
+        let xielu = xielu::read(&keys, family, n_layers)?;
+        let sparsity = streams::read_sparsity(&keys, family, n_layers)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
             let has_no_rope = match family.no_rope {
                 NoRope::None => false,
                 NoRope::Every(period) => (index + 1).is_multiple_of(period),
                 NoRope::Unwindowed => !is_windowed,
+                NoRope::UnwindowedExperts => !is_windowed && experts.of_layer(index).is_some(),
                 NoRope::BesideWindows => !is_windowed && windows.length.is_some(),
                 NoRope::FromFile => !uses_rope,
                 NoRope::FromPattern => !rope_pattern[index],
@@ -259,15 +277,22 @@ impl Config {
                 latent,
                 index: indexes[index],
                 values_of_keys: values_of_keys && !is_windowed,
-                sinks: family.sinks,
+                sinks: match family.sinks {
+                    Sinks::None => false,
+                    Sinks::All => true,
+                    Sinks::Windowed => is_windowed,
+                },
+                value_scale,
                 gated: family.gates != OutputGates::None,
                 activation: family.activation,
+                xielu: xielu.as_ref().map(|layers| layers[index]),
+                sparsity: sparsity[index],
                 gates_itself: family.ungated,
                 norms,
             }
         };
-        let norm_eps = keys.float(match family.norms.kind {
-            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        let norm_eps = keys.float(match norms.kind {
+            NormKind::Rms => RMS_EPS,
             NormKind::Layer => "attention.layer_norm_epsilon",
         })?;
         let mut config = Self {
@@ -278,13 +303,14 @@ impl Config {
             layers: (0..n_layers).map(layer).collect(),
             norm_eps,
             after_eps: family.after_eps.unwrap_or(norm_eps),
-            output_norm: family.norms.kind,
+            output_norm: norms.kind,
             n_ctx_train,
             ropes: ropes.all,
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_soft_cap,
             per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
+            n_streams: streams::read(&keys)?,
             statistics: None,
         };
         config.read_factors(&keys)?;
@@ -310,6 +336,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap: None,
             per_layer_embedding_size: None,
+            n_streams: 1,
             statistics: None,
         }
     }
@@ -450,14 +477,19 @@ fn read_rope_pattern(keys: &Keys, family: &Family, n_layers: usize) -> Result<Ve
     Ok(pattern.into_iter().map(|has_rope| has_rope != 0).collect())
 }
 
+const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+/// Families whose files have RMSNorms if they have the epsilon of these, else LayerNorms.
+const EITHER_NORM: [&str; 1] = ["cohere2moe"];
+
 /// Returns the norms of the family, without those that the file lacks.
 fn read_norms(keys: &Keys, family: &Family) -> Norms {
-    match family.norms.heads {
-        QkNorm::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => {
-            Norms { heads: QkNorm::None, ..family.norms }
-        }
-        _ => family.norms,
-    }
+    let is_rms = EITHER_NORM.contains(&family.name) && keys.has(RMS_EPS);
+    let kind = if is_rms { NormKind::Rms } else { family.norms.kind };
+    let heads = match family.norms.heads {
+        QkNorm::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => QkNorm::None,
+        heads => heads,
+    };
+    Norms { kind, heads, ..family.norms }
 }
 
 /// Reads the soft caps of attention scores and logits.

@@ -8,18 +8,16 @@
 //! layers together, in one pass over the weights. The result for a token does not depend on the
 //! other tokens of the batch (batch invariance).
 
+use std::f32::consts::FRAC_1_SQRT_2;
 use std::sync::Arc;
 
 use kvant_backend::{
     Backend, BackendError, Gate, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams,
 };
-use kvant_codec::random::Random;
 use kvant_kv::{BlockPool, Cache, KvShape};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{
-    Config, EmbeddingRows, LayerSpec, LayerState, ModelError, NormKind, Position, QkNorm, SoftTokens,
-};
+use crate::{Config, EmbeddingRows, LayerSpec, ModelError, NormKind, Position, QkNorm, SoftTokens};
 
 mod activations;
 mod batch_entries;
@@ -33,17 +31,15 @@ mod mla;
 mod mtp;
 mod per_layer;
 mod products;
+mod random;
 mod recurrent;
+mod streams;
 
 pub use activations::Activations;
 use batch_entries::kv_entries;
 pub use entry::Entry;
 use entry::InputTokens;
 use products::{Branch, LoraScratch, Product, Residual};
-
-/// Period of the random numbers of [`Decoder::append_random`]; odd, so that no two rows become
-/// equal.
-const RANDOM_PERIOD: usize = 65_537;
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -254,15 +250,23 @@ impl<B: Backend> Decoder<B> {
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.capture(&mut step, index)?;
+                if let Some(weights) = &layer.altup {
+                    self.predict(&mut step, index, weights)?;
+                }
                 self.token_mixer(&mut step, index)?;
+                if layer.altup.is_some() {
+                    backend.scale(&mut step.act.x, rows * self.config.n_embd, FRAC_1_SQRT_2)?;
+                }
                 if let (Some(on_queries), Some(kv)) = (&mut queries, self.kv_layer(index)) {
                     let mut q = vec![0.0; rows * spec.n_q()];
                     backend.read(&step.act.q, 0, &mut q)?;
                     on_queries(kv, &q);
                 }
                 self.feed_forward(&mut step, index)?;
-                if let Some(weights) = &layer.per_layer {
-                    self.per_layer_embeddings(&mut step, index, weights)?;
+                match (&layer.altup, &layer.per_layer) {
+                    (None, None) => {}
+                    (None, Some(weights)) => self.per_layer_embeddings(&mut step, index, weights)?,
+                    (Some(weights), of) => self.correct(&mut step, index, weights, of.as_ref())?,
                 }
                 if let Some(by) = layer.out_scale {
                     backend.scale(&mut step.act.x, rows * self.config.n_embd, by)?;
@@ -271,6 +275,9 @@ impl<B: Backend> Decoder<B> {
                     let layer = self.weights.part.layers().start + index;
                     self.deepstack(backend, layer, shown, &mut step.act.x)?;
                 }
+            }
+            if let Some(weights) = &self.weights.streams {
+                self.leave_streams(&mut step, weights)?;
             }
             self.capture(&mut step, self.weights.layers.len())?;
             match logits {
@@ -334,65 +341,6 @@ impl<B: Backend> Decoder<B> {
         end
     }
 
-    /// Appends `rows` tokens (at most `max_rows`) with random K and V: fills a context of any depth
-    /// quickly, for speed measurements. The model's output is meaningless afterwards.
-    ///
-    /// # Errors
-    ///
-    /// As [`Decoder::step`].
-    pub fn append_random(
-        &self,
-        backend: &B,
-        pool: &BlockPool<B::Page>,
-        part: BatchSequence<'_, B::Page>,
-        act: &mut Activations<B>,
-        random: &mut Random,
-    ) -> Result<(), StepError> {
-        let rows = part.n;
-        assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
-        let parts = &mut [part];
-        self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
-        self.append_random_slices(backend, parts, act, random)
-            .map_err(|error| StepError::Broken(error.into()))?;
-        parts[0].cache.commit(rows);
-        Ok(())
-    }
-
-    /// Appends K and V to each layer as random slices of one random buffer: generating all numbers
-    /// would take longer than storing them.
-    fn append_random_slices(
-        &self,
-        backend: &B,
-        parts: &mut [BatchSequence<'_, B::Page>],
-        act: &mut Activations<B>,
-        random: &mut Random,
-    ) -> Result<(), BackendError> {
-        let rows = parts[0].n;
-        let own = self.layers().iter().enumerate().filter(|(_, spec)| spec.state == LayerState::Own);
-        let own: Vec<_> = own.filter_map(|(index, spec)| Some((self.kv_layer(index)?, spec))).collect();
-        let max_len = rows * own.iter().map(|(_, spec)| spec.n_k().max(spec.n_v())).max().unwrap_or(0);
-        let (mut numbers, mut drawn) =
-            (backend.buffer(2 * max_len)?, vec![0.0; RANDOM_PERIOD.min(2 * max_len)]);
-        random.fill_gaussian(&mut drawn, 1.0);
-        let repeated: Vec<f32> = drawn.iter().copied().cycle().take(2 * max_len).collect();
-        backend.write(&mut numbers, &repeated)?;
-        for (kv, spec) in own {
-            for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
-                let start = (random.uniform() * max_len as f64) as usize;
-                backend.copy(&numbers, start, buffer, 0, rows * width)?;
-            }
-            let (k, v, step_tiles) = (&act.k, &act.v, act.step_tiles.as_mut());
-            let entries = &mut kv_entries(parts, kv, act.step_tile_offsets[kv]);
-            backend.kv_append(entries, k, v, step_tiles)?;
-            if let Some(dim) = spec.heads.index {
-                let [_, keys] = &mut act.index_k;
-                backend.copy(&numbers, 0, keys, 0, rows * dim)?;
-                backend.kv_append(&mut index::index_entries(entries), keys, keys, act.step_tiles.as_mut())?;
-            }
-        }
-        Ok(())
-    }
-
     /// Runs the token mixers of layer `index`: attention, a recurrent state, or both.
     fn token_mixer(&self, step: &mut StepContext<'_, '_, B>, index: usize) -> Result<(), ModelError> {
         let (layer, CacheIndex { kv, state }) = (&self.weights.layers[index], self.cache_indices[index]);
@@ -425,8 +373,18 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
         let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
-        let x = if self.config.family.reads_tokens { &act.attention_in } else { &act.x };
-        let input = self.normed_input(backend, spec.norms.kind, &layer.attn_norm, x, &mut act.spare, rows)?;
+        let is_apart = self.config.family.reads_tokens || layer.altup.is_some();
+        let x = if is_apart { &act.attention_in } else { &act.x };
+        let input = match (spec.norms.shared, spec.norms.kind, self.norm(&layer.attn_norm)) {
+            // The feed-forward layer reads it from there.
+            (true, NormKind::Rms, Some(norm)) => {
+                backend.copy(x, 0, &mut act.spare, 0, rows * self.config.n_embd)?;
+                let row = Heads { n: 1, dim: self.config.n_embd };
+                normalize(backend, &mut act.spare, rows, row, Some(norm), rope, angles)?;
+                Input { x: &act.spare, norm: None, first_row: 0, rows }
+            }
+            _ => self.normed_input(backend, spec.norms.kind, &layer.attn_norm, x, &mut act.spare, rows)?,
+        };
         let queries = Output { w: &weights.wq, bias: weights.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
@@ -510,6 +468,9 @@ impl<B: Backend> Decoder<B> {
             guarded::follow_rows(guard, step, kv, spec)?;
         }
         let act = &mut *step.act;
+        if let Some(by) = spec.value_scale {
+            backend.scale(&mut act.attended, rows * spec.n_out(), by)?;
+        }
         if weights.gate.is_some() {
             backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
         }

@@ -78,8 +78,8 @@ impl DraftHeadConfig {
         let unsupported = |what| Err(ModelError::Unsupported { what });
         let arch = gguf.meta().get::<&str>("general.architecture")?;
         let is_block = arch == DFLASH.name;
-        // Such a model computes a multiple of its residual stream.
-        if target.family.factors == Factors::Named {
+        // Such a model computes a multiple of its residual stream, or several of them.
+        if target.family.factors == Factors::Named || target.n_streams > 1 {
             return unsupported(format!("a draft head for a model of the family {}", target.family.name));
         }
         let mut config = Config::of_family(gguf, if is_block { &DFLASH } else { &EAGLE3 })?;

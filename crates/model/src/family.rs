@@ -8,6 +8,11 @@ use kvant_backend::{Activation, KeySharing, Pairing, RouterScores};
 
 use crate::ModelError;
 
+mod table;
+
+use table::FAMILIES;
+pub(crate) use table::{DFLASH, EAGLE3, LLAMA};
+
 /// Conventions of a family's layers, beyond the numbers in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Family {
@@ -20,6 +25,8 @@ pub struct Family {
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`, with ReLU the
     /// squared ReLU, with the normal distribution function GELU.
     pub(crate) ungated: bool,
+    /// Whether it has xIELU instead, with numbers in the file.
+    pub(crate) xielu: bool,
     /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
     pub(crate) single_sublayer: bool,
     /// Positions of norms.
@@ -46,9 +53,9 @@ pub struct Family {
     pub(crate) index: Option<IndexRule>,
     /// Tensor of the norm before the logits.
     pub(crate) output_norm: &'static str,
-    /// Whether each query head has an attention sink: a score without a value that joins its
-    /// softmax.
-    pub(crate) sinks: bool,
+    /// Which layers have an attention sink for each query head: a score without a value that joins
+    /// its softmax.
+    pub(crate) sinks: Sinks,
     /// Whether YaRN rounds the ends of its interpolation range to whole pairs.
     pub(crate) whole_pairs: bool,
     /// Defaults of MoE layers, if the file has experts; `None` for families without known MoE
@@ -183,6 +190,17 @@ pub(crate) struct IndexRule {
     pub may_share: bool,
 }
 
+/// Layers with attention sinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sinks {
+    /// None.
+    None,
+    /// All.
+    All,
+    /// Those with a sliding window.
+    Windowed,
+}
+
 /// Layers without RoPE (NoPE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRope {
@@ -192,6 +210,8 @@ pub(crate) enum NoRope {
     Every(usize),
     /// Full-attention layers, also if the file disables windows.
     Unwindowed,
+    /// Those of them that have experts.
+    UnwindowedExperts,
     /// Full-attention layers, in models with sliding-window layers.
     BesideWindows,
     /// All, if the file has the flag.
@@ -212,6 +232,10 @@ pub(crate) struct ExpertRule {
     pub adds_to_softmax: bool,
     /// Kind of shared expert.
     pub shared: SharedExpert,
+    /// Whether the sum of selected and shared experts is halved, where there are shared ones.
+    pub averages: bool,
+    /// Whether files leave the number of leading dense layers to their tensors.
+    pub finds_leading: bool,
     /// Whether files without experts are rejected.
     pub is_required: bool,
 }
@@ -243,6 +267,8 @@ pub(crate) struct Windows {
     /// gives, while full-attention layers rotate as many as their frequency divisors
     /// (`rope_freqs.weight`) leave.
     pub own_heads: bool,
+    /// Whether files list them as numbers instead of flags.
+    pub are_numbers: bool,
 }
 
 /// RoPE of sliding-window layers.
@@ -255,345 +281,6 @@ pub(crate) enum WindowRope {
     /// This base, without context extension.
     By(f32),
 }
-
-/// A window in every layer, unless the file differs.
-const WINDOWS: Windows = Windows { period: 0, length: None, rope: WindowRope::Alike, own_heads: false };
-
-/// Name of the norm before the feed-forward layer in some files.
-const AFTER_ATTENTION: &str = "post_attention_norm.weight";
-
-pub(crate) const LLAMA: Family = Family {
-    name: "llama",
-    pairing: Pairing::Interleaved,
-    activation: Activation::Silu,
-    ungated: false,
-    single_sublayer: false,
-    norms: Norms {
-        kind: NormKind::Rms,
-        before_ffn: "ffn_norm.weight",
-        shared: false,
-        before: true,
-        after: false,
-        heads: QkNorm::None,
-        values: false,
-    },
-    embedding_norm: false,
-    after_eps: None,
-    factors: Factors::None,
-    windows: None,
-    no_rope: NoRope::None,
-    soft_caps: [None; 2],
-    recurrence: None,
-    gates: OutputGates::None,
-    mla: false,
-    index: None,
-    output_norm: "output_norm.weight",
-    sinks: false,
-    whole_pairs: true,
-    // Mixtral.
-    experts: Some(ExpertRule { is_required: false, ..EXPERTS }),
-    scale: Scale::HeadSize,
-    values_of_keys: false,
-    has_mtp: false,
-    reads_tokens: false,
-};
-
-/// The layer of an EAGLE-3 draft head (arXiv 2503.01840), which is no model by itself.
-pub(crate) static EAGLE3: Family = Family { name: "eagle3", experts: None, reads_tokens: true, ..LLAMA };
-
-/// The layers of a DFlash draft head (arXiv 2602.06036), which is no model by itself.
-pub(crate) static DFLASH: Family = Family { name: "dflash", windows: Some(WINDOWS), experts: None, ..QWEN3 };
-
-/// The most common convention of MoE layers.
-const EXPERTS: ExpertRule = ExpertRule {
-    normalizes: true,
-    scores: RouterScores::Softmax,
-    adds_to_softmax: false,
-    shared: SharedExpert::None,
-    is_required: true,
-};
-
-/// The same with one shared expert, and with several.
-const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS };
-const SEVERAL: ExpertRule = ExpertRule { shared: SharedExpert::Several, ..EXPERTS };
-
-/// The same with sigmoid scores.
-const BY_SIGMOID: ExpertRule = ExpertRule { scores: RouterScores::Sigmoid, ..EXPERTS };
-const SEVERAL_BY_SIGMOID: ExpertRule = ExpertRule { scores: RouterScores::Sigmoid, ..SEVERAL };
-
-const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts: None, ..LLAMA };
-
-const QWEN3: Family = Family { name: "qwen3", norms: Norms { heads: QkNorm::Each, ..QWEN2.norms }, ..QWEN2 };
-
-const QWEN35: Family = Family {
-    name: "qwen35",
-    norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
-    recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Tiled }),
-    gates: OutputGates::InQueries,
-    has_mtp: true,
-    ..QWEN3
-};
-
-const HUNYUAN: Family =
-    Family { name: "hunyuan-dense", norms: Norms { heads: QkNorm::QkNormAfterRope, ..QWEN2.norms }, ..QWEN2 };
-
-const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
-
-const LFM2: Family = Family {
-    name: "lfm2",
-    recurrence: Some(RecurrentFamily::ShortConv),
-    output_norm: "token_embd_norm.weight",
-    ..QWEN3
-};
-
-const NEMOTRON_H: Family = Family {
-    name: "nemotron_h",
-    activation: Activation::Relu,
-    ungated: true,
-    single_sublayer: true,
-    norms: Norms { before_ffn: "attn_norm.weight", ..LLAMA.norms },
-    recurrence: Some(RecurrentFamily::Mamba2 { is_beside: false }),
-    no_rope: NoRope::Every(1),
-    experts: None,
-    ..LLAMA
-};
-
-/// LayerNorm instead of RMSNorm.
-const ORION: Family =
-    Family { name: "orion", norms: Norms { kind: NormKind::Layer, ..QWEN2.norms }, ..QWEN2 };
-
-const STARCODER2: Family = Family {
-    name: "starcoder2",
-    activation: Activation::NormalCdf,
-    ungated: true,
-    windows: Some(WINDOWS),
-    ..ORION
-};
-
-const NEMOTRON: Family = Family { name: "nemotron", activation: Activation::Relu, ungated: true, ..ORION };
-
-const COMMAND_R: Family = Family {
-    name: "command-r",
-    norms: Norms { kind: NormKind::Layer, shared: true, ..LLAMA.norms },
-    factors: Factors::Logits,
-    experts: None,
-    ..LLAMA
-};
-
-/// Every family; see `docs/adding-a-family.md`.
-static FAMILIES: &[Family] = &[
-    LLAMA,
-    QWEN2,
-    QWEN3,
-    Family { name: "qwen2moe", experts: Some(ExpertRule { normalizes: false, ..SHARING }), ..QWEN2 },
-    Family { name: "qwen3moe", experts: Some(EXPERTS), ..QWEN3 },
-    QWEN35,
-    Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
-    Family {
-        name: "qwen3next",
-        recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Grouped }),
-        experts: Some(SHARING),
-        ..QWEN35
-    },
-    GEMMA,
-    Family {
-        name: "gemma2",
-        norms: Norms { after: true, ..GEMMA.norms },
-        windows: Some(Windows { period: 2, length: Some(4096), ..WINDOWS }),
-        soft_caps: [Some(50.0), Some(30.0)],
-        scale: Scale::WidthAt(46),
-        ..GEMMA
-    },
-    Family {
-        name: "gemma3",
-        norms: Norms { after: true, heads: QkNorm::Each, ..GEMMA.norms },
-        windows: Some(Windows { period: 6, rope: WindowRope::By(10_000.0), ..WINDOWS }),
-        scale: Scale::WidthAt(62),
-        ..GEMMA
-    },
-    Family {
-        name: "gemma4",
-        norms: Norms { after: true, heads: QkNorm::Each, values: true, ..GEMMA.norms },
-        windows: Some(Windows { rope: WindowRope::By(10_000.0), own_heads: true, ..WINDOWS }),
-        scale: Scale::None,
-        values_of_keys: true,
-        experts: Some(ExpertRule { shared: SharedExpert::Beside, is_required: false, ..EXPERTS }),
-        ..GEMMA
-    },
-    Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, experts: None, ..LLAMA },
-    Family { name: "granite", factors: Factors::Named, experts: None, ..LLAMA },
-    Family { name: "smollm3", no_rope: NoRope::Every(4), experts: None, ..LLAMA },
-    Family {
-        name: "olmo2",
-        norms: Norms { before: false, after: true, heads: QkNorm::Together, ..QWEN2.norms },
-        // OLMo 3.
-        windows: Some(Windows { period: 4, rope: WindowRope::Unscaled, ..WINDOWS }),
-        ..QWEN2
-    },
-    Family { name: "mistral3", experts: None, ..LLAMA },
-    Family {
-        name: "cohere2",
-        windows: Some(Windows { period: 4, length: Some(4096), ..WINDOWS }),
-        no_rope: NoRope::Unwindowed,
-        ..COMMAND_R
-    },
-    Family {
-        name: "gpt-oss",
-        activation: Activation::Bounded,
-        norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN2.norms },
-        windows: Some(Windows { period: 2, ..WINDOWS }),
-        sinks: true,
-        whole_pairs: false,
-        experts: Some(EXPERTS),
-        ..QWEN2
-    },
-    LFM2,
-    Family { name: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
-    Family {
-        name: "deepseek2",
-        mla: true,
-        has_mtp: true,
-        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
-        ..LLAMA
-    },
-    // V3.2.
-    Family {
-        name: "deepseek32",
-        mla: true,
-        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false }),
-        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
-        ..LLAMA
-    },
-    // GLM-5.
-    Family {
-        name: "glm-dsa",
-        mla: true,
-        index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true }),
-        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
-        ..LLAMA
-    },
-    Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
-    // Language models of vision models: text tokens have the same M-RoPE position on all axes.
-    Family { name: "qwen2vl", ..QWEN2 },
-    Family { name: "qwen3vl", ..QWEN3 },
-    Family { name: "qwen3vlmoe", experts: Some(EXPERTS), ..QWEN3 },
-    Family { name: "seed_oss", norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN2.norms }, ..QWEN2 },
-    // GLM-4.5 and later.
-    Family {
-        name: "glm4moe",
-        norms: Norms { before_ffn: AFTER_ATTENTION, heads: QkNorm::EachIfThere, ..QWEN2.norms },
-        experts: Some(SEVERAL_BY_SIGMOID),
-        has_mtp: true,
-        ..QWEN2
-    },
-    Family { name: "dots1", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
-    // Ling and Ring 2.0.
-    Family { name: "bailingmoe2", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
-    Family { name: "ernie4_5", experts: None, ..LLAMA },
-    Family { name: "ernie4_5-moe", experts: Some(ExpertRule { adds_to_softmax: true, ..SEVERAL }), ..LLAMA },
-    HUNYUAN,
-    Family { name: "hunyuan-moe", experts: Some(SEVERAL), ..HUNYUAN },
-    Family { name: "arcee", activation: Activation::Relu, ungated: true, experts: None, ..LLAMA },
-    Family {
-        name: "exaone4",
-        norms: Norms { before: false, after: true, ..QWEN3.norms },
-        windows: Some(Windows { period: 4, ..WINDOWS }),
-        no_rope: NoRope::BesideWindows,
-        ..QWEN3
-    },
-    Family {
-        name: "olmoe",
-        norms: Norms { heads: QkNorm::Together, ..QWEN2.norms },
-        experts: Some(ExpertRule { normalizes: false, ..EXPERTS }),
-        ..QWEN2
-    },
-    Family {
-        name: "minimax-m2",
-        norms: Norms { heads: QkNorm::Together, ..QWEN2.norms },
-        experts: Some(BY_SIGMOID),
-        ..QWEN2
-    },
-    Family { name: "granitemoe", factors: Factors::Named, experts: Some(SEVERAL), ..LLAMA },
-    Family {
-        name: "granitehybrid",
-        factors: Factors::Named,
-        recurrence: Some(RecurrentFamily::Mamba2 { is_beside: false }),
-        no_rope: NoRope::FromFile,
-        experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
-        ..LLAMA
-    },
-    Family {
-        name: "granite_swa",
-        factors: Factors::Named,
-        windows: Some(WINDOWS),
-        no_rope: NoRope::FromPattern,
-        sinks: true,
-        experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
-        ..LLAMA
-    },
-    COMMAND_R,
-    Family {
-        name: "falcon-h1",
-        norms: Norms { before_ffn: "ffn_norm", ..QWEN2.norms },
-        recurrence: Some(RecurrentFamily::Mamba2 { is_beside: true }),
-        ..QWEN2
-    },
-    ORION,
-    Family { name: "stablelm", ..ORION },
-    STARCODER2,
-    Family { name: "phi2", norms: Norms { shared: true, ..ORION.norms }, windows: None, ..STARCODER2 },
-    // Minitron.
-    NEMOTRON,
-    Family { name: "jais2", ..NEMOTRON },
-    Family { name: "internlm2", experts: None, ..LLAMA },
-    Family { name: "xverse", experts: None, ..LLAMA },
-    // GLM-4 and GLM-Edge.
-    Family { name: "chatglm", experts: None, ..LLAMA },
-    // EXAONE 3 and 3.5.
-    Family { name: "exaone", ..QWEN2 },
-    Family { name: "pangu-embedded", ..QWEN2 },
-    // K-EXAONE.
-    Family {
-        name: "exaone-moe",
-        windows: Some(Windows { period: 4, length: Some(128), ..WINDOWS }),
-        no_rope: NoRope::BesideWindows,
-        experts: Some(SEVERAL_BY_SIGMOID),
-        ..QWEN3
-    },
-    // Trinity.
-    Family {
-        name: "afmoe",
-        norms: Norms { after: true, ..QWEN3.norms },
-        factors: Factors::Root,
-        windows: Some(Windows { period: 4, ..WINDOWS }),
-        no_rope: NoRope::Unwindowed,
-        gates: OutputGates::Own,
-        experts: Some(SEVERAL_BY_SIGMOID),
-        ..QWEN3
-    },
-    Family {
-        name: "muse-glimmer",
-        norms: Norms { after: true, heads: QkNorm::Each, ..LLAMA.norms },
-        embedding_norm: true,
-        after_eps: Some(1e-8),
-        factors: Factors::Logits,
-        windows: Some(Windows { period: 4, ..WINDOWS }),
-        no_rope: NoRope::Unwindowed,
-        gates: OutputGates::Own,
-        experts: None,
-        ..LLAMA
-    },
-    Family {
-        name: "mellum",
-        windows: Some(Windows { period: 4, rope: WindowRope::Unscaled, ..WINDOWS }),
-        experts: Some(EXPERTS),
-        ..QWEN3
-    },
-    // Hunyuan 3.
-    Family { name: "hy_v3", experts: Some(SEVERAL_BY_SIGMOID), has_mtp: true, ..QWEN3 },
-    NEMOTRON_H,
-    Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
-];
 
 impl Family {
     /// Returns the family of this name.
@@ -633,7 +320,7 @@ mod tests {
             let Norms { kind, shared, before, after, .. } = family.norms;
             let is_layer = kind == NormKind::Layer;
             assert!(!after || !is_layer && !shared, "{}", family.name);
-            assert!(!shared || is_layer && before && family.experts.is_none(), "{}", family.name);
+            assert!(!shared || is_layer && before, "{}", family.name);
             let is_gated = family.gates != OutputGates::None;
             assert!(!family.values_of_keys || !is_gated, "{}", family.name);
             assert!(!family.single_sublayer || !after && !shared, "{}", family.name);

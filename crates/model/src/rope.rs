@@ -127,6 +127,18 @@ impl Rope {
         })
     }
 
+    /// Returns an embedding that rotates none of `n` values, but multiplies them by its magnitude.
+    pub fn without_rotation(pairing: Pairing, n: usize) -> Self {
+        Self {
+            params: RopeParams { pairing, n_rot: n },
+            frequency: vec![0.0; n / 2],
+            short: None,
+            magnitude: 1.0,
+            temperature: None,
+            axes: Vec::new(),
+        }
+    }
+
     /// Adds the frequencies `short` for contexts of up to `n_ctx` tokens (LongRoPE, arXiv
     /// 2402.13753).
     pub fn beyond(self, n_ctx: usize, short: Self) -> Self {
@@ -221,6 +233,15 @@ mod tests {
         rope.angles(64, 3, 1, &mut out);
         let want = [3f32.cos(), 3f32.sin(), 0.3f32.cos(), 0.3f32.sin()];
         assert!(out.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
+    }
+
+    #[test]
+    fn without_rotation_only_the_magnitude_grows() {
+        let grows = Temperature { scale: 0.5, length: 2 };
+        let mut out = Vec::new();
+        Rope::without_rotation(Pairing::Halves, 4).growing(grows).angles(64, 1, 2, &mut out);
+        let grown = 1.0 + 0.5 * std::f32::consts::LN_2;
+        assert_eq!(out, [1.0, 0.0, 1.0, 0.0, grown, 0.0, grown, 0.0]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod mtp;
 mod norm_bias;
 mod per_layer;
 mod recurrent;
+mod streams;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
@@ -30,6 +31,7 @@ pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
+pub(crate) use streams::{AltUp, Coefficients, StreamProjections};
 
 use crate::config::{DIVISORS, LayerState};
 use crate::linear::upload;
@@ -60,6 +62,8 @@ pub struct Layer<B: Backend> {
     pub(crate) ffn_after: Option<B::Buffer>,
     /// Per-layer embeddings, if the model has them.
     pub(crate) per_layer: Option<PerLayer<B>>,
+    /// Alternating updates of several residual streams, if the model has them.
+    pub(crate) altup: Option<AltUp<B>>,
     /// Factor on the residual stream after the layer.
     pub(crate) out_scale: Option<f32>,
 }
@@ -96,6 +100,8 @@ pub struct Weights<B: Backend> {
     pub(crate) entry: Option<DraftEntry<B>>,
     /// Inputs of the per-layer embeddings, if the model has them.
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
+    /// Projections of several residual streams, if the model has them.
+    pub(crate) streams: Option<StreamProjections<B>>,
     pub(crate) layers: Vec<Layer<B>>,
     /// `None` if the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
@@ -152,6 +158,8 @@ impl<B: Backend> Weights<B> {
             .per_layer_embedding_size
             .map(|n| loader.per_layer_inputs(config, n, n_vocab))
             .transpose()?;
+        let has_streams = config.n_streams > 1;
+        let streams = has_streams.then(|| loader.stream_projections(config)).transpose()?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
         let mut layers = Vec::with_capacity(part.layers().len());
@@ -203,6 +211,7 @@ impl<B: Backend> Weights<B> {
             embedding_norm,
             entry: None,
             per_layer,
+            streams,
             layers,
             output_norm,
             output_norm_bias: of_norm,
@@ -260,6 +269,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
             per_layer: c.per_layer_embedding_size.map(|n| self.per_layer(c, index, n)).transpose()?,
+            altup: (c.n_streams > 1).then(|| self.altup(c, index)).transpose()?,
             out_scale: self.optional_number(&name("layer_output_scale.weight"))?,
         })
     }

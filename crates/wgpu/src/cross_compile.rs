@@ -10,7 +10,7 @@ use naga::{AddressSpace, Module};
 use crate::arena::MAX_SLABS;
 use crate::constants::Constants;
 use crate::shader::{Source, Text};
-use crate::{append, attend, elementwise, experts, matmul, norm, recurrent, rope, top_k};
+use crate::{append, attend, elementwise, experts, matmul, norm, recurrent, rope, streams, top_k};
 
 static PLAIN: [&Source; 9] = [
     &elementwise::SOURCE,
@@ -21,6 +21,7 @@ static PLAIN: [&Source; 9] = [
     &matmul::ORDER,
     &recurrent::SOURCE,
     &rope::SOURCE,
+    &streams::SOURCE,
     &top_k::SOURCE,
 ];
 

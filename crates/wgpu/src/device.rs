@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvant_backend::{
     Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
     Heads, Input, KernelChoice, KernelTime, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource,
+    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource, Xielu,
 };
 use kvant_codec::DType;
 
@@ -17,7 +17,7 @@ use crate::norm::NormKind;
 use crate::recording::Traffic;
 use crate::{
     Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, elementwise, experts, kv, matmul,
-    norm, recurrent, rope, top_k,
+    norm, recurrent, rope, streams, top_k,
 };
 
 /// An opened adapter.
@@ -371,6 +371,40 @@ impl Kernels for WgpuDevice {
 
     fn soft_cap(&self, x: &mut WgpuBuffer, len: usize, cap: f32) -> Result<()> {
         Ok(elementwise::soft_cap(&self.gpu, &x.buffer, len, cap)?)
+    }
+
+    fn mix_streams(
+        &self,
+        coefs: &WgpuBuffer,
+        x: &WgpuBuffer,
+        rows: usize,
+        of: Streams,
+        y: &mut WgpuBuffer,
+    ) -> Result<()> {
+        Ok(streams::mix_streams(&self.gpu, [&coefs.buffer, &x.buffer, &y.buffer], rows, of)?)
+    }
+
+    fn scale_by_rms(&self, x: &mut WgpuBuffer, like: &WgpuBuffer, rows: usize, width: usize) -> Result<()> {
+        Ok(streams::scale_by_rms(&self.gpu, &like.buffer, &x.buffer, [rows, width])?)
+    }
+
+    fn gate_sparsely(
+        &self,
+        y: &mut WgpuBuffer,
+        gates: &WgpuBuffer,
+        rows: usize,
+        width: usize,
+        deviations: f32,
+    ) -> Result<()> {
+        Ok(streams::gate_sparsely(&self.gpu, &gates.buffer, &y.buffer, [rows, width], deviations)?)
+    }
+
+    fn add(&self, x: &mut WgpuBuffer, y: &WgpuBuffer, len: usize) -> Result<()> {
+        Ok(elementwise::add(&self.gpu, &x.buffer, &y.buffer, len)?)
+    }
+
+    fn xielu(&self, x: &mut WgpuBuffer, len: usize, numbers: Xielu) -> Result<()> {
+        Ok(elementwise::xielu(&self.gpu, &x.buffer, len, numbers)?)
     }
 
     fn scale(&self, x: &mut WgpuBuffer, len: usize, by: f32) -> Result<()> {

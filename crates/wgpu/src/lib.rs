@@ -48,6 +48,7 @@ mod rope;
 mod scratch;
 mod shader;
 mod slabs;
+mod streams;
 #[cfg(test)]
 mod tests;
 #[cfg(not(target_arch = "wasm32"))]

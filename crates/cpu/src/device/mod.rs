@@ -9,7 +9,7 @@ use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, Candidate, Columns, DeviceInfo,
     ExpertWeights, Experts, Gate, Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix,
     Norm, Output, Page, Result, RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry,
-    StateHeads, StateInputs, WeightSource, limits,
+    StateHeads, StateInputs, Streams, WeightSource, Xielu, limits,
 };
 use kvant_codec::DType;
 
@@ -27,7 +27,9 @@ use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::norm::LayerNorm;
-use crate::ops::{append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap};
+use crate::ops::{
+    append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap, streams, xielu,
+};
 use crate::simd::isa::Isa;
 
 /// The CPU device.
@@ -385,6 +387,46 @@ impl Kernels for CpuDevice {
 
     fn soft_cap(&self, x: &mut CpuBuffer, len: usize, cap: f32) -> Result<()> {
         soft_cap::soft_cap(self.isa, &self.pool, &mut x.as_mut_slice()[..len], cap);
+        Ok(())
+    }
+
+    fn mix_streams(
+        &self,
+        coefs: &CpuBuffer,
+        x: &CpuBuffer,
+        rows: usize,
+        of: Streams,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        let y = &mut y.as_mut_slice()[..of.n_out * rows * of.width];
+        streams::mix_streams(&self.pool, coefs.as_slice(), x.as_slice(), rows, of, y);
+        Ok(())
+    }
+
+    fn scale_by_rms(&self, x: &mut CpuBuffer, like: &CpuBuffer, rows: usize, width: usize) -> Result<()> {
+        streams::scale_by_rms(&self.pool, x.as_mut_slice(), like.as_slice(), rows, width);
+        Ok(())
+    }
+
+    fn gate_sparsely(
+        &self,
+        y: &mut CpuBuffer,
+        gates: &CpuBuffer,
+        rows: usize,
+        width: usize,
+        deviations: f32,
+    ) -> Result<()> {
+        streams::gate_sparsely(&self.pool, y.as_mut_slice(), gates.as_slice(), rows, width, deviations);
+        Ok(())
+    }
+
+    fn add(&self, x: &mut CpuBuffer, y: &CpuBuffer, len: usize) -> Result<()> {
+        gate_rows::add(&self.pool, &mut x.as_mut_slice()[..len], y.as_slice());
+        Ok(())
+    }
+
+    fn xielu(&self, x: &mut CpuBuffer, len: usize, numbers: Xielu) -> Result<()> {
+        xielu::xielu(self.isa, &self.pool, &mut x.as_mut_slice()[..len], numbers);
         Ok(())
     }
 

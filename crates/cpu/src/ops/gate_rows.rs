@@ -1,4 +1,5 @@
-//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; scaling of all values.
+//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; scaling and addition
+//! of all values.
 
 use kvant_backend::{Activation, Gate};
 
@@ -78,5 +79,16 @@ pub(crate) fn scale(pool: &Pool, x: &mut [f32], by: f32) {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: one call of this job writes each chunk.
         unsafe { x.part(piece) }.iter_mut().for_each(|x| *x *= by);
+    });
+}
+
+/// Adds the values of `y` to those of `x`.
+pub(crate) fn add(pool: &Pool, x: &mut [f32], y: &[f32]) {
+    let len = x.len();
+    let x = DisjointMut::new(x);
+    pool.for_each(len.div_ceil(PIECE), &|piece| {
+        let piece = piece * PIECE..len.min((piece + 1) * PIECE);
+        // SAFETY: one call of this job writes each chunk.
+        unsafe { x.part(piece.clone()) }.iter_mut().zip(&y[piece]).for_each(|(x, y)| *x += y);
     });
 }

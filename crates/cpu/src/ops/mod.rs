@@ -16,3 +16,5 @@ pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod short_conv;
 pub(crate) mod soft_cap;
+pub(crate) mod streams;
+pub(crate) mod xielu;

@@ -1,5 +1,6 @@
 // Separate gates, one value per thread: u = a(g) u, those of whole rows, and those of recurrent
-// layers and of attention; and scaling by a factor.
+// layers and of attention; scaling by a factor; addition; and
+// xIELU.
 
 #include "gate.cuh"
 
@@ -38,6 +39,37 @@ struct ScaleParams {
 extern "C" __global__ void scale(const __grid_constant__ ScaleParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.x[i] *= p.by;
+}
+
+struct AddParams {
+    float* x;        // [n]
+    const float* y;  // [n]
+    unsigned n;
+};
+
+// x = x + y.
+extern "C" __global__ void add(const __grid_constant__ AddParams p) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < p.n) p.x[i] += p.y[i];
+}
+
+struct XieluParams {
+    float* x;  // [n]
+    unsigned n;
+    float positive;
+    float negative;
+    float slope;
+    float eps;
+};
+
+// x = x (p x + b) for positive x, else n (exp(min(x, eps)) - 1 - x) + b x. A NaN is not positive,
+// and subtracted there.
+extern "C" __global__ void xielu(const __grid_constant__ XieluParams p) {
+    unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= p.n) return;
+    float x = p.x[i], bounded = x < p.eps ? x : p.eps;
+    float below = p.negative * (expf(bounded) - 1.0f - x) + p.slope * x;
+    p.x[i] = x > 0.0f ? x * (p.positive * x + p.slope) : below;
 }
 
 struct GateValuesParams {

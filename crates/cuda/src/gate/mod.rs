@@ -1,8 +1,9 @@
 //! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of
-//! the [`Activation`]; gates per row and per value, and scaling by a factor.
+//! the [`Activation`]; gates per row and per value, scaling by a factor, addition,
+//! and xIELU.
 
 use bytemuck::NoUninit;
-use kvant_backend::{Activation, Gate};
+use kvant_backend::{Activation, Gate, Xielu};
 
 use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
@@ -118,6 +119,48 @@ pub(crate) fn scale(cx: &Context, x: DevicePtr, n: usize, by: f32) -> Result<(),
     let params = ScaleParams { x, n: n as u32, by };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "scale")?, launch, &params)
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct AddParams {
+    x: DevicePtr,
+    y: DevicePtr,
+    n: u32,
+    unused: u32,
+}
+
+/// Adds `n` values of `y` to those of `x`.
+pub(crate) fn add(cx: &Context, x: DevicePtr, y: DevicePtr, n: usize) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let params = AddParams { x, y, n: n as u32, unused: 0 };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "add")?, launch, &params)
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct XieluParams {
+    x: DevicePtr,
+    n: u32,
+    positive: f32,
+    negative: f32,
+    slope: f32,
+    eps: f32,
+    unused: u32,
+}
+
+/// Applies xIELU to `n` values.
+pub(crate) fn xielu(cx: &Context, x: DevicePtr, n: usize, numbers: Xielu) -> Result<(), CudaError> {
+    if n == 0 {
+        return Ok(());
+    }
+    let Xielu { positive, negative, slope, eps } = numbers;
+    let params = XieluParams { x, n: n as u32, positive, negative, slope, eps, unused: 0 };
+    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    cx.launch(cx.kernel(&SOURCE, "xielu")?, launch, &params)
 }
 
 /// Multiplies `n` values of `y` by the function `values` of those of `g`.

@@ -14,6 +14,11 @@ const COHERE: &str = "cohere2-h64-g2-window20";
 const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
 const GRANITE_SWA: &str = "graniteswa-h64-g2-window20-sinks";
 const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
+const APERTUS: &str = "apertus-h64-g2-llama3";
+const MISTRAL4: &str = "mistral4-latent128-yarn-growing";
+const GEMMA3N: &str = "gemma3n-h64-g2-window20-streams";
+const MIMO: &str = "mimo2-h96-v64-g4-window20-sinks";
+const COHERE_MOE: &str = "cohere2moe-h64-g2-window20-dense1";
 const LFM2MOE: &str = "lfm2moe-h64-g2-conv3-dense1";
 /// MLA models with the head sizes of the model, and with those of absorbed projections.
 const LATENT: [&str; 2] = ["deepseek2-latent512-lite", "deepseek3-latent192-yarn"];
@@ -85,6 +90,34 @@ fn logits(model: &Model, n: u32) -> Vec<f32> {
     let mut session = model.session(SessionOptions { n_ctx: Some(64), kv }).unwrap();
     session.feed(&(0..n).collect::<Vec<_>>(), &mut |_| true).unwrap();
     session.logits().unwrap().to_vec()
+}
+
+#[test]
+fn faulty_numbers_of_layers_of_their_own_are_refused() {
+    let f32 = |value: f32| Some(Value::F32(value));
+    let u32 = |value: u32| Some(Value::U32(value));
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 15] = [
+        (APERTUS, "xielu.alpha_p", None, "\"xielu.alpha_p\""),
+        (APERTUS, "xielu.alpha_n", f32(f32::NAN), "xielu.alpha_n: expected finite numbers, got NaN"),
+        (APERTUS, "xielu.eps", f32(f32::INFINITY), "xielu.eps: expected finite numbers, got inf"),
+        (MISTRAL4, "mistral4.attention.temperature_scale", f32(f32::NAN), "expected a finite number"),
+        (MISTRAL4, "mistral4.attention.temperature_length", u32(0), "expected a positive number, got 0"),
+        (MISTRAL4, "mistral4.attention.value_scale", f32(0.5), "a factor on values (mistral4."),
+        (GEMMA3N, "gemma3n.altup.active_idx", u32(1), "alternating updates of another stream"),
+        (GEMMA3N, "gemma3n.altup.num_inputs", u32(1), "altup.num_inputs: expected 2 to 16 streams, got 1"),
+        (GEMMA3N, "gemma3n.altup.num_inputs", u32(3), "altup_proj.weight"),
+        (GEMMA3N, "gemma3n.altup.num_inputs", None, "tensor 'blk.0.altup_"),
+        (GEMMA3N, "gemma3n.embedding_length_per_layer_input", None, "embedding_length_per_layer_input"),
+        (GEMMA3N, "gemma3n.activation_sparsity_scale", f32(1.0), "activation_sparsity_scale"),
+        (MIMO, "mimo2.attention.value_scale", f32(f32::NAN), "value_scale: expected a finite number"),
+        (MIMO, "mimo2.leading_dense_block_count", u32(0), "blk.0.ffn_gate_inp.weight"),
+        (COHERE_MOE, "cohere2moe.attention.layer_norm_epsilon", None, "attention.layer_norm_epsilon"),
+    ];
+    for (name, key, value, want) in keys {
+        let error = open(changed(name, &[(key, value)], None)).err();
+        let error = error.unwrap_or_else(|| panic!("{key}: taken"));
+        assert!(error.contains(want) && !error.contains('\n'), "{key}: {error}");
+    }
 }
 
 #[test]
@@ -370,7 +403,7 @@ fn longrope_factors_come_in_pairs() {
 fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
     let u32 = |value: u32| Some(Value::U32(value));
     let [older, newer] = LATENT;
-    let keys: [(&str, &str, Option<Value<'_>>, &str); 18] = [
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 17] = [
         (older, "attention.kv_lora_rank", None, "\"deepseek2.attention.kv_lora_rank\""),
         (older, "attention.kv_lora_rank", u32(0), "expected a positive number, got 0"),
         (
@@ -398,12 +431,6 @@ fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
         (newer, "attention.key_length_mla", u32(70), "blk.0.attn_q_b.weight"),
         (newer, "attention.value_length_mla", u32(26), "blk.0.attn_v_b.weight"),
         (newer, "expert_shared_count", u32(3), "blk.1.ffn_gate_shexp.weight"),
-        (
-            newer,
-            "attention.temperature_scale",
-            Some(Value::F32(0.1)),
-            "scores that grow with the position (deepseek2.attention.temperature_scale)",
-        ),
     ];
     for (name, key, value, want) in keys {
         let key = format!("deepseek2.{key}");

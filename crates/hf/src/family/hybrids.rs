@@ -1,5 +1,6 @@
 //! Families with recurrent layers. One class may name several of them.
 
+use super::routed::MISTRAL4_OF_VISION;
 use super::{
     ClassMembers, Default, EXPERTS, Experts, Family, GRANITE, LLAMA, Layers, QWEN2, RMS_EPS, Tensor,
 };
@@ -148,6 +149,11 @@ impl ClassMembers {
         let kinds = |key| Ok::<_, HfError>(config.find_array(key)?.unwrap_or_default());
         Ok(match self {
             Self::One => family,
+            Self::Mistral => {
+                let text = config.find_object("text_config")?;
+                let kind = text.map(|text| text.find_str("model_type")).transpose()?.flatten();
+                if kind == Some("mistral4") { &MISTRAL4_OF_VISION } else { family }
+            }
             Self::Granite4 => {
                 let keeps_states =
                     kinds("layer_types")?.iter().any(|kind| kind == "mamba" || kind == "linear_attention");

@@ -1,7 +1,8 @@
 //! MoE families of 2026, with routers by sigmoid or softmax.
 
 use super::{
-    BY_SIGMOID, CORRECTION, Default, EXPERTS, Family, NORM_TOPK_PROB, QWEN2, Tensor, WINDOW, Windows,
+    BY_SIGMOID, CORRECTION, DEEPSEEK, Default, EXPERTS, Experts, Family, LAYER_EPS, NORM_TOPK_PROB, QWEN2,
+    Tensor, WINDOW, Windows,
 };
 use crate::tensor_transform::Transform;
 
@@ -53,6 +54,44 @@ pub(super) const MELLUM: Family = Family {
     experts: Some(EXPERTS),
     ..QWEN2
 };
+
+/// North Mini Code. Dense layers have another width than experts.
+pub(super) const COHERE2_MOE: Family = Family {
+    class: "Cohere2MoeForCausalLM",
+    arch: "cohere2moe",
+    defaults: &[
+        (NORM_TOPK_PROB, Default::Flag(true)),
+        (WINDOW, Default::Size(4096)),
+        ("logit_scale", Default::Number(0.0625)),
+    ],
+    eps: LAYER_EPS,
+    width: "prefix_dense_intermediate_size",
+    windows: Windows::Named,
+    factors: &[("logit_scale", "logit_scale")],
+    experts: Some(Experts { width: Some("intermediate_size"), ..BY_SIGMOID }),
+    fixed: &[("prefix_dense_sliding_window_pattern", 1.0)],
+    words: &[("expert_selection_fn", "sigmoid"), ("shared_expert_combination_strategy", "average")],
+    ..QWEN2
+};
+
+/// Mistral Small 4.
+pub(super) const MISTRAL4: Family = Family {
+    class: "Mistral4ForCausalLM",
+    arch: "mistral4",
+    defaults: &[(NORM_TOPK_PROB, Default::Flag(true))],
+    experts: Some(EXPERTS),
+    tensors: &[
+        ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
+        ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
+        ("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", Transform::Whole),
+        ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
+    ],
+    fixed: &[("rope_interleave", 1.0), ("n_group", 1.0)],
+    ..DEEPSEEK
+};
+
+/// Its vision model, whose class is that of Mistral Small 3.
+pub(super) static MISTRAL4_OF_VISION: Family = Family { is_multimodal: true, ..MISTRAL4 };
 
 /// Hunyuan 3. Its routers always normalize weights.
 pub(super) const HY_V3: Family = Family {

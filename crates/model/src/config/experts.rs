@@ -104,15 +104,31 @@ pub(super) fn read(
     };
     let (scores, normalizes) = read_scores(keys, rule)?;
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
-    let n_leading = keys.count("leading_dense_block_count")?;
+    let n_leading = read_leading(keys, rule, n_layers)?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
+    let shared_scale = (rule.averages && shared > 0).then_some(0.5);
+    let scale = scale * shared_scale.unwrap_or(1.0);
     let routing = Routing { n_used, scores, normalizes, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
         keys.refuse(LATENT, "experts in a latent space")?;
     }
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
-    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, latent });
+    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, shared_scale, latent });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
+}
+
+/// Reads the number of leading dense layers. In some families' files these are the layers before
+/// the first that has experts.
+fn read_leading(keys: &Keys, rule: ExpertRule, n_layers: usize) -> Result<usize, ModelError> {
+    const COUNT: &str = "leading_dense_block_count";
+    if !rule.finds_leading || keys.has(COUNT) {
+        return keys.count(COUNT);
+    }
+    let has_experts = |index: &usize| {
+        let parts = ["ffn_gate_inp", "ffn_down_exps"].map(|part| format!("blk.{index}.{part}.weight"));
+        parts.iter().any(|name| keys.gguf.find_info(name).is_some())
+    };
+    Ok((0..n_layers).find(has_experts).unwrap_or(0))
 }
 
 /// Reads the router's score function, and whether its weights are normalized.

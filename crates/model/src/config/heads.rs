@@ -56,6 +56,9 @@ pub(super) fn read_windows(
         }
     };
     let mut layers: Vec<bool> = match keys.gguf.meta().value(&keys.key(PATTERN)) {
+        Some(Value::Array(_)) if windows.are_numbers => {
+            keys.gguf.meta().get::<Vec<u32>>(&keys.key(PATTERN))?.into_iter().map(|n| n != 0).collect()
+        }
         value if windows.own_heads || matches!(value, Some(Value::Array(_))) => {
             keys.gguf.meta().get(&keys.key(PATTERN))?
         }

@@ -66,7 +66,7 @@ pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent
     if rank % 2 != 0 || rank.saturating_add(n_rot) > MAX_HEAD_SIZE {
         return Err(keys.bad(RANK, &format!("an even number up to {}", MAX_HEAD_SIZE - n_rot), rank));
     }
-    keys.refuse_positive(super::ropes::TEMPERATURE, "scores that grow with the position")?;
+    keys.refuse_positive("attention.value_scale", "a factor on values")?;
     let q_rank = Some(keys.count("attention.q_lora_rank")?).filter(|&rank| rank > 0);
     let heads = KvLayerShape {
         n_heads,

@@ -3,13 +3,13 @@
 use kvant_backend::Pairing;
 
 use super::heads::WINDOW;
-use super::{Keys, mla};
+use super::{Keys, Latent, mla};
 use crate::ModelError;
 use crate::family::{Family, NoRope, WindowRope, Windows};
 use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
 
-pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
+const TEMPERATURE: &str = "attention.temperature_scale";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 const SCALING: &str = "rope.scaling.type";
 /// LongRoPE scaling: frequency divisors that depend on the context length.
@@ -38,6 +38,7 @@ pub(super) fn read(
     keys: &Keys,
     family: &Family,
     dims: [usize; 2],
+    latent: Option<Latent>,
     n_ctx_train: usize,
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
@@ -70,13 +71,19 @@ pub(super) fn read(
         ropes.all.push(plain(0, 1.0)?);
     }
     if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
+        ropes.query_offset = ropes.all.len();
+        if let Some(Latent { rank, n_rot, .. }) = latent {
+            // It multiplies both parts of the queries, those with RoPE and those without, after
+            // the projection into the latent space.
+            ropes.all.push(Rope::without_rotation(pairing, rank + n_rot).growing(temperature));
+            return Ok(ropes);
+        }
         // The temperature is applied by RoPE's magnitude, so every layer must rotate whole query
         // heads.
         if family.no_rope != NoRope::None || n_rot != head_dim {
             let what = format!("{} with partial RoPE", keys.key(TEMPERATURE));
             return Err(ModelError::Unsupported { what });
         }
-        ropes.query_offset = ropes.all.len();
         ropes.all.extend_from_within(..);
         let queries = ropes.all.iter_mut().skip(ropes.query_offset);
         queries.for_each(|rope| *rope = rope.clone().growing(temperature));

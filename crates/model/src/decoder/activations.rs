@@ -19,7 +19,15 @@ pub struct Activations<B: Backend> {
     pub(super) captured: B::Buffer,
     /// In a draft head: features of its model, `[rows, features]`.
     pub(super) features: B::Buffer,
-    /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`.
+    /// Residual streams, of the model and as predicted, `[n_streams + 1, rows, n_embd]`.
+    pub(super) streams: B::Buffer,
+    pub(super) predictions: B::Buffer,
+    /// What their router makes of a row, `[rows, n_streams]`.
+    pub(super) modalities: B::Buffer,
+    /// Their coefficients, `[rows, n_streams, n_streams + 1]`.
+    pub(super) coefs: B::Buffer,
+    /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`. Of
+    /// several residual streams the predicted first, `[rows, n_embd]`.
     pub(super) attention_in: B::Buffer,
     /// Queries, `[rows, n_heads * k_head_dim]`.
     pub(super) q: B::Buffer,
@@ -49,8 +57,8 @@ pub struct Activations<B: Backend> {
     pub(super) hidden: B::Buffer,
     /// Router logits, `[rows, n_experts]`.
     pub(super) router: B::Buffer,
-    /// Output of experts beside a feed-forward layer or before a norm, `[rows, n_embd]`, or in
-    /// their latent space, `[rows, latent]`.
+    /// Output of experts beside a feed-forward layer, before a norm or of the norm of attention,
+    /// `[rows, n_embd]`, or in their latent space, `[rows, latent]`.
     pub(super) expert_output: B::Buffer,
     /// Latent input of the experts, `[rows, latent]`.
     pub(super) latent: B::Buffer,
@@ -69,7 +77,8 @@ pub struct Activations<B: Backend> {
     pub(super) writes: B::Buffer,
     /// Per-layer embeddings, `[rows, n]` for each layer that has them.
     pub(super) per_layer: Vec<B::Buffer>,
-    /// Inputs of the per-layer embeddings, and their gates, `[rows, n]`.
+    /// Inputs of the per-layer embeddings, and their gates, `[rows, n]`; low-rank intermediates of
+    /// learned residual layers.
     pub(super) narrow: B::Buffer,
     /// Row indices of the tokens in the per-layer embedding table.
     pub(super) rows_of_table: Vec<u32>,
@@ -99,7 +108,7 @@ impl<B: Backend> Decoder<B> {
     fn widest_gates(&self) -> usize {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
             let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
-            let is_apart = weights.ffn.as_ref().is_some_and(FeedForward::is_apart);
+            let is_apart = spec.sparsity.is_some() || weights.ffn.as_ref().is_some_and(FeedForward::is_apart);
             let of_attention = if spec.gated { spec.n_out() } else { 0 };
             of_attention.max(of_state).max(if is_apart { spec.n_ff } else { 0 })
         };
@@ -121,7 +130,9 @@ impl<B: Backend> Decoder<B> {
         let shares =
             |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
         let has_own_output = shares(SharedExpert::Beside)
-            || c.layers.iter().any(|layer| layer.experts.is_some() && layer.norms.after);
+            || c.layers
+                .iter()
+                .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.norms.shared));
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
         let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));
@@ -130,12 +141,24 @@ impl<B: Backend> Decoder<B> {
             Some(DraftEntry::Block(entry)) => entry.fc.n_in(),
             _ => 0,
         };
+        let n_streams = if c.n_streams > 1 { c.n_streams } else { 0 };
+        let of_streams = || buffer(if n_streams > 0 { (n_streams + 1) * c.n_embd } else { 0 });
+        let n_laurel =
+            self.weights.layers.iter().filter_map(|layer| Some(layer.altup.as_ref()?.laurel[0].n_out()));
+        let n_narrow = n_laurel.max().unwrap_or(0).max(n_given);
         Ok(Activations {
             max_rows,
             x: buffer(c.n_embd)?,
             captured: buffer(self.captures.len() * c.n_embd)?,
             features: buffer(n_features)?,
-            attention_in: buffer(if c.family.reads_tokens { c.n_attention_in() } else { 0 })?,
+            streams: of_streams()?,
+            predictions: of_streams()?,
+            modalities: buffer(n_streams)?,
+            coefs: buffer(n_streams * (n_streams + 1))?,
+            attention_in: buffer(match c.family.reads_tokens || n_streams > 0 {
+                true => c.n_attention_in(),
+                false => 0,
+            })?,
             q: widest(LayerSpec::n_q)?,
             k: widest(LayerSpec::n_k)?,
             v: widest(LayerSpec::n_v)?,
@@ -161,7 +184,7 @@ impl<B: Backend> Decoder<B> {
             steps: of_heads()?,
             writes: of_heads()?,
             per_layer: (0..given).map(|_| buffer(n_given)).collect::<Result<_, BackendError>>()?,
-            narrow: buffer(n_given)?,
+            narrow: buffer(n_narrow)?,
             rows_of_table: Vec::with_capacity(if given > 0 { max_rows } else { 0 }),
             angles: c
                 .ropes

@@ -49,6 +49,9 @@ impl<B: Backend> Decoder<B> {
                 if let Some(weights) = &self.weights.per_layer {
                     self.compute_per_layer_embeddings(backend, weights, &known, act)?;
                 }
+                if let Some(weights) = &self.weights.streams {
+                    self.enter_streams(backend, weights, tokens.len(), act)?;
+                }
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
             Entry::Pairs(tokens, streams) => {

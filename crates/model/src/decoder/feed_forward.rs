@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! x += W_down (a(W_gate n) * (W_up n)),  n = norm(x), a the activation
+//! x += W_down xielu(W_up n)                                    without a gate (Apertus)
 //! x += experts(n) + g W_down (..)                              g: gate of the shared expert
+//! x += (experts(n) + W_down (..)) / 2                          n of attention (North Mini Code)
 //! x += W_out experts(W_in n) + W_down (..)                     latent experts (Nemotron 3)
 //! x += norm(experts(n) + W_down (..))                          with a post-norm (Trinity)
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
@@ -23,46 +25,11 @@ impl<B: Backend> Decoder<B> {
         index: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
-        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        if let Some(ffn @ FeedForward { gate, up, biases, low_rank: [low_rank, _], .. }) = &layer.ffn {
-            let input = match spec.norms.shared {
-                // Attention has stored the normalized input there.
-                true => Input { x: &act.spare, norm: None, first_row: 0, rows },
-                false => self.normed_input(
-                    backend,
-                    spec.norms.kind,
-                    &layer.ffn_norm,
-                    &act.x,
-                    &mut act.spare,
-                    rows,
-                )?,
-            };
-            if ffn.is_apart() {
-                let [of_gate, of_up, _] = biases.each_ref().map(Option::as_ref);
-                let output = |w, bias, y| Output { w, bias, y, accumulate: false };
-                let product = Product { input, low_rank: low_rank.as_ref() };
-                let (n, ups) = (rows * spec.n_ff, output(up, of_up, &mut act.hidden));
-                match gate {
-                    Some(gate) => {
-                        let gates = output(gate, of_gate, &mut act.gates);
-                        self.project(backend, product, &mut [gates, ups], &mut act.low)?;
-                    }
-                    None => {
-                        self.project(backend, product, &mut [ups], &mut act.low)?;
-                        backend.copy(&act.hidden, 0, &mut act.gates, 0, n)?;
-                    }
-                }
-                let gate = match spec.activation {
-                    Activation::Silu => Gate::Silu,
-                    Activation::Gelu => Gate::Gelu,
-                    Activation::Relu => Gate::Relu,
-                    Activation::NormalCdf => Gate::NormalCdf,
-                    Activation::Bounded => unreachable!("refused with its weights"),
-                };
-                backend.gate(&mut act.hidden, n, &act.gates, gate)?;
-            } else {
-                let gate = gate.as_ref().unwrap_or(up);
-                backend.gated_ffn(input, spec.activation, gate, up, &mut act.hidden)?;
+        let rows = step.rows;
+        if let Some(ffn) = &layer.ffn {
+            self.activate(step, layer, spec, ffn)?;
+            if let Some(by) = spec.experts.and_then(|experts| experts.shared_scale) {
+                step.backend.scale(&mut step.act.hidden, rows * spec.n_ff, by)?;
             }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
@@ -81,9 +48,59 @@ impl<B: Backend> Decoder<B> {
                 let (bias, low_rank) = (bias.as_ref(), low_rank.as_ref());
                 let Activations { hidden, x, spare, low, .. } = &mut *step.act;
                 let branch = Branch { of: hidden, w: down, low_rank, bias, norm: &layer.ffn_after };
-                self.add(backend, branch, Residual { x, spare, low, rows })
+                self.add(step.backend, branch, Residual { x, spare, low, rows })
             }
         }
+    }
+
+    /// Computes the activations of the dense feed-forward layer, or of the shared expert.
+    fn activate(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        layer: &Layer<B>,
+        spec: &LayerSpec,
+        ffn: &FeedForward<B>,
+    ) -> Result<(), ModelError> {
+        let (backend, rows) = (step.backend, step.rows);
+        let Activations { x, spare, hidden, gates, low, .. } = &mut *step.act;
+        let FeedForward { gate, up, biases, low_rank: [low_rank, _], .. } = ffn;
+        let input = match spec.norms.shared {
+            // Attention has stored the normalized input there.
+            true => Input { x: &*spare, norm: None, first_row: 0, rows },
+            false => self.normed_input(backend, spec.norms.kind, &layer.ffn_norm, x, spare, rows)?,
+        };
+        let (n, product) = (rows * spec.n_ff, Product { input, low_rank: low_rank.as_ref() });
+        let [of_gate, of_up, _] = biases.each_ref().map(Option::as_ref);
+        let output = |w, bias, y| Output { w, bias, y, accumulate: false };
+        if let Some(numbers) = spec.xielu {
+            self.project(backend, product, &mut [output(up, of_up, &mut *hidden)], low)?;
+            return Ok(backend.xielu(hidden, n, numbers)?);
+        }
+        if !ffn.is_apart() && spec.sparsity.is_none() {
+            let gate = gate.as_ref().unwrap_or(up);
+            return Ok(backend.gated_ffn(product.input, spec.activation, gate, up, hidden)?);
+        }
+        match gate {
+            Some(gate) => {
+                let outputs = &mut [output(gate, of_gate, &mut *gates), output(up, of_up, &mut *hidden)];
+                self.project(backend, product, outputs, low)?;
+            }
+            None => {
+                self.project(backend, product, &mut [output(up, of_up, &mut *hidden)], low)?;
+                backend.copy(hidden, 0, gates, 0, n)?;
+            }
+        }
+        if let Some(deviations) = spec.sparsity {
+            return Ok(backend.gate_sparsely(hidden, gates, rows, spec.n_ff, deviations)?);
+        }
+        let gate = match spec.activation {
+            Activation::Silu => Gate::Silu,
+            Activation::Gelu => Gate::Gelu,
+            Activation::Relu => Gate::Relu,
+            Activation::NormalCdf => Gate::NormalCdf,
+            Activation::Bounded => unreachable!("refused with its weights"),
+        };
+        Ok(backend.gate(hidden, n, gates, gate)?)
     }
 
     /// Adds the experts to the residual stream; beside a dense layer or before a norm, their output
@@ -98,14 +115,17 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
-        // In MoE families every sublayer has an RMSNorm of its own.
+        // In MoE families every sublayer has an RMSNorm of its own, or attention has stored the
+        // normalized input of both.
+        let is_shared = spec.norms.shared;
         let [of_router, norm] = match &experts.beside {
             Some(beside) => [&beside.router, &beside.before].map(|norm| Some(self.normed(norm))),
             None => [self.norm(&layer.ffn_norm); 2],
         };
         let output = |w, bias, y| Output { w, bias, y, accumulate: false };
         let router_logits = output(router, router_bias.as_ref(), &mut act.router);
-        let input = Input { x: &act.x, norm: of_router, first_row: 0, rows };
+        let x = if is_shared { &act.spare } else { &act.x };
+        let input = Input { x, norm: of_router, first_row: 0, rows };
         match (&experts.shared_gate, &experts.latent) {
             (Some(w), _) => {
                 backend.project(input, &mut [router_logits, output(w, None, &mut act.shared_gate)])?
@@ -128,9 +148,13 @@ impl<B: Backend> Decoder<B> {
                 backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
             }
             None => {
-                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some();
-                let apart = is_apart.then_some(from_experts);
-                backend.moe_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
+                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some() || is_shared;
+                let apart = is_apart.then_some(&mut *from_experts);
+                let x = if is_shared { &mut act.spare } else { &mut act.x };
+                backend.moe_ffn(x, rows, norm, choice, weights, apart)?;
+                if is_shared {
+                    backend.add(&mut act.x, from_experts, rows * self.config.n_embd)?;
+                }
             }
         }
         if experts.shared_gate.is_some() {

@@ -87,7 +87,14 @@ impl<B: Backend> Decoder<B> {
         backend.copy_columns(&act.v, [rows, rank], &mut act.k, front)?;
         backend.copy_columns(&act.k_rope, [rows, n_rot], &mut act.k, behind)?;
         backend.copy_columns(&act.attended, [rows * n_heads, rank], &mut act.q, front)?;
-        Ok(backend.copy_columns(&act.q_rope, [rows * n_heads, n_rot], &mut act.q, behind)?)
+        backend.copy_columns(&act.q_rope, [rows * n_heads, n_rot], &mut act.q, behind)?;
+        if spec.q_rope == spec.rope {
+            return Ok(());
+        }
+        // Scores grow with the position.
+        let (grows, angles) = (self.config.ropes[spec.q_rope].params, &act.angles[spec.q_rope].0);
+        let heads = Heads { n: n_heads, dim: rank + n_rot };
+        Ok(backend.rope(&mut act.q, rows, heads, None, grows, angles)?)
     }
 }
 

@@ -8,7 +8,7 @@
 
 use kvant_backend::{Backend, Gate, Input, Norm, Output};
 
-use super::{Activations, Branch, Decoder, Product, Residual, StepContext};
+use super::{Activations, Branch, Decoder, LoraScratch, Product, Residual, StepContext};
 use crate::ModelError;
 use crate::weights::{PerLayer, PerLayerInputs};
 
@@ -30,7 +30,8 @@ impl<B: Backend> Decoder<B> {
         for (layer, (w, numbers)) in each {
             act.rows_of_table.clear();
             // The number of table rows fits `u32`, as checked on load.
-            act.rows_of_table.extend(tokens.iter().map(|token| token * n_layers as u32 + layer as u32));
+            let known = tokens.iter().map(|&token| if token < weights.n_tokens { token } else { 0 });
+            act.rows_of_table.extend(known.map(|token| token * n_layers as u32 + layer as u32));
             backend.embed(&weights.table, &act.rows_of_table, scale, numbers)?;
             let input = Input { x: &act.x, norm: None, first_row: 0, rows };
             backend.project(input, &mut [Output { w, bias: None, y: &mut act.narrow, accumulate: false }])?;
@@ -47,16 +48,29 @@ impl<B: Backend> Decoder<B> {
         weights: &PerLayer<B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        let Some(n) = self.config.per_layer_embedding_size else { return Ok(()) };
         let input = Input { x: &act.x, norm: None, first_row: 0, rows };
-        let gates = Output { w: &weights.gate, bias: None, y: &mut act.narrow, accumulate: false };
-        let [of_gate, of_out] = weights.low_rank.each_ref().map(Option::as_ref);
-        self.project(backend, Product { input, low_rank: of_gate }, &mut [gates], &mut act.low)?;
         let numbers = &mut act.per_layer[index];
-        backend.gate(numbers, rows * n, &act.narrow, Gate::Gelu)?;
-        let branch =
-            Branch { of: numbers, w: &weights.out, low_rank: of_out, bias: None, norm: &weights.after };
+        self.gate_per_layer(backend, weights, input, numbers, &mut act.narrow, &mut act.low)?;
+        let low_rank = weights.low_rank[1].as_ref();
+        let branch = Branch { of: numbers, w: &weights.out, low_rank, bias: None, norm: &weights.after };
         let Activations { x, spare, low, .. } = act;
         self.add(backend, branch, Residual { x, spare, low, rows })
+    }
+
+    /// Multiplies the numbers of a layer by their gates.
+    pub(super) fn gate_per_layer(
+        &self,
+        backend: &B,
+        weights: &PerLayer<B>,
+        input: Input<'_, B>,
+        numbers: &mut B::Buffer,
+        gates: &mut B::Buffer,
+        low: &mut LoraScratch<B>,
+    ) -> Result<(), ModelError> {
+        let n = input.rows * self.config.per_layer_embedding_size.unwrap_or(0);
+        let product = Product { input, low_rank: weights.low_rank[0].as_ref() };
+        let output = Output { w: &weights.gate, bias: None, y: &mut *gates, accumulate: false };
+        self.project(backend, product, &mut [output], low)?;
+        Ok(backend.gate(numbers, n, gates, Gate::Gelu)?)
     }
 }

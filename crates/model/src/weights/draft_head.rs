@@ -102,6 +102,7 @@ impl<B: Backend> Weights<B> {
             embedding_norm: None,
             entry: Some(entry),
             per_layer: None,
+            streams: None,
             layers,
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),

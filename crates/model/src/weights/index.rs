@@ -26,8 +26,7 @@ impl<B: Backend> Loader<'_, B> {
         };
         let q_rank = spec.latent.and_then(|latent| latent.q_rank).expect("an index has low-rank queries");
         let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
-        let [weight, bias] =
-            ["k_norm.weight", "k_norm.bias"].map(|suffix| self.vector(&name(suffix), dim));
+        let [weight, bias] = ["k_norm.weight", "k_norm.bias"].map(|suffix| self.vector(&name(suffix), dim));
         Ok(Some(IndexWeights {
             queries: self.matrix(&name("attn_q_b.weight"), q_rank, n_heads * dim)?,
             key: self.matrix(&name("attn_k.weight"), c.n_embd, dim)?,

@@ -79,6 +79,7 @@ impl<B: Backend> Weights<B> {
             embedding_norm: None,
             entry: Some(DraftEntry::Pairs(entry)),
             per_layer: None,
+            streams: None,
             layers: vec![layer],
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),

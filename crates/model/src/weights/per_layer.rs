@@ -9,8 +9,10 @@ use crate::{Config, ModelError};
 
 /// Inputs of the per-layer embeddings.
 pub(crate) struct PerLayerInputs<B: Backend> {
-    /// Token table, `[n_vocab * n_layers, n]`: a row per token and layer.
+    /// Token table, `[n_tokens * n_layers, n]`: a row per token and layer.
     pub(crate) table: B::Matrix,
+    /// Tokens in the table; those behind it, of images and sounds, have the numbers of the first.
+    pub(crate) n_tokens: u32,
     /// Projection of the embedding, `[n, n_embd]` per layer.
     pub(crate) projections: Vec<B::Matrix>,
     /// Norm of that projection, `[n]`, divided by the root of two.
@@ -46,8 +48,9 @@ impl<B: Backend> Loader<'_, B> {
             let what = format!("a model with {PER_LAYER} on more than one device");
             return Err(ModelError::Unsupported { what });
         }
-        let source = self.source(TABLE, n_layers * n, n_vocab)?;
-        let n_out = n_vocab * n_layers;
+        let n_tokens = self.gguf.tensor(TABLE)?.info.rows().clamp(1, n_vocab);
+        let source = self.source(TABLE, n_layers * n, n_tokens)?;
+        let n_out = n_tokens * n_layers;
         // A row here is a part of a row in the file.
         if !n.is_multiple_of(source.dtype.block_len()) || u32::try_from(n_out).is_err() {
             let what = format!("'{TABLE}' in {} with {PER_LAYER} of {n}", source.dtype);
@@ -60,7 +63,7 @@ impl<B: Backend> Loader<'_, B> {
         });
         let projections = projections.collect::<Result<_, ModelError>>()?;
         let norm = self.scaled_vector("per_layer_proj_norm.weight", n, std::f32::consts::FRAC_1_SQRT_2)?;
-        Ok(PerLayerInputs { table, projections, norm })
+        Ok(PerLayerInputs { table, n_tokens: n_tokens as u32, projections, norm })
     }
 
     /// Loads the weights of layer `index` with `n` numbers.

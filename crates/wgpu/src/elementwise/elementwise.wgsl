@@ -7,6 +7,9 @@ struct Params {
     width: u32,  // of a row of the destination, and the first of its columns
     first: u32,
     factor: f32,
+    negative: f32,  // the other numbers of xIELU
+    slope: f32,
+    eps: f32,
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -59,12 +62,31 @@ fn scale(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) 
     y[i] *= p.factor;
 }
 
+// y = y + g.
+@compute @workgroup_size(THREADS)
+fn add(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    y[i] += g[i];
+}
+
 // y = factor tanh(y / factor).
 @compute @workgroup_size(THREADS)
 fn soft_cap(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
     y[i] = p.factor * hyperbolic_tangent(y[i] / p.factor);
+}
+
+// y = y (factor y + slope) where y is positive, else negative (exp(min(y, eps)) - 1 - y) + slope y.
+// A NaN is not positive, and subtracted there.
+@compute @workgroup_size(THREADS)
+fn xielu(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
+    let i = index(id, groups);
+    if i >= p.n { return; }
+    let x = y[i];
+    let below = p.negative * (exponential(select(p.eps, x, x < p.eps)) - 1.0f - x) + p.slope * x;
+    y[i] = select(below, x * (p.factor * x + p.slope), x > 0.0f);
 }
 
 // Copies to columns of wider rows.

@@ -1,7 +1,7 @@
-//! Elementwise ops: gates, scaling, soft caps, column copies.
+//! Elementwise ops: gates, scaling, addition, soft caps, xIELU, column copies.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{Activation, Columns, Gate};
+use kvant_backend::{Activation, Columns, Gate, Xielu};
 
 use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError, groups};
@@ -51,6 +51,10 @@ struct Params {
     width: u32,
     first: u32,
     factor: f32,
+    /// The other numbers of xIELU.
+    negative: f32,
+    slope: f32,
+    eps: f32,
 }
 
 fn launch(
@@ -109,6 +113,17 @@ pub(crate) fn scale(gpu: &Gpu, x: &wgpu::Buffer, n: usize, factor: f32) -> Resul
 /// Computes `x = cap tanh(x / cap)` for `n` values.
 pub(crate) fn soft_cap(gpu: &Gpu, x: &wgpu::Buffer, n: usize, cap: f32) -> Result<(), WgpuError> {
     launch(gpu, "soft_cap", Params { factor: cap, ..params(n) }, None, x)
+}
+
+/// Computes `x = x + y` for `n` values.
+pub(crate) fn add(gpu: &Gpu, x: &wgpu::Buffer, y: &wgpu::Buffer, n: usize) -> Result<(), WgpuError> {
+    launch(gpu, "add", params(n), Some(y), x)
+}
+
+/// Applies xIELU to `n` values.
+pub(crate) fn xielu(gpu: &Gpu, x: &wgpu::Buffer, n: usize, numbers: Xielu) -> Result<(), WgpuError> {
+    let Xielu { positive, negative, slope, eps } = numbers;
+    launch(gpu, "xielu", Params { factor: positive, negative, slope, eps, ..params(n) }, None, x)
 }
 
 /// Copies rows of `src` `[rows, n]` to columns of `dst`.

@@ -1,0 +1,139 @@
+//! Layers with several residual streams, and sparse feed-forward layers beside them.
+
+use kvant_backend::{Activation, Backend, Streams};
+
+use crate::DeviceUnderTest;
+use crate::judge::{Expected, roundings};
+use crate::reference;
+use crate::weights::gaussian;
+
+/// `(width, rows)`: below, at and above registers and thread blocks.
+const SHAPES: [(usize, usize); 7] = [(1, 1), (8, 0), (31, 3), (256, 2), (257, 1), (640, 9), (1536, 33)];
+/// Roundings of GELU times a number, as of a gate, without those of its exponent.
+const GATE_ROUNDINGS: usize = 11;
+
+/// Compares `mix_streams` with its equation.
+pub fn mix<B: Backend>(subject: &DeviceUnderTest<B>) {
+    for (width, rows) in SHAPES {
+        for (n_in, n_out) in [(1, 1), (5, 4), (2, 3)] {
+            mixed_streams_equal_their_equation(subject, rows, Streams { n_in, n_out, width });
+        }
+    }
+    let [mut y, x, coefs] = [6, 6, 3].map(|n| subject.upload(&vec![1.0; n]));
+    let mut refused = |case: &str, rows, [n_in, n_out, width]: [usize; 3]| {
+        let streams = Streams { n_in, n_out, width };
+        let result = subject.device().mix_streams(&coefs, &x, rows, streams, &mut y);
+        subject.expect_refusal("mix_streams", case, result);
+    };
+    refused("four coefficients of three", 1, [2, 2, 1]);
+    refused("seven inputs of six", 1, [1, 1, 7]);
+    refused("nine outputs of six", 1, [1, 3, 3]);
+}
+
+fn mixed_streams_equal_their_equation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    rows: usize,
+    streams: Streams,
+) {
+    let what = || subject.case("mix_streams", format_args!("{rows} rows, {streams:?}"));
+    let Streams { n_in, n_out, width } = streams;
+    let (coefs, x) = (gaussian(1, rows * n_out * n_in, 1.0), gaussian(2, n_in * rows * width, 3.0));
+    let mut y = subject.guarded(&vec![f32::NAN; n_out * rows * width]);
+    let (on_coefs, on_x) = (subject.upload(&coefs), subject.upload(&x));
+    let result = subject.device().mix_streams(&on_coefs, &on_x, rows, streams, &mut y);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let want = |at: usize| {
+        let (i, row, col) = (at / (rows * width), at / width % rows, at % width);
+        let term = |j: usize| {
+            let c = coefs[(row * n_out + i) * n_in + j];
+            f64::from(c) * f64::from(x[(j * rows + row) * width + col])
+        };
+        let (value, sizes) =
+            (0..n_in).map(term).fold((0.0, 0.0), |(sum, sizes), x| (sum + x, sizes + x.abs()));
+        Expected { value, tolerance: roundings(n_in + 1) * sizes }
+    };
+    subject.expect(&y, &(0..n_out * rows * width).map(want).collect::<Vec<_>>(), &what);
+}
+
+/// Compares `scale_by_rms` with its equation.
+pub fn scale<B: Backend>(subject: &DeviceUnderTest<B>) {
+    for (width, rows) in SHAPES {
+        let what = || subject.case("scale_by_rms", format_args!("{rows} rows of {width}"));
+        let (values, like) = (gaussian(1, rows * width, 1.0), gaussian(2, rows * width, 40.0));
+        let mut x = subject.guarded(&values);
+        let result = subject.device().scale_by_rms(&mut x, &subject.upload(&like), rows, width);
+        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        let want = |(x, like): (&[f32], &[f32])| -> Vec<Expected> {
+            let rms = reference::norm(like) / (width as f64).sqrt();
+            let value = |x: &f32| f64::from(*x) * rms;
+            // A sum of squares in any order, halved by the root; the mean, the root, a product.
+            let tolerance = roundings(width.div_ceil(2) + 4);
+            x.iter().map(|x| Expected { value: value(x), tolerance: tolerance * value(x).abs() }).collect()
+        };
+        let rows = values.chunks(width).zip(like.chunks(width));
+        subject.expect(&x, &rows.flat_map(want).collect::<Vec<_>>(), &what);
+    }
+    let [mut long, short] = [8, 7].map(|n| subject.upload(&vec![1.0; n]));
+    let result = subject.device().scale_by_rms(&mut long, &short, 2, 4);
+    subject.expect_refusal("scale_by_rms", "rows one value short", result);
+    let mut short = short;
+    let result = subject.device().scale_by_rms(&mut short, &long, 2, 4);
+    subject.expect_refusal("scale_by_rms", "a result one value short", result);
+}
+
+/// Compares `gate_sparsely` with its equation.
+pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
+    for (width, rows) in SHAPES {
+        for deviations in [1.645, 0.0, -0.5] {
+            sparse_gates_equal_their_equation(subject, rows, width, deviations);
+        }
+    }
+    let what = || subject.case("gate_sparsely", "a NaN");
+    let mut y = subject.guarded(&[1.0; 8]);
+    let gates = subject.upload(&[0.0, 1.0, f32::NAN, 2.0, 0.0, 1.0, 2.0, 9.0]);
+    subject.device().gate_sparsely(&mut y, &gates, 2, 4, 0.0).unwrap_or_else(|e| panic!("{}: {e}", what()));
+    let got = subject.results(&y, 8, &what);
+    assert!(got[2].is_nan() && got[4] == 0.0 && got[7] > 1.0, "{}: {got:?}", what());
+    let [mut long, short] = [8, 7].map(|n| subject.upload(&vec![1.0; n]));
+    let result = subject.device().gate_sparsely(&mut long, &short, 2, 4, 0.0);
+    subject.expect_refusal("gate_sparsely", "gates one value short", result);
+    let mut short = short;
+    let result = subject.device().gate_sparsely(&mut short, &long, 2, 4, 0.0);
+    subject.expect_refusal("gate_sparsely", "a result one value short", result);
+}
+
+fn sparse_gates_equal_their_equation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    rows: usize,
+    width: usize,
+    deviations: f32,
+) {
+    let what =
+        || subject.case("gate_sparsely", format_args!("{rows} rows of {width}, {deviations} deviations"));
+    let (values, mut gates) = (gaussian(1, rows * width, 3.0), gaussian(2, rows * width, 1.5));
+    // A mean besides zero.
+    gates.iter_mut().for_each(|g| *g += 0.7);
+    let mut y = subject.guarded(&values);
+    let result = subject.device().gate_sparsely(&mut y, &subject.upload(&gates), rows, width, deviations);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let want = |(y, gates): (&[f32], &[f32])| -> Vec<Expected> {
+        let g: Vec<f64> = gates.iter().map(|g| f64::from(*g)).collect();
+        let mean = g.iter().sum::<f64>() / width as f64;
+        let deviation = (g.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / width as f64).sqrt();
+        let cutoff = mean + f64::from(deviations) * deviation;
+        // Sums in any order of the values, and of the squares of their distances; a root, products
+        // and a difference. GELU has a slope of at most 1.2.
+        let size = g.iter().map(|g| g.abs()).sum::<f64>() / width as f64;
+        let of_cutoff = roundings(width + 4) * (size + f64::from(deviations.abs()) * (deviation + size));
+        let each = |(y, g): (&f32, f64)| {
+            let (y, above) = (f64::from(*y), (g - cutoff).max(0.0));
+            let value = y * reference::activate(Activation::Gelu, above);
+            let of_gate = roundings(GATE_ROUNDINGS) + roundings(5) * reference::gelu_exponent(above).abs();
+            let of_above = 1.2 * (of_cutoff + roundings(1) * above) * y.abs();
+            Expected { value, tolerance: of_gate * value.abs() + of_above }
+        };
+        y.iter().zip(g).map(each).collect()
+    };
+    let rows = values.chunks(width).zip(gates.chunks(width));
+    subject.expect(&y, &rows.flat_map(want).collect::<Vec<_>>(), &what);
+}

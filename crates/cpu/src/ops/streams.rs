@@ -1,0 +1,73 @@
+//! Ops of layers with several residual streams (AltUp, arXiv 2301.13310), and of sparse
+//! feed-forward layers beside them (statistical top-k, arXiv 2506.06644). Each processes a row by
+//! itself.
+
+use kvant_backend::{Activation, Streams};
+
+use crate::host::disjoint::DisjointMut;
+use crate::host::pool::Pool;
+use crate::ops::matmul::gate as activate;
+use crate::ops::norm::sum_of;
+
+/// Computes `y[i] = Σ_j coefs[row, i, j] x[j]` for every row. Shapes have been checked.
+pub(crate) fn mix_streams(
+    pool: &Pool,
+    coefs: &[f32],
+    x: &[f32],
+    rows: usize,
+    Streams { n_in, n_out, width }: Streams,
+    y: &mut [f32],
+) {
+    let y = DisjointMut::new(y);
+    pool.for_each(n_out * rows, &|of| {
+        let (i, row) = (of / rows, of % rows);
+        let coefs = &coefs[(row * n_out + i) * n_in..][..n_in];
+        // SAFETY: one call of this job writes each row of a stream.
+        let y = unsafe { y.part(of * width..(of + 1) * width) };
+        y.fill(0.0);
+        for (j, c) in coefs.iter().enumerate() {
+            let x = &x[(j * rows + row) * width..][..width];
+            y.iter_mut().zip(x).for_each(|(y, x)| *y += c * x);
+        }
+    });
+}
+
+/// Multiplies each row of `x` `[rows, width]` by the root mean square of that of `like`.
+pub(crate) fn scale_by_rms(pool: &Pool, x: &mut [f32], like: &[f32], rows: usize, width: usize) {
+    let x = DisjointMut::new(x);
+    pool.for_each(rows, &|row| {
+        let row = row * width..(row + 1) * width;
+        let rms = (sum_of(&like[row.clone()], |v| v * v) / width as f32).sqrt();
+        // SAFETY: one call of this job writes each row.
+        unsafe { x.part(row) }.iter_mut().for_each(|x| *x *= rms);
+    });
+}
+
+/// Multiplies each row of `y` `[rows, width]` by GELU of how far that of `gates` exceeds its mean
+/// by more than `deviations` standard deviations.
+pub(crate) fn gate_sparsely(
+    pool: &Pool,
+    y: &mut [f32],
+    gates: &[f32],
+    rows: usize,
+    width: usize,
+    deviations: f32,
+) {
+    let y = DisjointMut::new(y);
+    pool.for_each(rows, &|row| {
+        let row = row * width..(row + 1) * width;
+        let g = &gates[row.clone()];
+        let mean = sum_of(g, |v| v) / width as f32;
+        let deviation = (sum_of(g, |v| (v - mean) * (v - mean)) / width as f32).sqrt();
+        let cutoff = mean + deviations * deviation;
+        // SAFETY: one call of this job writes each row.
+        let y = unsafe { y.part(row) };
+        for (y, g) in y.chunks_mut(16).zip(g.chunks(16)) {
+            let mut above = [0.0; 16];
+            // A comparison, so that NaN is preserved.
+            let of = above.iter_mut().zip(g);
+            of.for_each(|(above, g)| *above = if *g <= cutoff { 0.0 } else { g - cutoff });
+            activate(Activation::Gelu, &above[..g.len()], y);
+        }
+    });
+}
