@@ -14,8 +14,8 @@ use crate::{Attention, DeviceUnderTest, Skipped};
 /// blocks.
 const STEPS: [(usize, usize); 5] = [(2, 1), (40, 7), (150, 1), (170, 40), (300, 20)];
 
-/// Compares `select_tokens` with its equation, for every type of keys, for a few and many heads, and
-/// for more selected tokens than some rows have.
+/// Compares `select_tokens` with its equation, for every type of keys, for a few and many heads,
+/// and for more selected tokens than some rows have.
 pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut skipped = subject.skipped();
     if !subject.device().info().selects_tokens {

@@ -262,7 +262,7 @@ fn tensors(shards: &Shards, config: Object<'_>, kind: &Kind, sizes: &Sizes) -> R
         }
         let unknown = || HfError::Unknown { name: name.to_owned(), family: kind.family.class };
         let place = place(short, kind).ok_or_else(unknown)?;
-        let recipe = recipe(name, &place, stored, shards, (kind, sizes))?;
+        let recipe = recipe(name, &place, stored, shards, kind, sizes)?;
         all.push((place, recipe));
     }
     let has = |all: &[(TensorKey, Recipe)], name: &str| all.iter().any(|((_, ours), _)| ours == name);
@@ -276,7 +276,7 @@ fn tensors(shards: &Shards, config: Object<'_>, kind: &Kind, sizes: &Sizes) -> R
         && let Some((name, stored)) = embeddings.next()
     {
         let place = (0, "output.weight".to_owned());
-        let recipe = recipe(name, &place, stored, shards, (kind, sizes))?;
+        let recipe = recipe(name, &place, stored, shards, kind, sizes)?;
         all.push((place, recipe));
     }
     Ok(Tensors::new(all))
@@ -305,7 +305,8 @@ fn recipe(
     (_, ours): &TensorKey,
     stored: &Stored,
     shards: &Shards,
-    (kind, sizes): (&Kind, &Sizes),
+    kind: &Kind,
+    sizes: &Sizes,
 ) -> Result<Recipe, HfError> {
     let ElementKind::Values(dtype) = stored.holds else { return Err(wrong_type(name, stored, shards)) };
     let wrong =

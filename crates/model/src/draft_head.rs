@@ -1,9 +1,10 @@
 //! Hyper-parameters of a draft head: a small network with a file of its own that reads hidden
 //! states of a model and drafts its tokens.
 //!
-//! A head reads the residual stream before a few layers of its model, one row after the other: these
-//! are a token's *features*. Its vocabulary may be a part of its model's. An EAGLE-3 head (arXiv
-//! 2503.01840) drafts one token after the other, a DFlash head (arXiv 2602.06036) a block at once.
+//! A head reads the residual stream before a few layers of its model, one row after the other:
+//! these are a token's *features*. Its vocabulary may be a part of its model's. An EAGLE-3 head
+//! (arXiv 2503.01840) drafts one token after the other, a DFlash head (arXiv 2602.06036) a block at
+//! once.
 
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! A draft head, which predicts the token after the next, on the model's device: the model's own
-//! multi-token prediction (MTP) layer, or a head of another file: EAGLE-3, or DFlash, which predicts
-//! several tokens at once.
+//! multi-token prediction (MTP) layer, or a head of another file: EAGLE-3, or DFlash, which
+//! predicts several tokens at once.
 //!
 //! It follows each sequence with a KV cache of its own. Its input at a position is the token there
 //! and the model's hidden states of the token before: the final one, or those of a few layers. It
@@ -61,6 +61,14 @@ enum HeadKind {
         target_ids: Option<Vec<u32>>,
         drafting: Drafting,
     },
+}
+
+/// Blocks that a DFlash head drafts.
+struct BlockShape {
+    /// The token that stands for one to be drafted.
+    mask: u32,
+    /// Tokens that a block drafts.
+    n_drafted: usize,
 }
 
 /// A draft head with its buffers.
@@ -327,11 +335,12 @@ impl<B: Backend> DraftHead<B> {
         Ok(())
     }
 
-    /// Returns the mask and the length of the blocks that it drafts; `None` if it drafts one token
-    /// after the other.
-    fn block(&self) -> Option<(u32, usize)> {
+    /// Returns the blocks that it drafts; `None` if it drafts one token after the other.
+    fn block(&self) -> Option<BlockShape> {
         match self.kind {
-            HeadKind::OfFile { drafting: Drafting::Block { mask, len, .. }, .. } => Some((mask, len)),
+            HeadKind::OfFile { drafting: Drafting::Block { mask, len, .. }, .. } => {
+                Some(BlockShape { mask, n_drafted: n_drafted(len) })
+            }
             _ => None,
         }
     }
@@ -357,8 +366,8 @@ impl<B: Backend> DraftHead<B> {
         if followed.skips_first && followed.n_skipped == 0 {
             return Ok(());
         }
-        if let Some((mask, len)) = self.block() {
-            return self.predict_block(device, followed, next, (mask, len), on_prediction);
+        if let Some(shape) = self.block() {
+            return self.predict_block(device, followed, next, shape, on_prediction);
         }
         let HeadSequence { cache, pending, streams, .. } = followed;
         let PooledDevice { backend, pool } = device;
@@ -395,14 +404,14 @@ impl<B: Backend> DraftHead<B> {
         device: &PooledDevice<B>,
         followed: &mut HeadSequence<B::Page>,
         next: u32,
-        (mask, len): (u32, usize),
+        BlockShape { mask, n_drafted }: BlockShape,
         on_prediction: OnDraft<'_>,
     ) -> Result<(), Error> {
         let PooledDevice { backend, pool } = device;
         self.process(device, followed, followed.n_pending())?;
         let HeadSequence { cache, streams, .. } = followed;
         let known = cache.len();
-        let capacity = cache.reserve_draft(&**backend, pool, 2, n_drafted(len));
+        let capacity = cache.reserve_draft(&**backend, pool, 2, n_drafted);
         if capacity == 0 {
             return Ok(());
         }

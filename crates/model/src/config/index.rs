@@ -5,9 +5,9 @@
 //! I[t, s] = Σ_h w[t, h] max(0, q[t, h] · k_s)
 //! ```
 //!
-//! A query attends to the tokens s of the largest I. The keys k are a cache of their own, beside the
-//! latent vectors of attention. A layer may attend to the selection of an earlier one (IndexCache,
-//! arXiv 2603.12201).
+//! A query attends to the tokens s of the largest I. The keys k are a cache of their own, beside
+//! the latent vectors of attention. A layer may attend to the selection of an earlier one
+//! (IndexCache, arXiv 2603.12201).
 
 use kvant_backend::Pairing;
 

@@ -1,5 +1,5 @@
-//! DFlash (arXiv 2602.06036): a draft head drafts a block of tokens at once from the features of all
-//! tokens before it, rows of the residual stream of its model.
+//! DFlash (arXiv 2602.06036): a draft head drafts a block of tokens at once from the features of
+//! all tokens before it, rows of the residual stream of its model.
 //!
 //! ```text
 //! c = norm(W_fc f)                      f the features [k n_embd of the model] of a known token
@@ -8,8 +8,8 @@
 //! logits of a token of the block = W_out norm(x)
 //! ```
 //!
-//! Keys and values of features are cached at the position of their token and of nothing else: a known
-//! token passes no layer. Tokens of the block see each other.
+//! Keys and values of features are cached at the position of their token and of nothing else: a
+//! known token passes no layer. Tokens of the block see each other.
 
 use kvant_backend::{
     AttendParams, Backend, BackendError, Heads, Input, KvBatchEntry, Output, RopeParams, TokenSpan,
@@ -92,8 +92,8 @@ impl<B: Backend> Decoder<B> {
         Ok(backend.kv_append(entries, &act.k, &act.v, act.step_tiles.as_mut())?)
     }
 
-    /// Computes attention of the rows of a block, each over all tokens and all of the block. A window
-    /// counts from the last row.
+    /// Computes attention of the rows of a block, each over all tokens and all of the block. A
+    /// window counts from the last row.
     pub(super) fn attend_block(
         &self,
         backend: &B,

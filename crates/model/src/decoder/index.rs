@@ -11,8 +11,8 @@ use crate::{ModelError, TokenIndex};
 const KEY_EPS: f32 = 1e-6;
 
 impl<B: Backend> Decoder<B> {
-    /// Selects the tokens that the rows of layer `index` attend to, if it selects some itself. Reads
-    /// the layer's input and its low-rank queries.
+    /// Selects the tokens that the rows of layer `index` attend to, if it selects some itself.
+    /// Reads the layer's input and its low-rank queries.
     pub(super) fn select_tokens(
         &self,
         step: &mut StepContext<'_, '_, B>,
