@@ -12,7 +12,7 @@ use crate::constants::Constants;
 use crate::shader::{Source, Text};
 use crate::{append, attend, elementwise, experts, matmul, norm, recurrent, rope, streams, top_k};
 
-static PLAIN: [&Source; 9] = [
+static PLAIN: [&Source; 10] = [
     &elementwise::SOURCE,
     &experts::ROUTE,
     &experts::COMBINE,

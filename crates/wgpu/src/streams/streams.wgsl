@@ -20,10 +20,10 @@ fn mix_streams(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgr
     let at = id.x + id.y * groups.x * THREADS;
     let stream = p.rows * p.width;
     if at >= p.n_out * stream { return; }
-    let of = at % stream;
-    let first = (of / p.width * p.n_out + at / stream) * p.n_in;
+    let value = at % stream;
+    let first = (value / p.width * p.n_out + at / stream) * p.n_in;
     var total = 0.0f;
-    for (var j = 0u; j < p.n_in; j++) { total += coefs[first + j] * x[j * stream + of]; }
+    for (var j = 0u; j < p.n_in; j++) { total += coefs[first + j] * x[j * stream + value]; }
     y[at] = total;
 }
 
