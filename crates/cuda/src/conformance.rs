@@ -116,6 +116,8 @@ tests! {
     attend_capped: 80,
     attend_sinks: 80,
     attend_shared_kv: 80,
+    select_tokens: 80,
+    attend_selected: 80,
     attend_batch_invariance: 80,
     attend_sizes: 80,
     attend_clipped: 80,

@@ -230,6 +230,8 @@ tests! {
     attend_capped,
     attend_sinks,
     attend_shared_kv,
+    select_tokens,
+    attend_selected,
     attend_batch_invariance,
     attend_sizes,
     attend_clipped,

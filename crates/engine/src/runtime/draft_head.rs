@@ -398,7 +398,8 @@ impl<B: Backend> DraftHead<B> {
         Ok(())
     }
 
-    /// Passes the predictions of a block behind `next` to `on_prediction`, until it returns `false`.
+    /// Passes the predictions of a block behind `next` to `on_prediction`, until it returns
+    /// `false`.
     fn predict_block(
         &mut self,
         device: &PooledDevice<B>,

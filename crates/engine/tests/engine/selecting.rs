@@ -40,7 +40,7 @@ fn changed(name: &str, key: Option<(&str, Option<Value<'_>>)>, without: &str) ->
 }
 
 fn error_of(gguf: Gguf) -> String {
-    let error = Model::from_gguf(Arc::new(gguf), OpenOptions::default()).err().expect("a refused file");
+    let error = Model::from_gguf(Arc::new(gguf), OpenOptions::default()).expect_err("a refused file");
     let error = error.to_string();
     assert!(!error.contains('\n'), "{error}");
     error

@@ -121,7 +121,8 @@ fn attend_row(
             let out = unsafe { out.part(at..at + p.v_head_dim) };
             restore_row(values.tensor.spec.rotates, sums, out);
             if let Some(of_out) = balance.as_ref().and_then(|balance| balance.out) {
-                of_out.apply(0..p.v_head_dim, &out.to_vec(), out);
+                let unscaled = out.to_vec();
+                of_out.apply(0..p.v_head_dim, &unscaled, out);
             }
         }
     });
