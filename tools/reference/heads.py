@@ -148,8 +148,8 @@ class BlockHead:
         self.spec, self.model = spec, model
         self.qwen = build_model(spec.layer)
         for layer in self.qwen.model.layers:  # a mask is what it attends to: few tokens, and much of them
-            layer.self_attn.q_norm.weight.data *= 4.0
-            layer.self_attn.o_proj.weight.data *= 4.0
+            layer.self_attn.q_norm.weight.data *= 3.0
+            layer.self_attn.o_proj.weight.data *= 2.0
         m, n = spec.layer.hidden, len(spec.layers) * model.config.hidden_size
         self.fc = (n**-0.5 * torch.randn(m, n)).half().float()
         self.hidden_norm = 1 + 0.3 * torch.randn(m)

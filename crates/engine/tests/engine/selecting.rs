@@ -52,7 +52,8 @@ fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
     for (i, name) in SELECTING.into_iter().enumerate() {
         let models = [1, 2].map(|n| family(name, n));
         let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 6) } else { (&CASES[..], 16) };
-        for case in cases {
+        // Channel scales of these tests are those of separate values.
+        for case in cases.iter().filter(|(.., is_balanced)| !is_balanced) {
             let (_, read_ahead) = histories(&models, *case, 500 + i as u64, n_steps);
             assert!(read_ahead > 0, "{name}, {case:?}: no draft token was verified");
         }
