@@ -82,7 +82,7 @@ impl LayerScales {
     /// Returns the identity scales.
     pub fn identity(heads: &KvLayerShape) -> Self {
         let n_k = heads.n_kv_heads * heads.k_head_dim;
-        let n_v = heads.values_per_token() - n_k;
+        let n_v = heads.n_values();
         Self { k_scale: vec![1.0; n_k], v_scale: vec![1.0; n_v], v_centre: vec![0.0; n_v] }
     }
 
@@ -128,8 +128,8 @@ impl ChannelScales {
             return error(format!("expected {} layers, got {}", shape.layers.len(), self.layers.len()));
         }
         for (index, (layer, shape)) in self.layers.iter().zip(&shape.layers).enumerate() {
-            let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, shared_kv, .. } = *shape;
-            let n_v = if shared_kv { 0 } else { n_kv_heads * v_head_dim };
+            let KvLayerShape { n_kv_heads, k_head_dim, .. } = *shape;
+            let n_v = shape.n_values();
             let LayerScales { k_scale, v_scale, v_centre } = layer;
             let lengths = [
                 ("factors of keys", k_scale, n_kv_heads * k_head_dim),

@@ -41,10 +41,14 @@ pub struct KvLayerShape {
 }
 
 impl KvLayerShape {
-    /// Returns the values stored per token.
+    /// Returns the values stored per token: of keys, of values, and of the key of an index.
     pub fn values_per_token(&self) -> usize {
-        let of_head = self.k_head_dim + if self.shared_kv { 0 } else { self.v_head_dim };
-        self.n_kv_heads * of_head + self.index.unwrap_or(0)
+        self.n_kv_heads * self.k_head_dim + self.n_values() + self.index.unwrap_or(0)
+    }
+
+    /// Returns the length of a token's values in tensors of their own.
+    pub fn n_values(&self) -> usize {
+        if self.shared_kv { 0 } else { self.n_kv_heads * self.v_head_dim }
     }
 
     /// Returns the sides with KV tensors of their own.

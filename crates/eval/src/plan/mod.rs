@@ -329,7 +329,7 @@ impl<'a> PlanSearch<'a> {
         let ((bits_k, bits_v), stats) = (stored.bits_per_value(&self.shape), judged.kld.stats());
         let (values_k, values_v) = self.shape.layers.iter().fold((0, 0), |(k, v), layer| {
             let of_keys = layer.n_kv_heads * layer.k_head_dim;
-            (k + of_keys, v + layer.values_per_token() - of_keys)
+            (k + of_keys, v + layer.n_values())
         });
         let bits =
             (bits_k * values_k as f64 + bits_v * values_v as f64) / (values_k + values_v).max(1) as f64;
