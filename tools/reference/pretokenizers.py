@@ -70,10 +70,6 @@ PATTERNS = {
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+" + SPACES,
     ],
-    "tiny_aya": [
-        r"\d{1,3}(?=(?:\d{3})*\b)",
-        cased(UPPER, LOWER, CONTRACTIONS + "?") + r"|\p{N}{1,3}" + TAIL_SLASH,
-    ],
     "jais-2": [
         CONTRACTIONS
         + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

@@ -27,7 +27,7 @@ enum Tail {
     /// `|\s{512}(?!\S)|\s{256}(?!\S)|..|\s{4}(?!\S)|\s{1,2}(?!\S)|\s`
     SpacePowers,
     /// None, and a match, which is digits, is cut into groups of three from its end:
-    /// `\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))`, or `\d{1,3}(?=(?:\d{3})*\b)`.
+    /// `\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))`.
     Thousands,
 }
 use Tail::{Gap, Space, SpacePowers, Thousands};
@@ -224,7 +224,6 @@ const FAMILIES: &[Family] = &[
     ),
     plain(&["gemma4"], &[LINES]),
     plain(&["afmoe"], &[(r"\p{N}+", Thousands), UNSPACED, DEEPSEEK3]),
-    plain(&["tiny_aya", "cohere2moe"], &[(r"\d+\b", Thousands), GPT4O]),
     plain(&["jais-2"], &[(LLAMA3.0, SpacePowers)]),
 ];
 
