@@ -159,7 +159,8 @@ pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usi
 pub fn linear_attention(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Expected> {
     let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
     let n_qkv = heads.n_qkv();
-    let n_rows = inputs.qkv.len() / n_qkv;
+    let (n_rows, n_steps) = (inputs.qkv.len() / n_qkv, inputs.rule.n_steps(heads));
+    let steps_of = |head: usize| head * n_steps / n_v_heads..(head + 1) * n_steps / n_v_heads;
     let mut expected = vec![Expected { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
     for head in 0..n_v_heads {
         let mut state = vec![vec![0.0; k_dim]; v_dim];
@@ -169,28 +170,44 @@ pub fn linear_attention(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<
             let unit_vector = |side: usize| {
                 let x = &x[(side * n_k_heads + heads.key_head(head)) * k_dim..][..k_dim];
                 let length = match inputs.rule {
-                    StateRule::GatedDeltaNet { eps, .. } => (norm_of(x).powi(2) + f64::from(eps)).sqrt(),
+                    StateRule::GatedDeltaNet { eps, .. } | StateRule::KimiDelta { eps, .. } => {
+                        (norm_of(x).powi(2) + f64::from(eps)).sqrt()
+                    }
                     StateRule::Mamba2 { .. } => 1.0,
                 };
                 x.iter().map(|x| x / length).collect::<Vec<f64>>()
             };
             let (q, k) = (unit_vector(0), unit_vector(1));
             let of_head = |values: &[f32]| f64::from(values[row * n_v_heads + head]);
-            let step = (of_head(inputs.step) + f64::from(inputs.bias[head])).exp().ln_1p();
-            let exponent = f64::from(inputs.decay[head]) * step;
-            let decay = exponent.exp();
-            error += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
+            let raw = steps_of(head)
+                .map(|at| f64::from(inputs.step[row * n_steps + at]) + f64::from(inputs.bias[at]));
+            let steps: Vec<f64> = raw.clone().map(|step| step.exp().ln_1p()).collect();
+            let rate = f64::from(inputs.decay[head]);
+            let exponents: Vec<f64> = match inputs.rule {
+                StateRule::KimiDelta { bound: Some(bound), .. } => {
+                    // The slope of the logistic function is at most a quarter.
+                    let of_argument = raw.clone().map(|step| (rate * step).abs()).fold(0.0, f64::max);
+                    error += roundings(3) * f64::from(bound.abs()) * of_argument / 4.0;
+                    raw.map(|step| f64::from(bound) / (1.0 + (-rate * step).exp())).collect()
+                }
+                _ => steps.iter().map(|step| rate * step).collect(),
+            };
+            // One for all dims, or one for each.
+            let decays: Vec<f64> = exponents.iter().cycle().take(k_dim).map(|x| x.exp()).collect();
+            let largest_exponent = exponents.iter().map(|x| x.abs()).fold(0.0, f64::max);
+            error += roundings(3 * k_dim + 40) + roundings(12) * largest_exponent;
             for (column, state) in state.iter_mut().enumerate() {
                 let value = x[2 * n_k_heads * k_dim + head * v_dim + column];
+                state.iter_mut().zip(&decays).for_each(|(s, decay)| *s *= decay);
                 let (change, scale, past) = match inputs.rule {
-                    StateRule::GatedDeltaNet { write, .. } => {
-                        let predicted: f64 = state.iter().zip(&k).map(|(s, k)| decay * s * k).sum();
+                    StateRule::GatedDeltaNet { write, .. } | StateRule::KimiDelta { write, .. } => {
+                        let predicted: f64 = state.iter().zip(&k).map(|(s, k)| s * k).sum();
                         let change = (value - predicted) * gate(Gate::Sigmoid, of_head(write));
                         (change, 1.0 / (k_dim as f64).sqrt(), 0.0)
                     }
-                    StateRule::Mamba2 { skip } => (step * value, 1.0, f64::from(skip[head]) * value),
+                    StateRule::Mamba2 { skip } => (steps[0] * value, 1.0, f64::from(skip[head]) * value),
                 };
-                state.iter_mut().zip(&k).for_each(|(s, k)| *s = decay * *s + k * change);
+                state.iter_mut().zip(&k).for_each(|(s, k)| *s += k * change);
                 let reach = norm_of(state) + value.abs() + change.abs() * norm_of(&k);
                 largest[column] = reach.max(largest[column]);
                 let sum: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();

@@ -38,6 +38,7 @@ from transformers import (
     HunYuanMoEV1Config,
     HYV3Config,
     Jais2Config,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
@@ -119,6 +120,7 @@ FAMILIES = {
     "glmdsa": Family(GlmMoeDsaConfig, gguf.MODEL_ARCH.GLM_DSA),
     "glm4moelite": Family(Glm4MoeLiteConfig, gguf.MODEL_ARCH.DEEPSEEK2),
     "mistral4": Family(Mistral4Config, gguf.MODEL_ARCH.MISTRAL4),
+    "kimilinear": Family(KimiLinearConfig, gguf.MODEL_ARCH.KIMI_LINEAR),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
     "gptoss": Family(GptOssConfig, gguf.MODEL_ARCH.GPT_OSS, transposed_experts=True),
@@ -172,6 +174,7 @@ FAMILIES = {
     "orion": Family(StableLmConfig, gguf.MODEL_ARCH.ORION),
     "internlm2": Family(LlamaConfig, gguf.MODEL_ARCH.INTERNLM2, interleaved_rope=True),
     "xverse": Family(LlamaConfig, gguf.MODEL_ARCH.XVERSE, interleaved_rope=True),
+    "baichuan": Family(LlamaConfig, gguf.MODEL_ARCH.BAICHUAN, interleaved_rope=True),
     "exaone": Family(LlamaConfig, gguf.MODEL_ARCH.EXAONE),
     "pangu": Family(Qwen2Config, gguf.MODEL_ARCH.PANGU_EMBED),
 }

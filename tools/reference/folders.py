@@ -30,7 +30,7 @@ CONVERTED = (
     "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gemma4 granite granitehybrid smollm3 olmo2 olmo3 phi3 glm4 "
     "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 deepseek32 glmdsa glm4moelite seedoss glm4moe dots1 ernie45 "
     "exaone4 olmoe granitemoe commandr arcee graniteh nemotronh nemotronhmoe ernie45moe hunyuan "
-    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa"
+    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa kimilinear"
 ).split()
 
 
@@ -88,8 +88,8 @@ def find_scattered(values: np.ndarray, views: dict[str, np.ndarray], places: dic
             assert np.array_equal(np.stack([views[name][row] for name, row in found]), rows)
             order = [[names.index(name), row] for name, row in found]
             return {"from": names, "rows": order} | ({"transposed": True} if transposed else {})
-    assert values.ndim == 1, "a matrix that is nowhere"
-    return {"values": values.tolist()}
+    assert values.size == max(values.shape), "a matrix that is nowhere"
+    return {"values": values.reshape(-1).tolist()}
 
 
 def main() -> None:

@@ -61,7 +61,39 @@ HALVED_EXPERTS = {
 }
 HALVED_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mixer.norm.weight", ".D", "out_proj.weight")
 
+KIMI = {
+    "linear_head_dim": 32,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 40,
+    "v_head_dim": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.6,
+}
+KIMI_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "f_b_proj.weight", "g_b_proj.weight", "b_proj.weight", "o_norm.weight", "e_score_correction_bias")
+
 HYBRIDS = [
+    Spec(
+        "kimilinear-latent128-kda",
+        hidden=64,
+        heads=4,
+        kv_heads=4,
+        head_dim=None,
+        layers=4,
+        extra={
+            **KIMI,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        },
+        without=({"num_experts_per_tok": 1}, {"routed_scaling_factor": 1.0}, {"norm_topk_prob": False}),
+        less=KIMI_WEIGHTS,
+    ),
     Spec(
         "lfm2-h64-g2-conv3",
         hidden=128,
@@ -262,6 +294,9 @@ def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
             writer.add_full_attention_interval(2)
         else:
             writer.add_array(f"{arch}.attention.recurrent_layers", kinds)
+    if "linear_num_heads" in extra:
+        writer.add_ssm_conv_kernel(extra["linear_conv_kernel_dim"])
+        writer.add_kda_head_dim(extra["linear_head_dim"])
     for names in (SPACE, HALVED):
         heads, dim, state, taps, groups = names
         if heads in extra:
@@ -326,6 +361,18 @@ def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
         yield name, weight
     else:
         yield name, tiled(weight)
+
+
+def kimi_parts(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Returns the weights of Kimi's delta rule in file format: factors instead of their logarithms,
+    and a convolution for each of queries, keys and values."""
+    if "conv1d" in name:
+        for part, taps in zip("qkv", weight.chunk(3)):
+            yield name.replace("conv1d", f"{part}_conv1d"), taps.transpose(0, 1).unsqueeze(0)
+    elif name.endswith("A_log"):
+        yield name.replace("forget_gate.", ""), -weight.exp()
+    else:
+        yield name.replace("forget_gate.", "").replace("dt_bias", "dt_proj.bias"), weight
 
 
 def space_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

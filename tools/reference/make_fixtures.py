@@ -27,7 +27,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from hybrids import delta_parts, multiplied, space_parts, write_states
+from hybrids import delta_parts, kimi_parts, multiplied, space_parts, write_states
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
@@ -227,9 +227,10 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     else:
         writer.add_feed_forward_length(spec.extra.get("prefix_dense_intermediate_size", spec.ffn))
     writer.add_head_count(spec.heads)
-    if "conv" in kinds or "mamba" in kinds or is_halved:
+    if "conv" in kinds or "mamba" in kinds or is_halved or "linear_num_heads" in spec.extra:
         attends = ("attention", "full_attention")
-        writer.add_head_count_kv([spec.kv_heads if kind in attends else 0 for kind in kinds])
+        n_kv_heads = 1 if "kv_lora_rank" in spec.extra else spec.kv_heads
+        writer.add_head_count_kv([n_kv_heads if kind in attends else 0 for kind in kinds])
         if "conv" in kinds:
             writer.add_shortconv_l_cache(config.conv_L_cache)
     elif "attention_value_scale" in spec.extra:  # MiMo, whose layers with windows have twice as many
@@ -365,15 +366,16 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
 def is_absorbed(config: PreTrainedConfig) -> bool:
     """Returns whether the file has heads in absorbed form; older files have them as in the
     model."""
-    return config.q_lora_rank is not None
+    return config.q_lora_rank is not None or config.model_type == "kimi_linear"
 
 
 def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
     """Returns the sizes of MLA."""
     extra = spec.extra
     whole, v_dim = extra["qk_nope_head_dim"] + extra["qk_rope_head_dim"], extra["v_head_dim"]
-    writer.add_expert_weights_norm(extra["norm_topk_prob"])
-    if extra["q_lora_rank"] is None:
+    if "norm_topk_prob" in extra:
+        writer.add_expert_weights_norm(extra["norm_topk_prob"])
+    if extra["q_lora_rank"] is None and "linear_num_heads" not in extra:
         writer.add_key_length(whole)
         writer.add_value_length(v_dim)
     else:
@@ -439,6 +441,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
         if "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
+        elif "self_attn.conv1d" in name or "forget_gate" in name:
+            yield from kimi_parts(name, weight)
         elif ".mamba." in name or ".mixer." in name:
             yield from space_parts(model.config, name, weight)
         elif "conv.conv." in name:

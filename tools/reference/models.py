@@ -449,6 +449,7 @@ SPECS = [
     Spec("chatglm-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),
     Spec("internlm2-h64-g2", hidden=32, heads=4, kv_heads=2, head_dim=64, theta=1e6),
     Spec("xverse-h64-g1", hidden=32, heads=2, kv_heads=2, head_dim=64),
+    Spec("baichuan-h64-g1", hidden=32, heads=2, kv_heads=2, head_dim=64),
     Spec("exaone-h64-g2-llama3", hidden=32, heads=4, kv_heads=2, head_dim=64, tied=True, theta=1e6, rope=LLAMA3),
     Spec("pangu-h64-g2", hidden=48, heads=4, kv_heads=2, head_dim=64, theta=1e6),
     Spec("glm4-h64-g2-bias", hidden=32, heads=4, kv_heads=2, head_dim=64, partial=0.5, extra={"attention_bias": True}),

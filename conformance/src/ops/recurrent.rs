@@ -87,11 +87,12 @@ pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut skipped = subject.skipped();
     let heads = [(1, 1, KeySharing::Grouped), (2, 4, KeySharing::Grouped), (2, 6, KeySharing::Tiled)];
     let dims = [(16, 16), (32, 48), (128, 64), (128, 128), (48, 80)];
-    let cases = product(&heads, &[true, false]);
+    let cases =
+        product(&heads, &[Rule::GatedDeltaNet, Rule::KimiDelta, Rule::BoundedKimiDelta, Rule::Mamba2]);
     for ((cases, steps), (k_dim, v_dim)) in skipped.combine(&product(&cases, &STEPS), &dims) {
-        let ((n_k_heads, n_v_heads, sharing), is_delta) = cases;
+        let ((n_k_heads, n_v_heads, sharing), rule) = cases;
         let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
-        check_linear_attention(subject, heads, is_delta, steps, &mut skipped);
+        check_linear_attention(subject, heads, rule, steps, &mut skipped);
     }
     let device = subject.device();
     let mut page = device.page(1 << 12).expect("memory for a test");
@@ -109,6 +110,7 @@ pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("a state beyond the page", StateHeads { n_v_heads: 6, ..usual }, delta, 0, 6 * 256),
         ("a gate for two heads", usual, StateRule::GatedDeltaNet { write: &one, eps: 1e-6 }, 1, 512),
         ("a skip for two heads", usual, StateRule::Mamba2 { skip: &one }, 1, 512),
+        ("steps of 7 x 32 dims", usual, Rule::KimiDelta.of(&x, &x), 7, 512),
     ] {
         let rows = TokenSpan { first: 0, n: rows, start: 0, first_tail_tile: 0 };
         let mut entries = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
@@ -116,6 +118,27 @@ pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         subject.expect_refusal("recur", case, device.linear_attention(&mut entries, heads, inputs, &mut y));
     }
     skipped
+}
+
+/// The rule of a state, without its inputs.
+#[derive(Debug, Clone, Copy)]
+enum Rule {
+    GatedDeltaNet,
+    KimiDelta,
+    BoundedKimiDelta,
+    Mamba2,
+}
+
+impl Rule {
+    /// Returns the rule with its inputs.
+    fn of<T>(self, write: T, skip: T) -> StateRule<T> {
+        match self {
+            Self::GatedDeltaNet => StateRule::GatedDeltaNet { write, eps: 1e-6 },
+            Self::KimiDelta => StateRule::KimiDelta { write, eps: 1e-6, bound: None },
+            Self::BoundedKimiDelta => StateRule::KimiDelta { write, eps: 1e-6, bound: Some(-5.0) },
+            Self::Mamba2 => StateRule::Mamba2 { skip },
+        }
+    }
 }
 
 /// A step of two sequences.
@@ -257,36 +280,29 @@ fn check_short_conv<B: Backend>(
 fn check_linear_attention<B: Backend>(
     subject: &DeviceUnderTest<B>,
     heads: StateHeads,
-    is_delta: bool,
+    rule: Rule,
     steps: &[[usize; 2]],
     skipped: &mut Skipped,
 ) {
-    let what = || subject.case("recur", format_args!("{heads:?}, delta rule {is_delta}, steps of {steps:?}"));
-    let n_v = heads.n_v_heads;
+    let what = || subject.case("recur", format_args!("{heads:?}, {rule:?}, steps of {steps:?}"));
+    let (n_v, n_steps) = (heads.n_v_heads, rule.of((), ()).n_steps(&heads));
     let of = |seed: u64, n: usize, sigma| [0, 1].map(|i| gaussian(seed + i as u64, N_ROWS[i] * n, sigma));
-    let (qkv, write, step) = (of(11, heads.n_qkv(), 1.0), of(13, n_v, 2.0), of(15, n_v, 2.0));
-    let (bias, rate, skip) = (gaussian(17, n_v, 1.0), gaussian(18, n_v, 1.0), gaussian(19, n_v, 1.0));
+    let (qkv, write, step) = (of(11, heads.n_qkv(), 1.0), of(13, n_v, 2.0), of(15, n_steps, 2.0));
+    let (bias, rate, skip) = (gaussian(17, n_steps, 1.0), gaussian(18, n_v, 1.0), gaussian(19, n_v, 1.0));
     let rate: Vec<f32> = rate.iter().map(|x| -x.abs()).collect();
     let [on_bias, on_rate, on_skip] = [&bias, &rate, &skip].map(|values| subject.upload(values));
-    let eps = 1e-6;
     let feed = |steps| {
         States::new(subject, heads.n_state()).feed(steps, heads.n_out(), &what, |device, entries, fed, y| {
             let (qkv, write, step) =
-                (fed.rows(&qkv, heads.n_qkv()), fed.rows(&write, n_v), fed.rows(&step, n_v));
-            let rule = match is_delta {
-                true => StateRule::GatedDeltaNet { write: &write, eps },
-                false => StateRule::Mamba2 { skip: &on_skip },
-            };
+                (fed.rows(&qkv, heads.n_qkv()), fed.rows(&write, n_v), fed.rows(&step, n_steps));
+            let rule = rule.of(&write, &on_skip);
             let inputs = StateInputs { qkv: &qkv, step: &step, bias: &on_bias, decay: &on_rate, rule };
             device.linear_attention(entries, heads, inputs, y)
         })
     };
     let Some((got, states)) = skipped.take(feed(steps), &what) else { return };
     for i in 0..2 {
-        let rule = match is_delta {
-            true => StateRule::GatedDeltaNet { write: &write[i][..], eps },
-            false => StateRule::Mamba2 { skip: &skip[..] },
-        };
+        let rule = rule.of(&write[i][..], &skip[..]);
         let inputs = StateInputs { qkv: &qkv[i][..], step: &step[i], bias: &bias, decay: &rate, rule };
         assert_close(&got[i], &reference::linear_attention(&heads, inputs), &what);
     }

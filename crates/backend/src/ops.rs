@@ -524,6 +524,8 @@ ops! {
     /// S = exp(rate t) S
     /// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim
     ///         q and k divided by their length
+    /// Kimi:   the same, with a step t for each row of S; or, with a bound of decays,
+    ///         S = exp(bound / (1 + exp(-rate (step + bias)))) S
     /// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
     /// ```
     fn linear_attention(

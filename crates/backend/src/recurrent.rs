@@ -103,9 +103,9 @@ pub struct StateInputs<T> {
     /// Queries, keys and values of all heads, concatenated,
     /// `[rows, 2 n_k_heads k_dim + n_v_heads v_dim]`.
     pub qkv: T,
-    /// Step size before the bias and softplus, `[rows, n_v_heads]`.
+    /// Step size before the bias and softplus, `[rows, n_steps]`: see [`StateRule::n_steps`].
     pub step: T,
-    /// Bias of the step size, `[n_v_heads]`.
+    /// Bias of the step size, `[n_steps]`.
     pub bias: T,
     /// Decay rate per unit of step size, negative, `[n_v_heads]`.
     pub decay: T,
@@ -124,11 +124,32 @@ pub enum StateRule<T> {
         /// Added to the squared norm of a key or query before the square root.
         eps: f32,
     },
+    /// Kimi's delta rule (KDA, arXiv 2510.26692): the same, but each row of the state decays by a
+    /// step of its own.
+    KimiDelta {
+        /// As in [`StateRule::GatedDeltaNet`].
+        write: T,
+        /// As in [`StateRule::GatedDeltaNet`].
+        eps: f32,
+        /// Lower bound of the logarithm of a decay, if it is bounded.
+        bound: Option<f32>,
+    },
     /// A state space (Mamba 2, arXiv 2405.21060): writes the value times the step size.
     Mamba2 {
         /// Factor of the value that bypasses the state, `[n_v_heads]`.
         skip: T,
     },
+}
+
+impl<T> StateRule<T> {
+    /// Returns the number of step sizes per row: one for each value head, or for each of its key
+    /// dims, `[n_v_heads, k_dim]`.
+    pub fn n_steps(&self, heads: &StateHeads) -> usize {
+        match self {
+            Self::GatedDeltaNet { .. } | Self::Mamba2 { .. } => heads.n_v_heads,
+            Self::KimiDelta { .. } => heads.n_v_heads * heads.k_dim,
+        }
+    }
 }
 
 impl<T> StateInputs<T> {
@@ -137,6 +158,9 @@ impl<T> StateInputs<T> {
         let Self { qkv, step, bias, decay: rate, rule } = self;
         let rule = match rule {
             StateRule::GatedDeltaNet { write, eps } => StateRule::GatedDeltaNet { write: f(write), eps },
+            StateRule::KimiDelta { write, eps, bound } => {
+                StateRule::KimiDelta { write: f(write), eps, bound }
+            }
             StateRule::Mamba2 { skip } => StateRule::Mamba2 { skip: f(skip) },
         };
         StateInputs { qkv: f(qkv), step: f(step), bias: f(bias), decay: f(rate), rule }
@@ -209,23 +233,25 @@ pub(crate) fn check_recur<P: Page, B: Buffer>(
         )?;
     }
     BackendError::check_at_least(OP, "largest size of a key head", k_dim, StateHeads::MAX_K_DIM)?;
-    let (of_rows, skip) = match rule {
-        StateRule::GatedDeltaNet { write, .. } => (Some(write), None),
+    let n_steps = rule.n_steps(heads);
+    let (write, skip) = match rule {
+        StateRule::GatedDeltaNet { write, .. } | StateRule::KimiDelta { write, .. } => (Some(write), None),
         StateRule::Mamba2 { skip } => (None, Some(skip)),
     };
-    for (what, of_head) in [
-        ("length of the biases", Some(bias)),
-        ("length of the rates", Some(rate)),
-        ("length of the skips", skip),
+    for (what, n, values) in [
+        ("length of the biases", n_steps, Some(bias)),
+        ("length of the rates", n_v_heads, Some(rate)),
+        ("length of the skips", n_v_heads, skip),
     ] {
-        let Some(of_head) = of_head else { continue };
-        BackendError::check_at_least(OP, what, n_v_heads, of_head.n_values())?;
+        let Some(values) = values else { continue };
+        BackendError::check_at_least(OP, what, n, values.n_values())?;
     }
     for part in parts {
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "length of the input", rows * heads.n_qkv(), qkv.n_values())?;
-        for of_rows in [Some(step), of_rows].into_iter().flatten() {
-            BackendError::check_at_least(OP, "length of the gates", rows * n_v_heads, of_rows.n_values())?;
+        for (n, of_rows) in [(n_steps, Some(step)), (n_v_heads, write)] {
+            let Some(of_rows) = of_rows else { continue };
+            BackendError::check_at_least(OP, "length of the gates", rows * n, of_rows.n_values())?;
         }
         BackendError::check_at_least(OP, "length of the output", rows * heads.n_out(), y.n_values())?;
         check_state(OP, part, heads.n_state())?;

@@ -240,6 +240,7 @@ fn sink_and_recurrent_logits_match_the_cpu() {
         "nemotronh-h64-g2-space.gguf",
         "falconh1-h64-g2-beside.gguf",
         "qwen3next-h64-g2-delta-experts.gguf",
+        "kimilinear-latent128-kda.gguf",
     ] {
         let Some(error) = largest_error(model, DType::F16, &pieces) else { return };
         let tol = HALVES * open(model).1.layers.len() as f32 / 2.0;

@@ -9,7 +9,7 @@ mod layer_norms;
 mod routed;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
-use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
+use hybrids::{GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
 use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, MELLUM, MISTRAL4};
 
@@ -109,6 +109,8 @@ pub(crate) enum Layers {
     Latent,
     /// The same over selected tokens: DeepSeek Sparse Attention.
     Selecting,
+    /// The same in some layers; the others are Kimi's delta rules.
+    Kimi,
     /// Some layers are short convolutions.
     Convolving,
     /// Some layers are gated delta rules; attention layers have a gate beside each query.
@@ -515,6 +517,7 @@ static FAMILIES: &[Family] = &[
         fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0), ("indexer_rope_interleave", 1.0)],
         ..DEEPSEEK
     },
+    KIMI_LINEAR,
     Family {
         class: "Glm4MoeLiteForCausalLM",
         defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), ("routed_scaling_factor", Default::Number(1.8))],
@@ -525,7 +528,7 @@ static FAMILIES: &[Family] = &[
 impl Layers {
     /// Returns whether layers are multi-head latent attention.
     pub fn are_latent(self) -> bool {
-        matches!(self, Self::Latent | Self::Selecting)
+        matches!(self, Self::Latent | Self::Selecting | Self::Kimi)
     }
 }
 

@@ -264,7 +264,14 @@ pub(crate) fn write(
 ) -> Result<(), HfError> {
     if let Some(latent) = sizes.latent {
         write_latent(keys, config, latent)?;
-        return if family.layers == Layers::Selecting { write_index(keys, config, sizes) } else { Ok(()) };
+        return match family.layers {
+            Layers::Kimi => write_kimi(keys, config, sizes),
+            Layers::Selecting => {
+                keys.set("attention.head_count_kv", 1_u32)?;
+                write_index(keys, config, sizes)
+            }
+            _ => keys.set("attention.head_count_kv", 1_u32),
+        };
     }
     if let Some(full) = sizes.full {
         return write_own_heads(keys, config, sizes, full);
@@ -283,9 +290,8 @@ pub(crate) fn write(
     }
 }
 
-/// Writes MLA in absorbed form: one KV head, which is the latent vector and the rotated part.
+/// Writes MLA in absorbed form, in which the KV head is the latent vector and the rotated part.
 fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Mla) -> Result<(), HfError> {
-    keys.set("attention.head_count_kv", 1_u32)?;
     if let Some(rank) = config.find_size("q_lora_rank")? {
         keys.set("attention.q_lora_rank", rank)?;
     }
@@ -300,6 +306,32 @@ fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Mla) -> Result<
         keys.set(key, size as u32)?;
     }
     Ok(())
+}
+
+/// Writes Kimi's delta rules, whose layers have no KV heads. Published configurations describe them
+/// in an object, with layers counted from 1.
+fn write_kimi(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
+    let nested = config.find_object("linear_attn_config")?;
+    let of = nested.unwrap_or(config);
+    let [n, dim, n_taps] = match nested {
+        Some(_) => ["num_heads", "head_dim", "short_conv_kernel_size"],
+        None => ["linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"],
+    };
+    let n_heads = factor(of, n)?;
+    if n_heads != sizes.n_heads {
+        return Err(of.bad(n, format!("the {} heads of attention", sizes.n_heads), n_heads.to_string()));
+    }
+    keys.set("kda.head_dim", factor(of, dim)? as u32)?;
+    keys.set("ssm.conv_kernel", factor(of, n_taps)? as u32)?;
+    let attends: Vec<bool> = match nested {
+        Some(of) => {
+            let attending = of.find_array("full_attn_layers")?.unwrap_or_default();
+            let attends = |layer: u64| attending.iter().any(|at| at.as_u64() == Some(layer));
+            (1..=sizes.n_layers as u64).map(attends).collect()
+        }
+        None => kinds(config, "full_attention", sizes)?,
+    };
+    keys.set_array("attention.head_count_kv", attends.into_iter().map(u32::from))
 }
 
 /// Writes the index that selects tokens, and which layers have one of their own.

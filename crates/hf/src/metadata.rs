@@ -186,7 +186,10 @@ fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
 /// Reads the context length. A model with windows that GGUF cannot express is limited to the
 /// window.
 fn read_context(config: Object<'_>, family: &Family) -> Result<u32, HfError> {
-    let n_ctx = config.size("max_position_embeddings")?;
+    let n_ctx = match config.find_size("model_max_length")? {
+        Some(n_ctx) => n_ctx,
+        None => config.size("max_position_embeddings")?,
+    };
     let has_window =
         family.windows == Windows::None && config.find_bool("use_sliding_window")? != Some(false);
     let window = config.find_size("sliding_window")?.filter(|window| has_window && *window > 0);
@@ -248,7 +251,8 @@ fn write_experts(
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     keys.set("expert_count", sizes.n_experts as u32)?;
-    let used = ["num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_k"];
+    let used =
+        ["num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_k"];
     let used = used.into_iter().find(|key| config.value(key).is_some()).unwrap_or(used[0]);
     keys.set("expert_used_count", config.size(used)?)?;
     if let Some(width) = config.find_size("shared_intermediate_size")?.filter(|width| *width > 0) {
@@ -268,7 +272,7 @@ fn write_experts(
             keys.set(ours, size)?;
         }
     }
-    if let Some(normalizes) = config.find_bool("norm_topk_prob")? {
+    if let Some(normalizes) = config.find_bool("norm_topk_prob")?.or(config.find_bool("moe_renormalize")?) {
         keys.set("expert_weights_norm", normalizes)?;
     }
     if let Some(factor) = config.find_float("routed_scaling_factor")? {
@@ -286,7 +290,8 @@ fn write_experts(
 
 /// Writes the expert groups of the router.
 fn write_groups(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
-    let (Some(n), Some(used)) = (config.find_size("n_group")?, config.find_size("topk_group")?) else {
+    let n = config.find_size("n_group")?.or(config.find_size("num_expert_group")?);
+    let (Some(n), Some(used)) = (n, config.find_size("topk_group")?) else {
         return Ok(());
     };
     match config.find_str("topk_method")? {

@@ -88,6 +88,8 @@ const SUBLAYER_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_q.weight", "ss
 const PER_KIND_HEADS_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
 /// The same if layers may attend to the tokens that an earlier one selects.
 const SELECTING_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "indexer.attn_k.weight", "ssm_out.weight"];
+/// The same if layers are MLA or Kimi's delta rules.
+const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", "ssm_a"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -291,6 +293,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         Layers::OwnHeads | Layers::Streams => PER_KIND_HEADS_MARKERS,
         Layers::Halved => SUBLAYER_MARKERS,
         Layers::Selecting => SELECTING_MARKERS,
+        Layers::Kimi => KIMI_MARKERS,
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));

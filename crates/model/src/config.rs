@@ -202,7 +202,9 @@ impl Config {
             return Err(ModelError::DraftHead { arch: arch.to_owned() });
         }
         let family = Family::named(arch)?;
-        refuse_embedding_models(&Keys { gguf, arch })?;
+        let keys = Keys { gguf, arch };
+        refuse_embedding_models(&keys)?;
+        refuse_alibi(&keys, family)?;
         Self::of_family(gguf, family)
     }
 
@@ -432,6 +434,17 @@ impl Config {
         let states = layers.iter().filter_map(|layer| layer.recurrence).flat_map(|of| of.states());
         KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect(), statistics: None }
     }
+}
+
+/// Rejects Baichuan of 13B, which has ALiBi instead of RoPE: its files tell it by the number of
+/// layers alone.
+fn refuse_alibi(keys: &Keys, family: &Family) -> Result<(), ModelError> {
+    const LAYERS_OF_13B: usize = 40;
+    if family.name != "baichuan" || keys.count("block_count")? != LAYERS_OF_13B {
+        return Ok(());
+    }
+    let what = format!("ALiBi, the positions of Baichuan of 13B ({LAYERS_OF_13B} layers)");
+    Err(ModelError::Unsupported { what })
 }
 
 /// Rejects a model with bidirectional attention: it is an embedding model and generates no text.

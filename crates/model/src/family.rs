@@ -162,6 +162,8 @@ pub(crate) enum RecurrentFamily {
         /// Which value heads share the keys of a key head.
         sharing: KeySharing,
     },
+    /// Kimi's delta rule, in layers without KV heads in the file.
+    KimiDelta,
     /// Mamba-2 state spaces.
     Mamba2 {
         /// Whether every layer has a state space beside attention; otherwise layers without KV

@@ -211,6 +211,7 @@ fn models_with_states() {
         ("nemotronh-h64-g2-space.gguf", DType::F32),
         ("falconh1-h64-g2-beside.gguf", DType::F32),
         ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
+        ("kimilinear-latent128-kda.gguf", DType::F32),
     ]);
 }
 

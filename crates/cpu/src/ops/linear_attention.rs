@@ -1,5 +1,5 @@
-//! Linear attention, with a matrix state per head (gated delta rule or Mamba-2): see
-//! [`kvant_backend::Backend::recur`].
+//! Linear attention, with a matrix state per head (gated delta rule, Kimi's or Mamba-2): see
+//! [`kvant_backend::Backend::linear_attention`].
 //!
 //! The columns of a state are independent, so a thread processes a few of them for all rows while
 //! they stay in the L1 cache: every row reads and writes them there, without rearrangement for many
@@ -24,8 +24,10 @@ const BLOCKS: usize = 4;
 pub(crate) struct Scratch {
     /// Queries, then keys, as multiplied with states, `[rows, 2, n_k_heads, k_dim]`.
     prepared_qk: Vec<f32>,
-    /// Decay of the state, and factor on the written value, `[rows, n_v_heads]`.
-    gates: Vec<[f32; 2]>,
+    /// Decays of the states, `[rows, n_steps]`.
+    decays: Vec<f32>,
+    /// Factors on the written values, `[rows, n_v_heads]`.
+    write_gates: Vec<f32>,
 }
 
 /// Processes the rows `rows` into `y`, starting from `state`. Shapes have been checked.
@@ -38,7 +40,7 @@ pub(crate) fn linear_attention(
     y: &mut [f32],
 ) {
     prepare(pool, scratch, heads, rows, inputs);
-    let Scratch { prepared_qk, gates } = &*scratch;
+    let Scratch { prepared_qk, decays, write_gates } = &*scratch;
     let (state, y) = (DisjointMut::new(state), DisjointMut::new(y));
     let per_head = heads.v_dim / COLUMNS;
     let items = per_head.div_ceil(BLOCKS);
@@ -53,10 +55,11 @@ pub(crate) fn linear_attention(
             head,
             first,
             prepared_qk,
-            gates,
+            decays,
+            write_gates,
             qkv: inputs.qkv,
             skip: match inputs.rule {
-                StateRule::GatedDeltaNet { .. } => None,
+                StateRule::GatedDeltaNet { .. } | StateRule::KimiDelta { .. } => None,
                 StateRule::Mamba2 { skip } => Some(skip[head]),
             },
             y: &y,
@@ -77,19 +80,26 @@ fn prepare(
 ) {
     let (dim, n_v_heads) = (heads.k_dim, heads.n_v_heads);
     let n_qk = 2 * heads.n_k_heads * dim;
-    scratch.prepared_qk.resize(rows.n * n_qk, 0.0);
-    scratch.gates.resize(rows.n * n_v_heads, [0.0; 2]);
-    let (prepared_qk, gates) =
-        (DisjointMut::new(&mut scratch.prepared_qk), DisjointMut::new(&mut scratch.gates));
+    let (n_steps, n_each) = (inputs.rule.n_steps(heads), inputs.rule.n_steps(heads) / n_v_heads);
+    let Scratch { prepared_qk, decays, write_gates } = scratch;
+    for (values, n) in [(&mut *prepared_qk, n_qk), (&mut *decays, n_steps), (&mut *write_gates, n_v_heads)] {
+        values.resize(rows.n * n, 0.0);
+    }
+    let [prepared_qk, decays, write_gates] =
+        [prepared_qk, decays, write_gates].map(|of| DisjointMut::new(of));
     pool.for_each(rows.n, &|i| {
         let row = rows.first + i;
         let qk = &inputs.qkv[row * heads.n_qkv()..][..n_qk];
         // SAFETY: one call of this job writes each row.
-        let (prepared_qk, gates) = unsafe {
-            (prepared_qk.part(i * n_qk..(i + 1) * n_qk), gates.part(i * n_v_heads..(i + 1) * n_v_heads))
+        let [prepared_qk, decays, write_gates] = unsafe {
+            [
+                prepared_qk.part(i * n_qk..(i + 1) * n_qk),
+                decays.part(i * n_steps..(i + 1) * n_steps),
+                write_gates.part(i * n_v_heads..(i + 1) * n_v_heads),
+            ]
         };
         match inputs.rule {
-            StateRule::GatedDeltaNet { eps, .. } => {
+            StateRule::GatedDeltaNet { eps, .. } | StateRule::KimiDelta { eps, .. } => {
                 // L2-normalized, queries to 1 / √k_dim.
                 let qk = qk.chunks_exact(dim).zip(prepared_qk.chunks_exact_mut(dim));
                 for (head, (x, unit)) in qk.enumerate() {
@@ -100,16 +110,27 @@ fn prepare(
             }
             StateRule::Mamba2 { .. } => prepared_qk.copy_from_slice(qk),
         }
-        for (head, [decay, write_gate]) in gates.iter_mut().enumerate() {
-            let step = inputs.step[row * n_v_heads + head] + inputs.bias[head];
-            let step = step.max(0.0) + (-step.abs()).exp().ln_1p();
-            *decay = (inputs.decay[head] * step).exp();
-            *write_gate = match inputs.rule {
-                StateRule::GatedDeltaNet { write, .. } => {
-                    1.0 / (1.0 + (-write[row * n_v_heads + head]).exp())
-                }
-                StateRule::Mamba2 { .. } => step,
-            };
+        let bound = match inputs.rule {
+            StateRule::KimiDelta { bound, .. } => bound,
+            StateRule::GatedDeltaNet { .. } | StateRule::Mamba2 { .. } => None,
+        };
+        // Steps first, then what they make of a state.
+        for (at, decay) in decays.iter_mut().enumerate() {
+            let step = inputs.step[row * n_steps + at] + inputs.bias[at];
+            *decay = if bound.is_some() { step } else { step.max(0.0) + (-step.abs()).exp().ln_1p() };
+        }
+        match inputs.rule {
+            StateRule::GatedDeltaNet { write, .. } | StateRule::KimiDelta { write, .. } => {
+                let write = &write[row * n_v_heads..][..n_v_heads];
+                write_gates.iter_mut().zip(write).for_each(|(gate, w)| *gate = 1.0 / (1.0 + (-w).exp()));
+            }
+            StateRule::Mamba2 { .. } => write_gates.copy_from_slice(decays),
+        }
+        for (decays, rate) in decays.chunks_exact_mut(n_each).zip(inputs.decay) {
+            for decay in decays {
+                let exponent = rate * *decay;
+                *decay = bound.map_or(exponent, |bound| bound / (1.0 + (-exponent).exp())).exp();
+            }
         }
     });
 }
@@ -122,7 +143,8 @@ struct ColumnBlocks<'a> {
     /// Index of the first block within the head.
     first: usize,
     prepared_qk: &'a [f32],
-    gates: &'a [[f32; 2]],
+    decays: &'a [f32],
+    write_gates: &'a [f32],
     qkv: &'a [f32],
     /// Factor of the skip connection from value to output; `None` for the delta rule.
     skip: Option<f32>,
@@ -137,7 +159,8 @@ struct Row<'a> {
     query: &'a [f32],
     /// `[blocks * 16]`
     value: &'a [f32],
-    decay: f32,
+    /// `[1]`, or `[k_dim]`.
+    decays: &'a [f32],
     write_gate: f32,
     skip: Option<f32>,
     y: &'a mut [f32],
@@ -154,57 +177,71 @@ impl<'a> ColumnBlocks<'a> {
         let width = self.state.len() / k_dim;
         let at = self.head * v_dim + self.first * COLUMNS;
         let value = &self.qkv[row * n_qkv + 2 * n_k_heads * k_dim + at..][..width];
-        let [decay, write_gate] = self.gates[i * n_v_heads + self.head];
+        let (head, n_each) = (i * n_v_heads + self.head, self.decays.len() / self.write_gates.len());
+        let (decays, write_gate) = (&self.decays[head * n_each..][..n_each], self.write_gates[head]);
         let at = row * n_v_heads * v_dim + at;
         // SAFETY: no other item has these columns, and each row's are taken once.
         let y = unsafe { self.y.part(at..at + width) };
-        Row { key: vector(1), query: vector(0), value, decay, write_gate, skip: self.skip, y }
+        Row { key: vector(1), query: vector(0), value, decays, write_gate, skip: self.skip, y }
     }
 
     /// Evaluates the equation, column by column.
     fn run_scalar(self) {
         let dim = self.heads.k_dim;
         for i in 0..self.rows.n {
-            let Row { key, query, value, decay, write_gate, skip, y } = self.row(i);
+            let Row { key, query, value, decays, write_gate, skip, y } = self.row(i);
             for (column, (value, y)) in value.iter().zip(y).enumerate() {
                 let block = &mut self.state[column / COLUMNS * dim * COLUMNS..][..dim * COLUMNS];
                 let column = || (column % COLUMNS..dim * COLUMNS).step_by(COLUMNS);
+                // One for all dims, or one for each.
+                column().zip(decays.iter().cycle()).for_each(|(at, decay)| block[at] *= decay);
                 let change = match skip {
                     None => {
                         let retrieved: f32 = column().zip(key).map(|(at, k)| block[at] * k).sum();
-                        (value - decay * retrieved) * write_gate
+                        (value - retrieved) * write_gate
                     }
                     Some(_) => value * write_gate,
                 };
                 *y = skip.map_or(0.0, |skip| skip * value);
                 for ((at, k), q) in column().zip(key).zip(query) {
-                    block[at] = decay * block[at] + k * change;
+                    block[at] += k * change;
                     *y += block[at] * q;
                 }
             }
         }
     }
 
-    /// Processes `B` blocks from block `block` on, for one row.
+    /// Processes `B` blocks from block `block` on, for one row whose decays are `PER_DIM` or one.
     #[inline(always)]
-    fn blocks<L: Lanes, const B: usize>(lanes: L, state: &mut [f32], row: &mut Row<'_>, block: usize) {
+    fn blocks<L: Lanes, const B: usize, const PER_DIM: bool>(
+        lanes: L,
+        state: &mut [f32],
+        row: &mut Row<'_>,
+        block: usize,
+    ) {
         let dim = row.key.len();
+        let decays = &row.decays[..if PER_DIM { dim } else { 1 }];
         let (state, _) = state[block * dim * COLUMNS..(block + B) * dim * COLUMNS].as_chunks_mut::<COLUMNS>();
         let (values, ys) = (row.value.as_chunks::<COLUMNS>().0, row.y.as_chunks_mut::<COLUMNS>().0);
-        let (decay, write_gate) = (lanes.splat(row.decay), lanes.splat(row.write_gate));
+        let write_gate = lanes.splat(row.write_gate);
         let (mut change, mut sums) = ([lanes.splat(0.0); B], [lanes.splat(0.0); B]);
         match row.skip {
             None => {
                 let mut retrieved = [lanes.splat(0.0); B];
                 for (i, &k) in row.key.iter().enumerate() {
-                    let k = lanes.splat(k);
+                    // A decay of all dims is applied to the sum.
+                    let k = lanes.splat(if PER_DIM { k * decays[i] } else { k });
                     for b in 0..B {
                         retrieved[b] = lanes.mul_add(lanes.load(&state[b * dim + i]), k, retrieved[b]);
                     }
                 }
                 for b in 0..B {
                     let value = lanes.load(&values[block + b]);
-                    change[b] = lanes.mul(lanes.sub(value, lanes.mul(decay, retrieved[b])), write_gate);
+                    let retrieved = match PER_DIM {
+                        true => retrieved[b],
+                        false => lanes.mul(lanes.splat(decays[0]), retrieved[b]),
+                    };
+                    change[b] = lanes.mul(lanes.sub(value, retrieved), write_gate);
                 }
             }
             Some(skip) => {
@@ -217,6 +254,7 @@ impl<'a> ColumnBlocks<'a> {
         }
         for (i, (&k, &q)) in row.key.iter().zip(row.query).enumerate() {
             let (k, q) = (lanes.splat(k), lanes.splat(q));
+            let decay = lanes.splat(decays[if PER_DIM { i } else { 0 }]);
             for b in 0..B {
                 let at = &mut state[b * dim + i];
                 let next = lanes.mul_add(k, change[b], lanes.mul(decay, lanes.load(at)));
@@ -228,6 +266,22 @@ impl<'a> ColumnBlocks<'a> {
             lanes.store(sums[b], &mut ys[block + b]);
         }
     }
+
+    /// Processes all rows.
+    #[inline(always)]
+    fn run_lanes<L: Lanes, const PER_DIM: bool>(self, lanes: L) {
+        let n_blocks = self.state.len() / (self.heads.k_dim * COLUMNS);
+        for i in 0..self.rows.n {
+            let mut row = self.row(i);
+            if n_blocks == BLOCKS {
+                Self::blocks::<L, BLOCKS, PER_DIM>(lanes, self.state, &mut row, 0);
+            } else {
+                for block in 0..n_blocks {
+                    Self::blocks::<L, 1, PER_DIM>(lanes, self.state, &mut row, block);
+                }
+            }
+        }
+    }
 }
 
 impl Op for ColumnBlocks<'_> {
@@ -235,16 +289,9 @@ impl Op for ColumnBlocks<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let n_blocks = self.state.len() / (self.heads.k_dim * COLUMNS);
-        for i in 0..self.rows.n {
-            let mut row = self.row(i);
-            if n_blocks == BLOCKS {
-                Self::blocks::<L, BLOCKS>(lanes, self.state, &mut row, 0);
-            } else {
-                for block in 0..n_blocks {
-                    Self::blocks::<L, 1>(lanes, self.state, &mut row, block);
-                }
-            }
+        match self.decays.len() > self.write_gates.len() {
+            true => self.run_lanes::<L, true>(lanes),
+            false => self.run_lanes::<L, false>(lanes),
         }
     }
 }

@@ -94,7 +94,8 @@ struct LinearAttentionParams {
     v_dim: u32,
     is_tiled: u32,
     eps: f32,
-    unused: u32,
+    /// Of decays by Kimi's rule; 0 if there is none.
+    bound: f32,
 }
 
 /// Applies linear attention to some tokens, into `y`, from the state at `state`. The caller has
@@ -111,9 +112,10 @@ pub(crate) fn linear_attention(
         return Ok(());
     }
     let StateInputs { qkv, step, bias, decay: rate, rule } = inputs;
-    let (entry, of_rule, eps) = match rule {
-        StateRule::GatedDeltaNet { write, eps } => ("gated_delta_net", write, eps),
-        StateRule::Mamba2 { skip } => ("mamba2", skip, 0.0),
+    let (entry, of_rule, eps, bound) = match rule {
+        StateRule::GatedDeltaNet { write, eps } => ("gated_delta_net", write, eps, 0.0),
+        StateRule::KimiDelta { write, eps, bound } => ("kimi_delta", write, eps, bound.unwrap_or(0.0)),
+        StateRule::Mamba2 { skip } => ("mamba2", skip, 0.0, 0.0),
     };
     let params = LinearAttentionParams {
         qkv,
@@ -130,7 +132,7 @@ pub(crate) fn linear_attention(
         v_dim: heads.v_dim as u32,
         is_tiled: (heads.sharing == KeySharing::Tiled).into(),
         eps,
-        unused: 0,
+        bound,
     };
     let blocks = heads.n_out() / StateHeads::COLUMNS;
     let kernel = cx.kernel_with(&SOURCE, &defines(heads.k_dim), entry)?;

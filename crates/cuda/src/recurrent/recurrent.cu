@@ -47,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_co
 
 struct LinearAttentionParams {
     const float* qkv;      // [rows, 2 n_k_heads K_DIM + n_v_heads v_dim]
-    const float* step;     // [rows, n_v_heads]
-    const float* bias;     // [n_v_heads]
+    const float* step;     // [rows, n_v_heads], for Kimi's rule [rows, n_v_heads, K_DIM]
+    const float* bias;     // a row of them
     const float* rate;     // [n_v_heads]
     // delta: write strength (beta), [rows, n_v_heads]; space: skip weight, [n_v_heads]
     const float* of_rule;
@@ -61,7 +61,7 @@ struct LinearAttentionParams {
     unsigned v_dim;
     unsigned is_tiled;
     float eps;
-    unsigned unused;
+    float bound;           // of decays by Kimi's rule; 0 if there is none
 };
 
 // Threads of a column.
@@ -73,10 +73,16 @@ __device__ inline float add_over_column(float value) {
     return value;
 }
 
+enum class Rule { GatedDeltaNet, KimiDelta, Mamba2 };
+
+__device__ inline float softplus(float x) { return (x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x))); }
+
 // A block has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
-template <bool IS_DELTA>
+template <Rule RULE>
 __device__ inline void linear_attention(const LinearAttentionParams& p) {
+    constexpr bool IS_DELTA = RULE != Rule::Mamba2, DECAYS_PER_DIM = RULE == Rule::KimiDelta;
     __shared__ float query_key[2][K_DIM];  // query and key
+    __shared__ float decays[DECAYS_PER_DIM ? K_DIM : 1];
     __shared__ float warps[2][THREADS / 32];
     unsigned per_head = p.v_dim / COLUMNS, head = blockIdx.x / per_head;
     unsigned column = threadIdx.x / EACH, column_lane = threadIdx.x % EACH;
@@ -98,6 +104,11 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
                 query_key[side][i] = x;
                 squares[side] += x * x;
             }
+            if (DECAYS_PER_DIM) {
+                size_t dim = (size_t)head * K_DIM + i;
+                float step = p.step[(size_t)row * p.n_v_heads * K_DIM + dim] + p.bias[dim], rate = p.rate[head];
+                decays[i] = expf(p.bound == 0.0f ? rate * softplus(step) : p.bound / (1.0f + expf(-rate * step)));
+            }
         }
         float q_factor = 1.0f, k_factor = 1.0f;
         if (IS_DELTA) {
@@ -106,16 +117,22 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
         } else {
             __syncthreads();
         }
-        float step = p.step[(size_t)row * p.n_v_heads + head] + p.bias[head];
-        step = (step > 0.0f ? step : 0.0f) + log1pf(expf(-fabsf(step)));
-        float decay = expf(p.rate[head] * step);
+        float step = 0.0f, decay = 1.0f;
+        if (!DECAYS_PER_DIM) {
+            step = softplus(p.step[(size_t)row * p.n_v_heads + head] + p.bias[head]);
+            decay = expf(p.rate[head] * step);
+        }
         size_t at = (size_t)blockIdx.x * COLUMNS + column;
         float value = qkv[n_qk + at], change = value * step, past = 0.0f;
         if (IS_DELTA) {
             float write = 1.0f / (1.0f + expf(-p.of_rule[(size_t)row * p.n_v_heads + head]));
             float predicted = 0.0f;
 #pragma unroll
-            for (unsigned m = 0; m < K_DIM / EACH; m++) predicted += s[m] * (query_key[1][column_lane + EACH * m] * k_factor);
+            for (unsigned m = 0; m < K_DIM / EACH; m++) {
+                unsigned dim = column_lane + EACH * m;
+                if (DECAYS_PER_DIM) s[m] *= decays[dim];
+                predicted += s[m] * (query_key[1][dim] * k_factor);
+            }
             change = (value - decay * add_over_column(predicted)) * write;
         } else {
             past = p.of_rule[head] * value;
@@ -133,6 +150,7 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
     for (unsigned m = 0; m < K_DIM / EACH; m++) state[(column_lane + EACH * m) * COLUMNS] = s[m];
 }
 
-// The gated delta rule, and state-space models.
-extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_net(const __grid_constant__ LinearAttentionParams p) { linear_attention<true>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) mamba2(const __grid_constant__ LinearAttentionParams p) { linear_attention<false>(p); }
+// The gated delta rule, Kimi's, and state-space models.
+extern "C" __global__ void __launch_bounds__(THREADS) gated_delta_net(const __grid_constant__ LinearAttentionParams p) { linear_attention<Rule::GatedDeltaNet>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) kimi_delta(const __grid_constant__ LinearAttentionParams p) { linear_attention<Rule::KimiDelta>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) mamba2(const __grid_constant__ LinearAttentionParams p) { linear_attention<Rule::Mamba2>(p); }

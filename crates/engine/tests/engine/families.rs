@@ -536,3 +536,11 @@ fn router_biases_imply_sigmoid_gating() {
     let [sigmoid, softmax] = [2, 1].map(|func| changed(LFM2MOE, &gating(Some(Value::U32(func))), None));
     assert_ne!(logits(&open(sigmoid).unwrap(), 8), logits(&open(softmax).unwrap(), 8));
 }
+
+/// Its files tell by the number of layers alone that it has no RoPE.
+#[test]
+fn baichuan_of_13b_is_refused() {
+    let gguf = changed("baichuan-h64-g1", &[("baichuan.block_count", Some(Value::U32(40)))], None);
+    let error = open(gguf).unwrap_err();
+    assert_eq!(error, "not supported yet: ALiBi, the positions of Baichuan of 13B (40 layers)");
+}

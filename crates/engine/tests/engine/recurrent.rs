@@ -14,10 +14,11 @@ const GRANITE: &str = "graniteh-h64-g2-space";
 const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
 const NEMOTRON: &str = "nemotronh-h64-g2-space";
 const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
+const KIMI: &str = "kimilinear-latent128-kda";
 /// Every layer also has attention.
 const FALCON: &str = "falconh1-h64-g2-beside-normed";
-const ALL: [&str; 8] =
-    [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS, FALCON];
+const ALL: [&str; 9] =
+    [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS, KIMI, FALCON];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -181,6 +182,17 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
         (QWEN35, "qwen35.block_count", u32(5), "recurrent_layers: expected 5 layers, got 4"),
         (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(0), "expected a positive number, got 0"),
         (QWEN3_NEXT, "qwen3next.full_attention_interval", u32(3), "blk.1."),
+        (KIMI, "kimi-linear.kda.head_dim", u32(24), "head_dim: expected heads of a multiple of 16 up to 256"),
+        (KIMI, "kimi-linear.kda.head_dim", u32(64), "blk.0.attn_q.weight"),
+        (
+            KIMI,
+            "kimi-linear.kda.head_dim",
+            u32(272),
+            "head_dim: expected heads of a multiple of 16 up to 256",
+        ),
+        (KIMI, "kimi-linear.attention.head_count", u32(2), "blk.0.attn_q.weight"),
+        (KIMI, "kimi-linear.attention.head_count_kv", u32(1), "blk.0.attn_kv_a_mqa.weight"),
+        (KIMI, "kimi-linear.ssm.conv_kernel", u32(3), "blk.0.ssm_conv1d_q.weight"),
         (GRANITE, "granitehybrid.ssm.time_step_rank", u32(8), "blk.0.ssm_in.weight"),
         (GRANITE, "granitehybrid.ssm.group_count", u32(2), "blk.0.ssm_in.weight"),
         (
@@ -201,6 +213,8 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
         (QWEN35, &["attn_qkv.weight", "attn_gate.weight", "ssm_conv1d.weight", "ssm_dt.bias", "ssm_a"]),
         (QWEN35, &["ssm_norm.weight", "ssm_out.weight", "ssm_alpha.weight", "post_attention_norm.weight"]),
         (QWEN3_NEXT, &["ssm_ba.weight", "ffn_gate_shexp.weight"]),
+        (KIMI, &["attn_k.weight", "ssm_f_a.weight", "ssm_f_b.weight", "ssm_g_a.weight", "ssm_g_b.weight"]),
+        (KIMI, &["ssm_beta.weight", "ssm_conv1d_v.weight", "ssm_dt.bias", "ssm_a", "attn_output.weight"]),
         (
             GRANITE,
             &[

@@ -38,6 +38,7 @@ fn logits_of_recurrent_models_depend_on_the_tokens_alone() {
     let families = [
         "lfm2-h64-g2-conv3",
         "qwen35-h64-g2-delta",
+        "kimilinear-latent128-kda",
         "graniteh-h64-g2-space-experts",
         "falconh1-h64-g2-beside",
     ];

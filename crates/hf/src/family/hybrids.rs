@@ -2,7 +2,7 @@
 
 use super::routed::MISTRAL4_OF_VISION;
 use super::{
-    ClassMembers, Default, EXPERTS, Experts, Family, GRANITE, LLAMA, Layers, QWEN2, RMS_EPS, Tensor,
+    ClassMembers, DEEPSEEK, Default, EXPERTS, Experts, Family, GRANITE, LLAMA, Layers, QWEN2, RMS_EPS, Tensor,
 };
 use crate::error::HfError;
 use crate::folder::Object;
@@ -136,6 +136,39 @@ static NEMOTRON_OF_EXPERTS: Family = Family {
     arch: "nemotron_h_moe",
     experts: Some(Experts { width: Some("moe_intermediate_size"), by_sigmoid: true }),
     ..NEMOTRON
+};
+
+const KIMI_TENSORS: &[Tensor] = &[
+    ("self_attn.q_conv1d.weight", "ssm_conv1d_q.weight", Transform::Whole),
+    ("self_attn.k_conv1d.weight", "ssm_conv1d_k.weight", Transform::Whole),
+    ("self_attn.v_conv1d.weight", "ssm_conv1d_v.weight", Transform::Whole),
+    ("self_attn.A_log", "ssm_a", Transform::Whole),
+    ("self_attn.dt_bias", "ssm_dt.bias", Transform::Whole),
+    ("self_attn.f_a_proj.weight", "ssm_f_a.weight", Transform::Whole),
+    ("self_attn.f_b_proj.weight", "ssm_f_b.weight", Transform::Whole),
+    ("self_attn.g_a_proj.weight", "ssm_g_a.weight", Transform::Whole),
+    ("self_attn.g_b_proj.weight", "ssm_g_b.weight", Transform::Whole),
+    ("self_attn.b_proj.weight", "ssm_beta.weight", Transform::Whole),
+    ("self_attn.o_norm.weight", "ssm_norm.weight", Transform::Whole),
+    ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
+    ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
+    ("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole),
+    ("block_sparse_moe.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", Transform::Whole),
+    ("block_sparse_moe.shared_experts.up_proj.weight", "ffn_up_shexp.weight", Transform::Whole),
+    ("block_sparse_moe.shared_experts.down_proj.weight", "ffn_down_shexp.weight", Transform::Whole),
+    // The dense layer, as `transformers` saves it.
+    ("block_sparse_moe.gate_proj.weight", "ffn_gate.weight", Transform::Whole),
+    ("block_sparse_moe.up_proj.weight", "ffn_up.weight", Transform::Whole),
+    ("block_sparse_moe.down_proj.weight", "ffn_down.weight", Transform::Whole),
+];
+
+pub(super) const KIMI_LINEAR: Family = Family {
+    class: "KimiLinearForCausalLM",
+    arch: "kimi-linear",
+    layers: Layers::Kimi,
+    tensors: KIMI_TENSORS,
+    fixed: &[("mla_use_nope", 1.0), ("moe_layer_freq", 1.0)],
+    ..DEEPSEEK
 };
 
 impl ClassMembers {

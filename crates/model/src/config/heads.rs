@@ -80,7 +80,11 @@ pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Re
     let of_layers = keys.of_layers(key, n_layers)?;
     let may_have_none = matches!(
         family.recurrence,
-        Some(RecurrentFamily::ShortConv | RecurrentFamily::Mamba2 { is_beside: false })
+        Some(
+            RecurrentFamily::ShortConv
+                | RecurrentFamily::KimiDelta
+                | RecurrentFamily::Mamba2 { is_beside: false }
+        )
     );
     match of_layers.iter().all(|&n| n == 0) || !may_have_none && of_layers.contains(&0) {
         true if may_have_none => Err(keys.bad(key, "a layer with KV heads", 0)),

@@ -20,7 +20,7 @@ pub enum RecurrentMixer {
         heads: StateHeads,
         /// Update rule of the state.
         kind: StateKind,
-        /// Epsilon of the L2 norm of keys, and of the output norm.
+        /// Epsilon of the output norm and, except by Kimi's rule, of the L2 norm of keys.
         eps: f32,
     },
 }
@@ -30,6 +30,9 @@ pub enum RecurrentMixer {
 pub enum StateKind {
     /// Gated delta rule. The output of each head is normalized, then gated.
     Delta,
+    /// Kimi's delta rule: a decay for each key dim. The output of each head is normalized, then
+    /// gated.
+    KimiDelta,
     /// Mamba-2 state space (SSD). The output is gated, then normalized per group of heads with
     /// shared keys.
     Space,
@@ -56,6 +59,24 @@ impl RecurrentMixer {
         match *self {
             Self::ShortConv(conv) => conv.channels,
             Self::Heads { heads, .. } => heads.n_out(),
+        }
+    }
+
+    /// Returns the width of a token's queries, as much as of its keys and values, if each has a
+    /// projection of its own; 0 otherwise.
+    pub fn separate_width(&self) -> usize {
+        match *self {
+            Self::Heads { heads, kind: StateKind::KimiDelta, .. } => heads.n_out(),
+            _ => 0,
+        }
+    }
+
+    /// Returns the step sizes per token.
+    pub fn n_steps(&self) -> usize {
+        match *self {
+            Self::ShortConv(_) => 0,
+            Self::Heads { heads, kind: StateKind::KimiDelta, .. } => heads.n_v_heads * heads.k_dim,
+            Self::Heads { heads, .. } => heads.n_v_heads,
         }
     }
 
@@ -98,6 +119,10 @@ pub(super) fn read(
             each: Some(read_heads(keys, StateKind::Delta, sharing)?),
             layers: read_pattern(keys, without_heads.len())?,
         }),
+        Some(RecurrentFamily::KimiDelta) => {
+            let each = read_kimi_heads(keys, without_heads.len())?;
+            Ok(RecurrentLayers { each: Some(each), layers: without_heads })
+        }
         Some(RecurrentFamily::Mamba2 { is_beside }) => {
             let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
             let layers = without_heads.into_iter().map(|is| is || is_beside).collect();
@@ -137,18 +162,41 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
         return Err(keys.bad(INNER, &format!("a multiple of the {n_v_heads} value heads"), inner));
     }
     let v_dim = inner / n_v_heads;
-    for (key, dim) in [(SIZE, k_dim), (INNER, v_dim)] {
-        if dim % StateHeads::COLUMNS != 0 || dim > StateHeads::MAX_K_DIM {
-            let what = format!("heads of a multiple of 16 up to {}", StateHeads::MAX_K_DIM);
-            return Err(keys.bad(key, &what, dim));
-        }
+    check_dim(keys, SIZE, k_dim)?;
+    check_dim(keys, INNER, v_dim)?;
+    mixer(keys, INNER, StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing }, kind)
+}
+
+/// Reads the heads of Kimi's rule: as many as attention has.
+fn read_kimi_heads(keys: &Keys, n_layers: usize) -> Result<RecurrentMixer, ModelError> {
+    const DIM: &str = "kda.head_dim";
+    let n = keys.size_of("attention.head_count", &vec![true; n_layers])?;
+    let dim = keys.size(DIM)?;
+    check_dim(keys, DIM, dim)?;
+    let sharing = KeySharing::Grouped;
+    let heads = StateHeads { n_k_heads: n, n_v_heads: n, k_dim: dim, v_dim: dim, sharing };
+    mixer(keys, DIM, heads, StateKind::KimiDelta)
+}
+
+fn check_dim(keys: &Keys, key: &str, dim: usize) -> Result<(), ModelError> {
+    if dim % StateHeads::COLUMNS == 0 && dim <= StateHeads::MAX_K_DIM {
+        return Ok(());
     }
+    let what = format!("heads of a multiple of 16 up to {}", StateHeads::MAX_K_DIM);
+    Err(keys.bad(key, &what, dim))
+}
+
+/// Returns the layer with these heads, whose size is that of `key`.
+fn mixer(keys: &Keys, key: &str, heads: StateHeads, kind: StateKind) -> Result<RecurrentMixer, ModelError> {
     let eps = keys.float("attention.layer_norm_rms_epsilon")?;
-    let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
     // Bounds the sizes by the tensors' rows before any allocation.
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
     if heads.n_qkv() as u128 > stored {
-        return Err(keys.bad(INNER, &format!("heads that {stored} values in tensors suffice for"), inner));
+        return Err(keys.bad(
+            key,
+            &format!("heads that {stored} values in tensors suffice for"),
+            keys.size(key)?,
+        ));
     }
     let conv = ShortConv {
         channels: heads.n_qkv(),

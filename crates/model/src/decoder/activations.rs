@@ -29,7 +29,7 @@ pub struct Activations<B: Backend> {
     /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`. Of
     /// several residual streams the predicted first, `[rows, n_embd]`.
     pub(super) attention_in: B::Buffer,
-    /// Queries, `[rows, n_heads * k_head_dim]`.
+    /// Queries, `[rows, n_heads * k_head_dim]`; or those that enter a state, as keys and values do.
     pub(super) q: B::Buffer,
     /// Keys, `[rows, n_kv_heads * k_head_dim]`.
     pub(super) k: B::Buffer,
@@ -71,8 +71,10 @@ pub struct Activations<B: Backend> {
     /// Output gates of attention or a recurrent mixer, with the width of its output, and gates of a
     /// feed-forward layer with biases or adapters, `[rows, n_ff]`.
     pub(super) gates: B::Buffer,
-    /// Time step (decay) of each head with a state, `[rows, n_v_heads]`.
+    /// Time steps (decays) of the heads with a state, `[rows, n_steps]`.
     pub(super) steps: B::Buffer,
+    /// Low-rank inputs of such steps and of gates, `[rows, rank]`.
+    pub(super) state_low_rank: [B::Buffer; 2],
     /// Write strength (beta) of each such head, `[rows, n_v_heads]`.
     pub(super) writes: B::Buffer,
     /// Per-layer embeddings, `[rows, n]` for each layer that has them.
@@ -101,6 +103,11 @@ pub struct Activations<B: Backend> {
 /// Returns the heads with a state of a layer.
 fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
     layer.recurrence.as_ref().and_then(RecurrentMixer::heads)
+}
+
+/// Returns the width of queries, keys and values that enter a layer's state separately.
+fn separate_width(layer: &LayerSpec) -> usize {
+    layer.recurrence.map_or(0, |of| of.separate_width())
 }
 
 impl<B: Backend> Decoder<B> {
@@ -134,7 +141,11 @@ impl<B: Backend> Decoder<B> {
                 .iter()
                 .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.norms.shared));
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
-        let of_heads = || widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads));
+        let state_rank = || {
+            widest(|layer| {
+                state_heads(layer).filter(|_| separate_width(layer) > 0).map_or(0, |heads| heads.k_dim)
+            })
+        };
         let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));
         let n_features = match &self.weights.entry {
             Some(DraftEntry::Features(entry)) => entry.fc.n_in(),
@@ -159,9 +170,9 @@ impl<B: Backend> Decoder<B> {
                 true => c.n_attention_in(),
                 false => 0,
             })?,
-            q: widest(LayerSpec::n_q)?,
-            k: widest(LayerSpec::n_k)?,
-            v: widest(LayerSpec::n_v)?,
+            q: widest(|layer| layer.n_q().max(separate_width(layer)))?,
+            k: widest(|layer| layer.n_k().max(separate_width(layer)))?,
+            v: widest(|layer| layer.n_v().max(separate_width(layer)))?,
             attended: widest(|layer| layer.n_out().max(layer.recurrence.map_or(0, |of| of.n_out())))?,
             q_low_rank: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
             q_without_rope: widest(|layer| {
@@ -181,8 +192,9 @@ impl<B: Backend> Decoder<B> {
             entering: widest(|layer| layer.recurrence.map_or(0, |of| of.conv().n_in()))?,
             convolved: widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_qkv()))?,
             gates: buffer(self.widest_gates())?,
-            steps: of_heads()?,
-            writes: of_heads()?,
+            steps: widest(|layer| layer.recurrence.map_or(0, |of| of.n_steps()))?,
+            state_low_rank: [state_rank()?, state_rank()?],
+            writes: widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads))?,
             per_layer: (0..given).map(|_| buffer(n_given)).collect::<Result<_, BackendError>>()?,
             narrow: buffer(n_narrow)?,
             rows_of_table: Vec::with_capacity(if given > 0 { max_rows } else { 0 }),

@@ -1,12 +1,19 @@
 //! Recurrent layers: short convolutions and linear attention.
 
-use kvant_backend::{Backend, Gate, Heads, Norm, Output, Pairing, RopeParams, StateInputs, StateRule};
+use kvant_backend::{
+    Backend, Columns, Gate, Heads, Input, Matrix as _, Norm, Output, Pairing, RopeParams, StateInputs,
+    StateRule,
+};
 
 use super::batch_entries::state_entries;
+use super::mla::output;
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows};
 use crate::ModelError;
 use crate::config::{RecurrentMixer, StateKind};
-use crate::weights::{HeadWeights, Recurrent, RuleWeights};
+use crate::weights::{Bottleneck, Entering, HeadWeights, Recurrent, RuleWeights};
+
+/// Epsilon of the L2 norm of queries and keys by Kimi's rule.
+const KIMI_EPS: f32 = 1e-6;
 
 impl<B: Backend> Decoder<B> {
     /// Computes `W_in n`, `n = norm(x)`, and for heads with a state the gates, time steps and write
@@ -21,19 +28,38 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let input =
             self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
-        let output = |w, y| Output { w, bias: None, y, accumulate: false };
-        let into = output(&weights.into, &mut act.entering);
         let product = Product { input, low_rank: weights.low_rank[0].as_ref() };
         let project = |outputs: &mut [Output<'_, B>]| self.project(backend, product, outputs, &mut act.low);
-        match &weights.heads {
-            None => project(&mut [into])?,
-            Some(HeadWeights { gate, step, rule, .. }) => {
+        match &weights.entering {
+            Entering::Conv(into) => project(&mut [output(into, &mut act.entering)])?,
+            Entering::Heads { qkv, gate, step, write } => {
+                let qkv = output(qkv, &mut act.entering);
                 let (gate, step) = (output(gate, &mut act.gates), output(step, &mut act.steps));
-                match rule {
-                    RuleWeights::Delta { write } => {
-                        project(&mut [into, gate, step, output(write, &mut act.writes)])?;
-                    }
-                    RuleWeights::Space { .. } => project(&mut [into, gate, step])?,
+                match write {
+                    Some(write) => project(&mut [qkv, gate, step, output(write, &mut act.writes)])?,
+                    None => project(&mut [qkv, gate, step])?,
+                }
+            }
+            Entering::Kimi { qkv: [q, k, v], gate, step, write } => {
+                let [low_gate, low_step] = &mut act.state_low_rank;
+                project(&mut [
+                    output(q, &mut act.q),
+                    output(k, &mut act.k),
+                    output(v, &mut act.v),
+                    output(&gate.down, low_gate),
+                    output(&step.down, low_step),
+                    output(write, &mut act.writes),
+                ])?;
+                let ups = [(gate, &*low_gate, &mut act.gates), (step, &*low_step, &mut act.steps)];
+                for (Bottleneck { up, low_rank, .. }, x, y) in ups {
+                    let input = Input { x, norm: None, first_row: 0, rows };
+                    let product = Product { input, low_rank: low_rank.as_ref() };
+                    self.project(backend, product, &mut [output(up, y)], &mut act.low)?;
+                }
+                let n = q.n_out();
+                for (i, x) in [&act.q, &act.k, &act.v].into_iter().enumerate() {
+                    let columns = Columns { width: 3 * n, first: i * n };
+                    backend.copy_columns(x, [rows, n], &mut act.entering, columns)?;
                 }
             }
         }
@@ -43,7 +69,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Computes `x += W_out y`: y is the convolution of the input, or the output of its heads with
-    /// a state, `norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`. The layer's states begin
+    /// a state: `norm(s) * silu(W_gate n)`, by Kimi's rule `norm(s) * sigmoid(W_gate n)`, or
+    /// `norm(s * silu(W_gate n))`. The layer's states begin
     /// at index `first`.
     pub(super) fn recurrent_mixer(
         &self,
@@ -78,7 +105,8 @@ impl<B: Backend> Decoder<B> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let RecurrentMixer::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
-            RuleWeights::Delta { .. } => StateRule::GatedDeltaNet { write: &act.writes, eps },
+            RuleWeights::Delta => StateRule::GatedDeltaNet { write: &act.writes, eps },
+            RuleWeights::KimiDelta => StateRule::KimiDelta { write: &act.writes, eps: KIMI_EPS, bound: None },
             RuleWeights::Space { skip } => StateRule::Mamba2 { skip },
         };
         let HeadWeights { bias, rate, norm, .. } = weights;
@@ -94,9 +122,10 @@ impl<B: Backend> Decoder<B> {
             None => Ok(()),
         };
         match kind {
-            StateKind::Delta => {
+            StateKind::Delta | StateKind::KimiDelta => {
                 normalize(y, Heads { n: heads.n_v_heads, dim: heads.v_dim })?;
-                Ok(backend.gate(y, rows * n_out, gates, Gate::Silu)?)
+                let gate = if kind == StateKind::Delta { Gate::Silu } else { Gate::Sigmoid };
+                Ok(backend.gate(y, rows * n_out, gates, gate)?)
             }
             StateKind::Space => {
                 backend.gate(y, rows * n_out, gates, Gate::Silu)?;

@@ -244,6 +244,15 @@ pub(super) static FAMILIES: &[Family] = &[
         experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
         ..DEEPSEEK2
     },
+    // Three of four layers have a state instead.
+    Family {
+        name: "kimi-linear",
+        recurrence: Some(RecurrentFamily::KimiDelta),
+        no_rope: NoRope::Every(1),
+        has_mtp: false,
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..DEEPSEEK2
+    },
     // Mistral Small 4.
     Family { name: "mistral4", ..DEEPSEEK2 },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
@@ -321,6 +330,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "jais2", ..NEMOTRON },
     Family { name: "internlm2", experts: None, ..LLAMA },
     Family { name: "xverse", experts: None, ..LLAMA },
+    Family { name: "baichuan", experts: None, ..LLAMA },
     // GLM-4 and GLM-Edge.
     Family { name: "chatglm", experts: None, ..LLAMA },
     // EXAONE 3 and 3.5.

@@ -1,7 +1,7 @@
 //! Weights of recurrent layers.
 
 use std::ops::Range;
-use std::slice;
+use std::{iter, slice};
 
 use kvant_backend::{Backend, KeySharing, ShortConv, StateHeads};
 
@@ -12,23 +12,56 @@ use crate::{Config, ModelError};
 
 /// A recurrent layer. Matrices are `[n_out, n_in]`.
 pub(crate) struct Recurrent<B: Backend> {
-    /// Projection to the input of the convolution, `[n_in of it, n_embd]`.
-    pub(crate) into: B::Matrix,
+    pub(crate) entering: Entering<B>,
     /// Kernel of the convolution, `[taps + 1, channels]`: weights, then biases.
     pub(crate) kernel: B::Buffer,
     pub(crate) heads: Option<HeadWeights<B>>,
     pub(crate) out: B::Matrix,
-    /// LoRA weights of the input GEMM (convolution, gates, steps, writes), and of `out`.
+    /// LoRA weights of the input GEMM (all of [`Entering`]), and of `out`.
     pub(crate) low_rank: [Option<LowRank<B>>; 2],
+}
+
+/// Projections of the layer's input.
+pub(crate) enum Entering<B: Backend> {
+    /// To the input of the convolution, `[n_in of it, n_embd]`.
+    Conv(B::Matrix),
+    /// To the inputs of heads with a state.
+    Heads {
+        /// To queries, keys and values, `[n_qkv, n_embd]`.
+        qkv: B::Matrix,
+        /// To the output gates, `[n_v_heads * v_dim, n_embd]`.
+        gate: B::Matrix,
+        /// To the time steps, `[n_v_heads, n_embd]`.
+        step: B::Matrix,
+        /// To the write strengths of the delta rule, `[n_v_heads, n_embd]`.
+        write: Option<B::Matrix>,
+    },
+    /// To those of Kimi's rule.
+    Kimi {
+        /// To queries, keys and values, `[n_heads * k_dim, n_embd]` each.
+        qkv: [B::Matrix; 3],
+        /// To the output gates, `[n_heads * v_dim]`.
+        gate: Bottleneck<B>,
+        /// To the time steps, `[n_heads * k_dim]`.
+        step: Bottleneck<B>,
+        /// To the write strengths, `[n_heads, n_embd]`.
+        write: B::Matrix,
+    },
+}
+
+/// A projection of low rank.
+pub(crate) struct Bottleneck<B: Backend> {
+    /// `[rank, n_embd]`
+    pub(crate) down: B::Matrix,
+    /// `[n_out, rank]`
+    pub(crate) up: B::Matrix,
+    /// LoRA weights of `up`.
+    pub(crate) low_rank: Option<LowRank<B>>,
 }
 
 /// Weights of heads with a matrix state, beside their convolution.
 pub(crate) struct HeadWeights<B: Backend> {
-    /// Projection of the output gates, `[n_v_heads * v_dim, n_embd]`.
-    pub(crate) gate: B::Matrix,
-    /// Projection of the time step, `[n_v_heads, n_embd]`.
-    pub(crate) step: B::Matrix,
-    /// Bias of the time step, `[n_v_heads]`.
+    /// Bias of the time steps, `[n_steps]`.
     pub(crate) bias: B::Buffer,
     /// Decay rate, `[n_v_heads]`.
     pub(crate) rate: B::Buffer,
@@ -40,20 +73,22 @@ pub(crate) struct HeadWeights<B: Backend> {
 
 /// Weights that depend on the update rule.
 pub(crate) enum RuleWeights<B: Backend> {
-    Delta {
-        /// Projection of the write strength, `[n_v_heads, n_embd]`.
-        write: B::Matrix,
-    },
+    Delta,
+    KimiDelta,
     Space {
         /// Skip connection of the values past the state, `[n_v_heads]`.
         skip: B::Buffer,
     },
 }
 
-/// Projection to the convolution's input, its kernel, the heads, and the LoRA weights of the input
-/// GEMM.
-type Entering<B> =
-    (<B as Backend>::Matrix, <B as Backend>::Buffer, Option<HeadWeights<B>>, Option<LowRank<B>>);
+/// The projections of the layer's input and their LoRA weights, the convolution's kernel, and the
+/// heads.
+struct Front<B: Backend> {
+    entering: Entering<B>,
+    low_rank: Option<LowRank<B>>,
+    kernel: B::Buffer,
+    heads: Option<HeadWeights<B>>,
+}
 
 impl<B: Backend> Loader<'_, B> {
     pub(super) fn recurrent(
@@ -64,26 +99,27 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Recurrent<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n_out = recurrence.n_out();
-        let (into, kernel, heads, of_input) = match recurrence {
+        let front = match recurrence {
             RecurrentMixer::ShortConv(conv) => {
                 let into = RowsOf::all(name("shortconv.in_proj.weight"), conv.n_in());
-                let ([into], of_input) = self.group(c.n_embd, [into])?;
+                let ([into], low_rank) = self.group(c.n_embd, [into])?;
                 let kernel = self.kernel(&name("shortconv.conv"), conv, 0..conv.channels, false)?;
-                (into, kernel, None, of_input)
+                Front { entering: Entering::Conv(into), low_rank, kernel, heads: None }
             }
-            RecurrentMixer::Heads { conv, heads, kind: StateKind::Delta, .. } => {
-                self.delta(c, index, conv, heads)?
-            }
-            RecurrentMixer::Heads { conv, heads, kind: StateKind::Space, .. } => {
-                self.space(c, index, conv, heads)?
-            }
+            RecurrentMixer::Heads { conv, heads, kind, .. } => match kind {
+                StateKind::Delta => self.delta(c, index, conv, heads)?,
+                StateKind::KimiDelta => self.kimi_delta(c, index, conv, heads)?,
+                StateKind::Space => self.space(c, index, conv, heads)?,
+            },
         };
         let out = match recurrence {
             RecurrentMixer::ShortConv(_) => "shortconv.out_proj.weight",
+            RecurrentMixer::Heads { kind: StateKind::KimiDelta, .. } => "attn_output.weight",
             RecurrentMixer::Heads { .. } => "ssm_out.weight",
         };
         let ([out], of_output) = self.group(n_out, [RowsOf::all(name(out), c.n_embd)])?;
-        Ok(Recurrent { into, kernel, heads, out, low_rank: [of_input, of_output] })
+        let Front { entering, low_rank, kernel, heads } = front;
+        Ok(Recurrent { entering, kernel, heads, out, low_rank: [low_rank, of_output] })
     }
 
     /// Loads the kernel of a convolution for these consecutive channels of the file, which stores
@@ -100,9 +136,7 @@ impl<B: Backend> Loader<'_, B> {
             true => self.values(&format!("{name}.bias"), &[channels])?,
             false => vec![0.0; channels],
         };
-        let by_tap = (0..taps).flat_map(|tap| order.clone().map(move |channel| (channel, tap)));
-        let kernel = by_tap.map(|(channel, tap)| weights[channel * taps + tap]);
-        self.upload(&kernel.chain(order.clone().map(|channel| biases[channel])).collect::<Vec<_>>())
+        self.upload(&by_tap(&weights, taps, order.clone(), order.map(|channel| biases[channel])))
     }
 
     fn delta(
@@ -111,7 +145,7 @@ impl<B: Backend> Loader<'_, B> {
         index: usize,
         conv: ShortConv,
         heads: StateHeads,
-    ) -> Result<Entering<B>, ModelError> {
+    ) -> Result<Front<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n = heads.n_v_heads;
         let [write, step] = match heads.sharing {
@@ -127,19 +161,54 @@ impl<B: Backend> Loader<'_, B> {
                 [0, 1].map(|side| RowsOf::some(name("ssm_ba.weight"), 2 * n, rows(side)))
             }
         };
-        let into = RowsOf::all(name("attn_qkv.weight"), conv.n_in());
+        let qkv = RowsOf::all(name("attn_qkv.weight"), conv.n_in());
         let gate = RowsOf::all(name("attn_gate.weight"), heads.n_out());
-        let ([into, gate, step, write], low_rank) = self.group(c.n_embd, [into, gate, step, write])?;
+        let ([qkv, gate, step, write], low_rank) = self.group(c.n_embd, [qkv, gate, step, write])?;
         let kernel = self.kernel(&name("ssm_conv1d"), conv, 0..conv.channels, false)?;
         let heads = HeadWeights {
-            gate,
-            step,
             bias: self.vector(&name("ssm_dt.bias"), n)?,
             rate: self.rates(&name("ssm_a"), &[n])?,
-            rule: RuleWeights::Delta { write },
+            rule: RuleWeights::Delta,
             norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
         };
-        Ok((into, kernel, Some(heads), low_rank))
+        let entering = Entering::Heads { qkv, gate, step, write: Some(write) };
+        Ok(Front { entering, low_rank, kernel, heads: Some(heads) })
+    }
+
+    /// Loads Kimi's rule, whose queries, keys and values have tensors of their own.
+    fn kimi_delta(
+        &mut self,
+        c: &Config,
+        index: usize,
+        conv: ShortConv,
+        heads: StateHeads,
+    ) -> Result<Front<B>, ModelError> {
+        const SIDES: [&str; 3] = ["q", "k", "v"];
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        let (n, width, rank) = (heads.n_v_heads, heads.n_out(), heads.k_dim);
+        let [q, k, v] = SIDES.map(|of| RowsOf::all(name(&format!("attn_{of}.weight")), width));
+        let [gate, step] = ["ssm_g_a.weight", "ssm_f_a.weight"].map(|of| RowsOf::all(name(of), rank));
+        let write = RowsOf::all(name("ssm_beta.weight"), n);
+        let ([q, k, v, gate, step, write], low_rank) = self.group(c.n_embd, [q, k, v, gate, step, write])?;
+        let mut from = |down, up| {
+            let ([up], low_rank) = self.group(rank, [RowsOf::all(name(up), width)])?;
+            Ok::<_, ModelError>(Bottleneck { down, up, low_rank })
+        };
+        let (gate, step) = (from(gate, "ssm_g_b.weight")?, from(step, "ssm_f_b.weight")?);
+        let mut weights = Vec::with_capacity(conv.taps * conv.channels);
+        for of in SIDES {
+            weights.extend(self.values(&name(&format!("ssm_conv1d_{of}.weight")), &[conv.taps, 1, width])?);
+        }
+        let no_biases = iter::repeat_n(0.0, conv.channels);
+        let kernel = self.upload(&by_tap(&weights, conv.taps, 0..conv.channels, no_biases))?;
+        let heads = HeadWeights {
+            bias: self.vector(&name("ssm_dt.bias"), width)?,
+            rate: self.rates(&name("ssm_a"), &[1, n])?,
+            rule: RuleWeights::KimiDelta,
+            norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
+        };
+        let entering = Entering::Kimi { qkv: [q, k, v], gate, step, write };
+        Ok(Front { entering, low_rank, kernel, heads: Some(heads) })
     }
 
     /// Loads a state space, whose file has one matrix of gates, values, keys, queries and steps, in
@@ -150,7 +219,7 @@ impl<B: Backend> Loader<'_, B> {
         index: usize,
         conv: ShortConv,
         heads: StateHeads,
-    ) -> Result<Entering<B>, ModelError> {
+    ) -> Result<Front<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (n, n_out, n_k) = (heads.n_v_heads, heads.n_out(), heads.n_k_heads * heads.k_dim);
         // Order of queries, keys and values in the file's convolution.
@@ -161,11 +230,9 @@ impl<B: Backend> Loader<'_, B> {
         let some = |rows: &[Range<usize>]| RowsOf::some(name("ssm_in.weight"), steps + n, rows.to_vec());
         let (gates, steps) = (0..n_out, steps..steps + n);
         let parts = [&behind_gates[..], slice::from_ref(&gates), slice::from_ref(&steps)].map(some);
-        let ([into, gate, step], low_rank) = self.group(c.n_embd, parts)?;
+        let ([qkv, gate, step], low_rank) = self.group(c.n_embd, parts)?;
         let kernel = self.kernel(&name("ssm_conv1d"), conv, order.into_iter().flatten(), true)?;
         let heads = HeadWeights {
-            gate,
-            step,
             bias: self.vector(&name("ssm_dt.bias"), n)?,
             rate: self.rates(&name("ssm_a"), &[1, n])?,
             rule: RuleWeights::Space { skip: self.flat(&name("ssm_d"), &[1, n])? },
@@ -174,7 +241,8 @@ impl<B: Backend> Loader<'_, B> {
                 false => None,
             },
         };
-        Ok((into, kernel, Some(heads), low_rank))
+        let entering = Entering::Heads { qkv, gate, step, write: None };
+        Ok(Front { entering, low_rank, kernel, heads: Some(heads) })
     }
 
     /// Returns whether any layer has such a tensor.
@@ -193,4 +261,15 @@ impl<B: Backend> Loader<'_, B> {
         }
         self.upload(&rates)
     }
+}
+
+/// Orders the weights of these channels `[channels, taps]` by tap, followed by the biases.
+fn by_tap(
+    weights: &[f32],
+    taps: usize,
+    channels: impl Iterator<Item = usize> + Clone,
+    biases: impl Iterator<Item = f32>,
+) -> Vec<f32> {
+    let places = (0..taps).flat_map(|tap| channels.clone().map(move |channel| channel * taps + tap));
+    places.map(|place| weights[place]).chain(biases).collect()
 }

@@ -21,6 +21,7 @@ pub(crate) static SOURCE: Source = Source {
             .whole("CHANNELS", CHANNELS)
             .whole("COLUMNS", StateHeads::COLUMNS)
             .whole("THREADS", THREADS)
+            .whole("MAX_K_DIM", StateHeads::MAX_K_DIM)
             .whole("MAX_VALUES_PER_THREAD", StateHeads::MAX_K_DIM * StateHeads::COLUMNS / THREADS)
     },
 };
@@ -92,8 +93,11 @@ struct LinearAttentionParams {
     k_dim: u32,
     v_dim: u32,
     is_tiled: u32,
-    is_delta: u32,
+    /// `DELTA`, `KIMI_DELTA` or `SPACE`.
+    rule: u32,
     eps: f32,
+    /// Of decays by Kimi's rule; 0 if there is none.
+    bound: f32,
     state_at: u32,
 }
 
@@ -107,9 +111,10 @@ pub(crate) fn linear_attention(
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
     let StateInputs { qkv, step, bias, decay: decay_rate, rule } = inputs.map(|buffer| &buffer.buffer);
-    let (is_delta, rule_input, eps) = match rule {
-        StateRule::GatedDeltaNet { write, eps } => (true, write, eps),
-        StateRule::Mamba2 { skip } => (false, skip, 0.0),
+    let (rule, rule_input, eps, bound) = match rule {
+        StateRule::GatedDeltaNet { write, eps } => (0, write, eps, 0.0),
+        StateRule::KimiDelta { write, eps, bound } => (1, write, eps, bound.unwrap_or(0.0)),
+        StateRule::Mamba2 { skip } => (2, skip, 0.0, 0.0),
     };
     for ([first_row, rows], slab, state_at) in parts.iter().flat_map(launches) {
         let params = LinearAttentionParams {
@@ -120,8 +125,9 @@ pub(crate) fn linear_attention(
             k_dim: heads.k_dim as u32,
             v_dim: heads.v_dim as u32,
             is_tiled: (heads.sharing == KeySharing::Tiled).into(),
-            is_delta: is_delta.into(),
+            rule,
             eps,
+            bound,
             state_at,
         };
         let bindings = [(1, qkv), (2, rule_input), (3, &slab), (4, y), (5, step), (6, bias), (7, decay_rate)];

@@ -9,6 +9,11 @@ struct ConvParams {
     state_at: u32,   // word of the slab: [taps - 1, channels]
 }
 
+// Rules: the gated delta rule, Kimi's, and state-space models.
+const DELTA: u32 = 0u;
+const KIMI_DELTA: u32 = 1u;
+const SPACE: u32 = 2u;
+
 struct LinearAttentionParams {
     first_row: u32,
     rows: u32,
@@ -17,8 +22,9 @@ struct LinearAttentionParams {
     k_dim: u32,
     v_dim: u32,
     is_tiled: u32,
-    is_delta: u32,  // else a state-space model
+    rule: u32,
     eps: f32,
+    bound: f32,     // of decays by Kimi's rule; 0 if there is none
     state_at: u32,  // word of the slab: [n_v_heads, v_dim / COLUMNS, k_dim, COLUMNS]
 }
 
@@ -36,8 +42,8 @@ struct LinearAttentionParams {
 @group(0) @binding(1) var<storage, read> qkv: array<f32>;
 // delta: write strength (beta), [rows, n_v_heads]; space: skip weight, [n_v_heads]
 @group(0) @binding(2) var<storage, read> rule_input: array<f32>;
-@group(0) @binding(5) var<storage, read> step: array<f32>;         // [rows, n_v_heads]
-@group(0) @binding(6) var<storage, read> bias: array<f32>;         // [n_v_heads]
+@group(0) @binding(5) var<storage, read> step: array<f32>;         // [rows, n_v_heads], for Kimi's rule [rows, n_v_heads, k_dim]
+@group(0) @binding(6) var<storage, read> bias: array<f32>;         // a row of them
 @group(0) @binding(7) var<storage, read> decay_rate: array<f32>;   // [n_v_heads]
 
 // One thread per channel. Past inputs are in private memory, the latest last.
@@ -73,6 +79,10 @@ const THREADS_PER_COLUMN: u32 = THREADS / COLUMNS;
 // For a thread: squares of its part of the query and of the key, and their product with the state.
 var<workgroup> parts: array<vec3<f32>, THREADS>;
 var<workgroup> sums: array<f32, THREADS>;
+// Of Kimi's rule, for each dim of a key.
+var<workgroup> decays: array<f32, MAX_K_DIM>;
+
+fn softplus(x: f32) -> f32 { return max(x, 0.0f) + log_1p(exponential(-abs(x))); }
 
 // A workgroup has COLUMNS columns of a value head, a thread every THREADS_PER_COLUMN-th value of
 // one of them.
@@ -95,6 +105,18 @@ fn linear_attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
     for (var m = 0u; m < n; m++) { s[m] = bitcast<f32>(slab[state + (part + THREADS_PER_COLUMN * m) * COLUMNS]); }
     for (var row = p.first_row; row < p.first_row + p.rows; row++) {
         let row_start = row * (n_qk + n_out);
+        if p.rule == KIMI_DELTA {
+            // Every thread has read those of the last row, which came before its last barrier.
+            for (var i = thread; i < p.k_dim; i += THREADS) {
+                let dim = head * p.k_dim + i;
+                let time_step = step[row * p.n_v_heads * p.k_dim + dim] + bias[dim];
+                var exponent = decay_rate[head] * softplus(time_step);
+                if p.bound != 0.0f { exponent = p.bound / (1.0f + exponential(-decay_rate[head] * time_step)); }
+                decays[i] = exponential(exponent);
+            }
+            workgroupBarrier();
+            for (var m = 0u; m < n; m++) { s[m] *= decays[part + THREADS_PER_COLUMN * m]; }
+        }
         var partial_sums = vec3<f32>(0.0f);
         for (var m = 0u; m < n; m++) {
             let i = k_head * p.k_dim + part + THREADS_PER_COLUMN * m;
@@ -106,15 +128,18 @@ fn linear_attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invo
         workgroupBarrier();
         var totals = vec3<f32>(0.0f);
         for (var i = 0u; i < THREADS_PER_COLUMN; i++) { totals += parts[first + i]; }
-        var time_step = step[row * p.n_v_heads + head] + bias[head];
-        time_step = max(time_step, 0.0f) + log_1p(exponential(-abs(time_step)));
-        let decay = exponential(decay_rate[head] * time_step);
+        var time_step = 0.0f;
+        var decay = 1.0f;
+        if p.rule != KIMI_DELTA {
+            time_step = softplus(step[row * p.n_v_heads + head] + bias[head]);
+            decay = exponential(decay_rate[head] * time_step);
+        }
         let value = qkv[row_start + n_qk + at];
         var q_factor = 1.0f;
         var k_factor = 1.0f;
         var update = value * time_step;
         var skip = 0.0f;
-        if p.is_delta != 0u {
+        if p.rule != SPACE {
             q_factor = 1.0f / sqrt(totals.x + p.eps) / sqrt(f32(p.k_dim));
             k_factor = 1.0f / sqrt(totals.y + p.eps);
             let beta = 1.0f / (1.0f + exponential(-rule_input[row * p.n_v_heads + head]));
