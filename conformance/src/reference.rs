@@ -38,13 +38,14 @@ pub fn softmax(scores: &mut [f64]) {
     scores.iter_mut().for_each(|s| *s /= sum);
 }
 
-/// Computes ReLU, SiLU, `g / (1 + exp(-g))` (clamped: of `min(g, L)` and with a rate), or GELU in
-/// its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`, or that over g.
+/// Computes ReLU, SiLU, `g / (1 + exp(-g))` (clamped: of `min(g, L)` and with a rate; limited: at
+/// most L), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`, or that over g.
 pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
         Activation::Relu => g.max(0.0),
         Activation::NormalCdf => gate(Gate::NormalCdf, g),
+        Activation::Limited { limit } => (g / (1.0 + (-g).exp())).min(f64::from(limit)),
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED.map(f64::from);
             let g = g.min(limit);
@@ -112,7 +113,8 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
     x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| rotated(block, i))).collect()
 }
 
-/// Computes the factor of a gate: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, GELU over g, or g.
+/// Computes the factor of a gate: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, GELU over g, g, or
+/// `ln(1 + exp(g))`.
 pub fn gate(gate: Gate, g: f64) -> f64 {
     match gate {
         Gate::Sigmoid => 1.0 / (1.0 + (-g).exp()),
@@ -122,6 +124,7 @@ pub fn gate(gate: Gate, g: f64) -> f64 {
         Gate::Relu => g.max(0.0),
         Gate::NormalCdf => 1.0 / (1.0 + (-gelu_exponent(g)).exp()),
         Gate::Plain => g,
+        Gate::Softplus => g.max(0.0) + (-g.abs()).exp().ln_1p(),
     }
 }
 

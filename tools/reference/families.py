@@ -39,6 +39,7 @@ from transformers import (
     HYV3Config,
     Jais2Config,
     KimiLinearConfig,
+    LagunaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
@@ -69,6 +70,7 @@ from transformers import (
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
+    Step3p7TextConfig,
 )
 
 
@@ -170,6 +172,8 @@ FAMILIES = {
         norm_offset=1.0,
         arch_name="muse-glimmer",
     ),
+    "laguna": Family(LagunaConfig, gguf.MODEL_ARCH.STEP35, local_theta=10_000.0, arch_name="laguna"),
+    "step35": Family(Step3p7TextConfig, gguf.MODEL_ARCH.STEP35, norm_offset=1.0, local_theta=10_000.0),
     # Families of other tools, which `transformers` has under other names.
     "orion": Family(StableLmConfig, gguf.MODEL_ARCH.ORION),
     "internlm2": Family(LlamaConfig, gguf.MODEL_ARCH.INTERNLM2, interleaved_rope=True),

@@ -31,7 +31,8 @@ from hybrids import delta_parts, kimi_parts, multiplied, space_parts, write_stat
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
-from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig
+from step import Step3p7ForCausalLM
+from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig, Step3p7TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
@@ -48,6 +49,8 @@ MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE sc
 
 # Models whose files have gate and up of the experts in one tensor.
 FUSED_EXPERTS = ("gemma4_text", "mistral4")
+# A selection bias that is a parameter without gradients.
+UNTRAINED = "gate.e_score_correction_bias"
 
 
 def norm_offset(spec: Spec, name: str) -> float:
@@ -64,6 +67,8 @@ def model_of(config: PreTrainedConfig) -> torch.nn.Module:
         return MuseGlimmerForCausalLM._from_config(config)
     if isinstance(config, Mistral4Config):
         return Mistral4ForCausalLM._from_config(config)
+    if isinstance(config, Step3p7TextConfig):
+        return Step3p7ForCausalLM._from_config(config)
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -134,6 +139,7 @@ def selection_biases_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
     """Returns the router's selection biases: buffers, since they are not trained by gradients."""
     ends = ("expert_bias", "e_score_correction_bias")
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends))
+    yield from ((name, weight) for name, weight in model.named_parameters() if name.endswith(UNTRAINED))
 
 
 @torch.no_grad()
@@ -226,7 +232,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
         writer.add_feed_forward_length([spec.ffn] * (spec.layers - n_shared) + [2 * spec.ffn] * n_shared)
     else:
         writer.add_feed_forward_length(spec.extra.get("prefix_dense_intermediate_size", spec.ffn))
-    writer.add_head_count(spec.heads)
+    writer.add_head_count(heads_of_layers(spec))
     if "conv" in kinds or "mamba" in kinds or is_halved or "linear_num_heads" in spec.extra:
         attends = ("attention", "full_attention")
         n_kv_heads = 1 if "kv_lora_rank" in spec.extra else spec.kv_heads
@@ -260,10 +266,18 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
         writer.add_value_length(head_dim)
         if spec.family.arch == gguf.MODEL_ARCH.LLAMA:
             writer.add_rope_dimension_count(spec.head_dim)
-    if spec.partial != 1.0:
+    if spec.partial != 1.0 and "num_sliding_attention_heads" not in spec.extra:
         writer.add_rope_dimension_count(int(spec.partial * (spec.head_dim or spec.hidden // spec.heads)))
     write_extra(writer, spec, model)
     write_rope_scaling(writer, spec, model)
+
+
+def heads_of_layers(spec: Spec) -> int | list[int]:
+    """Returns the number of query heads, or that of each layer."""
+    if "num_sliding_attention_heads" in spec.extra:
+        windowed = spec.extra["num_sliding_attention_heads"]
+        return [windowed if kind == "sliding_attention" else spec.heads for kind in spec.extra["layer_types"]]
+    return spec.extra.get("num_attention_heads_per_layer", spec.heads)
 
 
 def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
@@ -304,6 +318,9 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "num_shared_experts": writer.add_expert_shared_count,
         "route_scale": writer.add_expert_weights_scale,
         "router_scaling_factor": writer.add_expert_weights_scale,
+        "moe_routed_scaling_factor": writer.add_expert_weights_scale,
+        "moe_router_scaling_factor": writer.add_expert_weights_scale,
+        "share_expert_dim": writer.add_expert_shared_feed_forward_length,
         "n_routed_experts": writer.add_expert_count,
         "n_shared_experts": writer.add_expert_shared_count,
         "n_group": writer.add_expert_group_count,
@@ -345,7 +362,13 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
     elif "n_routed_experts" in spec.extra:
-        writer.add_expert_weights_norm(spec.extra["norm_topk_prob"])
+        writer.add_expert_weights_norm(spec.extra.get("norm_topk_prob", True))
+    if "num_attention_heads_per_layer" in spec.extra:  # Laguna, whose readers know which layers have windows
+        writer.add_rope_dimension_count_swa(spec.head_dim)
+    if "num_sliding_attention_heads" in spec.extra:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
+        writer.add_swiglu_clamp_exp([limit or 0.0 for limit in spec.extra["swiglu_limits"]])
+        writer.add_swiglu_clamp_shexp([limit or 0.0 for limit in spec.extra["swiglu_limits_shared"]])
     if any(selection_biases_of(model)):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if "moe_topk" in spec.extra:
@@ -404,7 +427,9 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
                 writer.add_rope_scaling_yarn_log_mul(per * spec.rope["mscale_all_dim"])
             if "llama_4_scaling_beta" in spec.rope:
                 writer.add_attn_temperature_scale(spec.rope["llama_4_scaling_beta"])
-            if "attention_factor" in spec.rope:
+            if "attention_factor" in spec.rope and spec.name.startswith("laguna"):
+                writer.add_rope_scaling_yarn_attn_factor(spec.rope["attention_factor"])
+            elif "attention_factor" in spec.rope:
                 # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key
                 # multiplies it.
                 default = 1 + 0.1 * np.log(spec.rope["factor"])
@@ -422,6 +447,13 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
             dim = spec.extra["global_head_dim"]
             turned = np.arange(dim // 2) < int(dim * spec.rope["partial_rotary_factor"] // 2)
             writer.add_tensor("rope_freqs.weight", np.where(turned, 1.0, 1e30).astype(np.float32))
+        case "llama3" if "num_sliding_attention_heads" in spec.extra:  # of the pairs that rotate, and ones
+            scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, device="cpu", layer_type="full_attention")
+            n_rot = int(spec.partial * spec.head_dim)
+            plain = spec.theta ** (-torch.arange(0, n_rot, 2, dtype=torch.float64) / n_rot)
+            divisors = torch.ones(spec.head_dim // 2)
+            divisors[: n_rot // 2] = (plain / scaled.double()).float()
+            writer.add_tensor("rope_freqs.weight", divisors.numpy())
         case "llama3":
             scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, device="cpu")
             plain = spec.theta ** (-torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim)
@@ -439,7 +471,9 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, weight in model.named_parameters():
         weight = multiplied(model.config, name, weight)
         name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
-        if "linear_attn" in name:
+        if name.endswith(UNTRAINED):  # with the other selection biases
+            pass
+        elif "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
         elif "self_attn.conv1d" in name or "forget_gate" in name:
             yield from kimi_parts(name, weight)

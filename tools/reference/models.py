@@ -1,5 +1,6 @@
 """The tiny models of `make_fixtures.py`: one line of SPECS each."""
 
+from heads_by_layer import HEADS_BY_LAYER
 from hybrids import HYBRIDS
 from own_layers import OWN_LAYERS
 from routed import ROUTED_MODELS
@@ -643,5 +644,6 @@ SPECS = [
     *HYBRIDS,
     *ROUTED_MODELS,
     *SELECTING_MODELS,
+    *HEADS_BY_LAYER,
     *OWN_LAYERS,
 ]

@@ -82,11 +82,10 @@ class Spec:
             **{EPS.get(self.family.config, "rms_norm_eps"): 1e-6},
             tie_word_embeddings=self.tied,
             rope_parameters=turns,
-            pad_token_id=None,
             attn_implementation="eager",
             experts_implementation="eager",
             **explicit,
-            **{**self.extra, **extra},
+            **{"pad_token_id": None, **self.extra, **extra},
         )
 
 

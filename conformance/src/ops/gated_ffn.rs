@@ -44,7 +44,7 @@ const fn case(has_norm: bool, activation: Activation, is_ungated: bool) -> Case 
     Case { has_norm, activation, is_ungated }
 }
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 11] = [
     case(false, Activation::Silu, false),
     case(true, Activation::Silu, false),
     case(false, Activation::Gelu, false),
@@ -54,6 +54,8 @@ const CASES: [Case; 9] = [
     case(false, Activation::Relu, false),
     case(true, Activation::Relu, true),
     case(true, Activation::NormalCdf, true),
+    case(false, Activation::Limited { limit: 3.0 }, false),
+    case(true, Activation::Limited { limit: 7.0 }, true),
 ];
 
 /// Roundings of `g / (1 + exp(-z)) * u` besides those of g and u: three of exp, six for an
@@ -112,7 +114,7 @@ fn equals_its_equation<B: Backend>(
 pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
     let (slope, of_z) = match activation {
         // The largest slope, at 2.4: 1.0998.
-        Activation::Silu => (1.1, 0.0),
+        Activation::Silu | Activation::Limited { .. } => (1.1, 0.0),
         Activation::Relu => (1.0, 0.0),
         // As SiLU, whose slope is unchanged by a rate in z: `a(g) = silu(r g) / r`. A rounding of z
         // changes it by `z^2 s (1 - s) / r`, at most 0.258 (r = 1.702).
@@ -130,6 +132,9 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
             let limit = f64::from(Activation::BOUNDED[1]);
             let value = 1.0 + u.value.clamp(-limit, limit);
             Expected { value, tolerance: u.tolerance + roundings(1) * value.abs() }
+        }
+        Activation::Limited { limit } => {
+            Expected { value: u.value.clamp(-f64::from(limit), f64::from(limit)), ..u }
         }
         _ => u,
     };

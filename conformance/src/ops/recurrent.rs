@@ -22,7 +22,8 @@ const GATE_ROUNDINGS: usize = 11;
 /// Rows of two sequences in each step: 41 and 37 of them in all.
 const STEPS: [&[[usize; 2]]; 3] =
     [&[[41, 37]], &[[1, 0], [0, 1], [5, 20], [2, 3], [33, 13]], &[[17, 1], [1, 17], [23, 19]]];
-const GATES: [Gate; 6] = [Gate::Sigmoid, Gate::Silu, Gate::Gelu, Gate::Relu, Gate::NormalCdf, Gate::Plain];
+const GATES: [Gate; 7] =
+    [Gate::Sigmoid, Gate::Silu, Gate::Gelu, Gate::Relu, Gate::NormalCdf, Gate::Plain, Gate::Softplus];
 const N_ROWS: [usize; 2] = [41, 37];
 
 /// Compares `gate` with its equation.

@@ -279,9 +279,16 @@ ops! {
     ) -> Result<()>
         where check_copy_columns(src, shape, dst, to);
 
-    /// Computes `y = y / (1 + exp(-g))` for the first `rows` rows of `y` `[rows, cols]`, g the
-    /// row's value of `gates` `[rows]`.
-    fn gate_rows(&self, y: &mut Self::Buffer, rows: usize, cols: usize, gates: &Self::Buffer) -> Result<()>
+    /// Multiplies the first `rows` rows of `y` `[rows, cols]` by `gate` of the row's value of
+    /// `gates` `[rows]`.
+    fn gate_rows(
+        &self,
+        y: &mut Self::Buffer,
+        rows: usize,
+        cols: usize,
+        gates: &Self::Buffer,
+        gate: Gate,
+    ) -> Result<()>
         where check_gate_rows(y, rows, cols, gates);
 
     /// Computes `x += norm(y)`, `norm` over each of the first `rows` rows of `y` `[rows, n]`, n the

@@ -20,7 +20,7 @@ impl<Buffer> Copy for Norm<'_, Buffer> {}
 
 /// The activation `a` of the gate in a gated feed-forward layer, `a(g) * u`: `g / (1 + exp(-z))`,
 /// with z a function of g; or its limit for large z.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// SiLU: `z = g`.
     Silu,
@@ -36,11 +36,22 @@ pub enum Activation {
     /// The normal distribution function as GELU approximates it, `1 / (1 + exp(-z))` with GELU's z.
     /// With `gate` = `up` this is GELU of a layer without gates, `u Φ(u)`.
     NormalCdf,
+    /// SiLU up to a limit L, `min(g / (1 + exp(-g)), L)`, and `max(-L, min(u, L))` replaces u
+    /// (Step 3.5).
+    Limited {
+        /// L, above 0.
+        limit: f32,
+    },
 }
 
 impl Activation {
     /// The rate and the limit of [`Activation::Bounded`].
     pub const BOUNDED: [f32; 2] = [1.702, 7.0];
+
+    /// Returns the limit of [`Activation::Limited`]; 0 for others.
+    pub fn limit(self) -> f32 {
+        if let Self::Limited { limit } = self { limit } else { 0.0 }
+    }
 
     /// `√(8/π)`, and `0.044715 √(8/π)`.
     pub const GELU: [f32; 2] = [1.595_769_2, 0.071_354_81];

@@ -183,6 +183,8 @@ pub enum Gate {
     NormalCdf,
     /// g itself.
     Plain,
+    /// Softplus, `ln(1 + exp(g))`.
+    Softplus,
 }
 
 /// Checks [`Backend::short_conv`](crate::Backend::short_conv).

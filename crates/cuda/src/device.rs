@@ -406,8 +406,15 @@ impl Kernels for CudaDevice {
         Ok(columns::copy_columns(&self.cx, src.ptr(), [rows, n], dst.ptr(), to)?)
     }
 
-    fn gate_rows(&self, y: &mut CudaBuffer, rows: usize, cols: usize, gates: &CudaBuffer) -> Result<()> {
-        Ok(gate::gate_rows(&self.cx, gates.ptr(), y.ptr(), [rows, cols])?)
+    fn gate_rows(
+        &self,
+        y: &mut CudaBuffer,
+        rows: usize,
+        cols: usize,
+        gates: &CudaBuffer,
+        gate: Gate,
+    ) -> Result<()> {
+        Ok(gate::gate_rows(&self.cx, gate, gates.ptr(), y.ptr(), [rows, cols])?)
     }
 
     fn add_normed(

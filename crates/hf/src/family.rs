@@ -11,7 +11,7 @@ mod routed;
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
 use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
-use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, MELLUM, MISTRAL4};
+use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MISTRAL4, STEP35};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -122,6 +122,12 @@ pub(crate) enum Layers {
     /// All layers are attention; full-attention layers have a head dimension and KV head count of
     /// their own, and the last layers may share KV.
     OwnHeads,
+    /// All layers are attention, with numbers of query heads of their own, and another rotation in
+    /// layers with windows.
+    HeadsByLayer {
+        /// Whether full-attention layers rotate half of what GGUF states.
+        halves_full: bool,
+    },
     /// All layers are attention, with several residual streams; the last layers may share KV.
     Streams,
 }
@@ -486,6 +492,9 @@ static FAMILIES: &[Family] = &[
     AFMOE,
     MELLUM,
     HY_V3,
+    LAGUNA,
+    STEP35,
+    Family { class: "Step3p7ForConditionalGeneration", is_multimodal: true, ..STEP35 },
     LFM2,
     Family { class: "Lfm2MoeForCausalLM", arch: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
     Family {

@@ -126,6 +126,14 @@ impl Json {
         self
     }
 
+    /// Changes the top-level object.
+    pub fn with(mut self, change: impl FnOnce(&mut Map<String, Value>)) -> Self {
+        if let Value::Object(all) = &mut self.value {
+            change(all);
+        }
+        self
+    }
+
     /// Adds defaults for absent keys; explicit nulls stay.
     pub fn with_defaults(mut self, defaults: &[(&str, Default)]) -> Self {
         if let Value::Object(all) = &mut self.value {

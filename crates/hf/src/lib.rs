@@ -20,6 +20,7 @@ mod error;
 mod family;
 mod folder;
 mod generation;
+mod heads_by_layer;
 mod layers;
 mod metadata;
 mod pooling;
@@ -78,6 +79,10 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let family = Family::of(config.object()?)?;
     let config = if family.is_multimodal { config.with_nested("text_config") } else { config };
     let config = config.with_defaults(family.defaults);
+    let config = match family.layers {
+        Layers::HeadsByLayer { halves_full: true } => config.with(heads_by_layer::add_usual_keys),
+        _ => config,
+    };
     let config = config.object()?;
     let mut shards = Shards::open(&mut folder)?;
     if let Some(method) = quantization {

@@ -6,11 +6,12 @@ use serde_json::Value as JsonValue;
 use crate::error::HfError;
 use crate::family::{Experts, Family, Layers, RMS_EPS, Windows};
 use crate::folder::{Object, shown};
+use crate::heads_by_layer;
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
 use crate::streams;
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
-const MAX_LAYERS: usize = 4096;
+pub(crate) const MAX_LAYERS: usize = 4096;
 
 /// Families that have RMSNorms if their epsilon is there, else LayerNorms.
 const EITHER_NORM: [&str; 1] = ["cohere2moe"];
@@ -86,10 +87,14 @@ pub(crate) fn write(
     let is_rms = EITHER_NORM.contains(&family.arch) && config.find_float(RMS_EPS.0)?.is_some();
     let (theirs, ours) = if is_rms { RMS_EPS } else { family.eps };
     keys.set(ours, config.float(theirs)? as f32)?;
-    keys.set("attention.head_count", sizes.n_heads as u32)?;
+    match family.layers {
+        Layers::HeadsByLayer { .. } => heads_by_layer::write(&mut keys, config, &sizes)?,
+        _ => keys.set("attention.head_count", sizes.n_heads as u32)?,
+    }
     layers::write_widths(&mut keys, config, family)?;
     layers::write(&mut keys, config, family, &sizes)?;
-    keys.set("rope.dimension_count", sizes.n_rot as u32)?;
+    let halves_full = family.layers == Layers::HeadsByLayer { halves_full: true };
+    keys.set("rope.dimension_count", if halves_full { 2 * sizes.n_rot } else { sizes.n_rot } as u32)?;
     for (theirs, ours) in family.factors {
         if let Some(factor) = config.find_float(theirs)? {
             keys.set(ours, factor as f32)?;
@@ -126,7 +131,8 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         return Err(config.bad("head_dim", "an even number from 2 on", head_dim.to_string()));
     }
     let rope = config.find_object("rope_parameters")?;
-    let fraction = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
+    let full = rope.map(|rope| rope.find_object("full_attention")).transpose()?.flatten();
+    let fraction = full.or(rope).map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
     let fraction = fraction.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.rotary_fraction);
     let full = FullHeads::of(config, family, FullHeads { n_kv_heads, head_dim })?;
     let n_rot = match (latent, full) {
@@ -225,6 +231,9 @@ fn write_windows(
     let usual: Vec<bool> = (0..sizes.n_layers).map(|layer| is_windowed(layer, period)).collect();
     let layers = match (config.find_array("layer_types")?, config.find_size("sliding_window_pattern")?) {
         (Some(kinds), _) => kinds.iter().map(|kind| kind == "sliding_attention").collect(),
+        (None, None) if family.windows == Windows::Named && config.find_size("sliding_window")?.is_some() => {
+            return Err(config.bad("layer_types", "the type of each layer", "nothing"));
+        }
         (None, Some(period)) => {
             (0..sizes.n_layers).map(|layer| is_windowed(layer, period as usize)).collect()
         }

@@ -6,8 +6,9 @@ use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
 use crate::error::HfError;
-use crate::family::Family;
+use crate::family::{Family, Layers};
 use crate::folder::Object;
+use crate::heads_by_layer;
 use crate::metadata::{Keys, Sizes};
 
 /// Frequency divisors, `[n_rot / 2]`, with the name of their GGUF tensor.
@@ -44,6 +45,10 @@ pub(crate) fn write(
     {
         keys.set("rope.freq_base_swa", base as f32)?;
     }
+    let halves_full = family.layers == Layers::HeadsByLayer { halves_full: true };
+    if let Layers::HeadsByLayer { halves_full } = family.layers {
+        heads_by_layer::write_rotations(&mut keys, windowed, sizes, halves_full)?;
+    }
     if family.has_layer_bases {
         write_rope_pattern(&mut keys, config, theta, sizes)?;
     }
@@ -58,7 +63,14 @@ pub(crate) fn write(
         }
         "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
         "longrope" | "su" => return write_longrope(&mut keys, config, rope, sizes),
-        "llama3" => return Ok(vec![(ALWAYS, divisors(rope, theta, sizes.n_rot)?)]),
+        "llama3" => {
+            let mut all = divisors(rope, theta, sizes.n_rot)?;
+            // GGUF has one list for all layers, and readers use its start.
+            if halves_full {
+                all.resize(sizes.n_rot, 1.0);
+            }
+            return Ok(vec![(ALWAYS, all)]);
+        }
         "proportional" if sizes.full.is_some() => {
             return Ok(vec![(ALWAYS, proportional_divisors(rope, sizes.n_rot)?)]);
         }

@@ -185,6 +185,8 @@ fn is_encoder_tensor(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     let prefixes = [
         "vision_tower.",
+        "vision_model.",
+        "vit_large_projector.",
         "multi_modal_projector.",
         "visual.",
         "audio_tower.",
@@ -473,7 +475,7 @@ fn heads(
     family: &Family,
 ) -> Result<Option<usize>, HfError> {
     // The model loader validates the heads of each layer.
-    if family.layers == Layers::OwnHeads {
+    if matches!(family.layers, Layers::OwnHeads | Layers::HeadsByLayer { .. }) {
         return Ok(None);
     }
     // The rows of each query are followed by as many of its gate.

@@ -17,6 +17,7 @@ mod streams;
 mod xielu;
 
 pub(crate) use experts::SELECTION_BIAS;
+pub use heads::OutputGate;
 pub use index::TokenIndex;
 pub use mla::Latent;
 pub use recurrence::{RecurrentMixer, StateKind};
@@ -26,7 +27,7 @@ use crate::ModelError;
 use crate::SharedExpert;
 use crate::draft_head::DraftHeadConfig;
 use crate::encoder::EncoderConfig;
-use crate::family::{Factors, Family, NoRope, NormKind, Norms, OutputGates, QkNorm, Scale, Sinks};
+use crate::family::{Factors, Family, NoRope, NormKind, Norms, QkNorm, Scale, Sinks};
 use crate::rope::Rope;
 
 /// Hyper-parameters of a model.
@@ -102,9 +103,9 @@ pub struct LayerSpec {
     pub sinks: bool,
     /// Factor on values, applied to the attention output.
     pub value_scale: Option<f32>,
-    /// Whether the attention output is multiplied by a gate.
-    pub gated: bool,
-    /// Activation of the feed-forward layer.
+    /// The gates that multiply the attention output.
+    pub gate: Option<OutputGate>,
+    /// Activation of the feed-forward layer; in a MoE layer, of the shared expert.
     pub activation: Activation,
     /// Numbers of xIELU, if the feed-forward layer has it instead.
     pub xielu: Option<Xielu>,
@@ -124,6 +125,8 @@ pub struct ExpertSpec {
     pub n: usize,
     /// Intermediate size of each expert.
     pub n_ff: usize,
+    /// Activation of each expert.
+    pub activation: Activation,
     /// Routing: how the router selects experts and weights them.
     pub routing: Routing,
     /// The shared expert.
@@ -177,6 +180,15 @@ impl LayerSpec {
     /// Returns the values of the attention output of a token.
     pub fn n_out(&self) -> usize {
         self.heads.n_heads * self.heads.v_head_dim
+    }
+
+    /// Returns the gates of the attention output of a token.
+    pub fn n_gates(&self) -> usize {
+        match self.gate {
+            Some(gate) if gate.is_per_head => self.heads.n_heads,
+            Some(_) => self.n_out(),
+            None => 0,
+        }
     }
 }
 
@@ -285,8 +297,8 @@ impl Config {
                     Sinks::Windowed => is_windowed,
                 },
                 value_scale,
-                gated: family.gates != OutputGates::None,
-                activation: family.activation,
+                gate: heads::read_gate(&keys, family, index, heads),
+                activation: experts.shared_activation(index),
                 xielu: xielu.as_ref().map(|layers| layers[index]),
                 sparsity: sparsity[index],
                 gates_itself: family.ungated,

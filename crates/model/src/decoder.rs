@@ -12,7 +12,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use std::sync::Arc;
 
 use kvant_backend::{
-    Backend, BackendError, Gate, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams,
+    Backend, BackendError, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams,
 };
 use kvant_kv::{BlockPool, Cache, KvShape};
 
@@ -471,8 +471,15 @@ impl<B: Backend> Decoder<B> {
         if let Some(by) = spec.value_scale {
             backend.scale(&mut act.attended, rows * spec.n_out(), by)?;
         }
-        if weights.gate.is_some() {
-            backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, Gate::Sigmoid)?;
+        match spec.gate.filter(|_| weights.gate.is_some()) {
+            Some(gate) if gate.is_per_head => {
+                let (rows, cols) = (rows * heads.n_heads, heads.v_head_dim);
+                backend.gate_rows(&mut act.attended, rows, cols, &act.gates, gate.function)?;
+            }
+            Some(gate) => {
+                backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, gate.function)?;
+            }
+            None => {}
         }
         let (w, bias) = (&weights.wo, weights.bo.as_ref());
         let branch = Branch { of: &act.attended, w, low_rank: of_output, bias, norm: &layer.attn_after };

@@ -4,7 +4,7 @@
 //! without a metadata key are here. Both yield a [`LayerSpec`](crate::LayerSpec) per layer, and no
 //! other code depends on the family.
 
-use kvant_backend::{Activation, KeySharing, Pairing, RouterScores};
+use kvant_backend::{Activation, Gate, KeySharing, Pairing, RouterScores};
 
 use crate::ModelError;
 
@@ -179,8 +179,9 @@ pub(crate) enum OutputGates {
     None,
     /// In the query tensor: after each head's query rows as many gate rows.
     InQueries,
-    /// In a tensor of their own.
-    Own,
+    /// In a tensor of their own, with a row for each value or for each head: functions of its
+    /// products.
+    Own(Gate),
 }
 
 /// How layers select the tokens that a query attends to.
@@ -261,6 +262,10 @@ pub enum SharedExpert {
 pub(crate) struct Windows {
     /// Default period, whose last layer has full attention; 0 for no full-attention layers.
     pub period: usize,
+    /// Whether the first layer of each period has full attention instead.
+    pub starts_full: bool,
+    /// Whether full-attention layers rotate half as many values of a head as the file gives.
+    pub halves_full: bool,
     /// Default window length in tokens; unlimited when `None`.
     pub length: Option<usize>,
     /// Default RoPE of sliding-window layers, if the file has no base for them.

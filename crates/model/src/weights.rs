@@ -515,7 +515,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
 /// Returns whether the gate op supports the activation on separately computed products.
 fn can_be_apart(activation: Activation) -> bool {
-    activation != Activation::Bounded
+    !matches!(activation, Activation::Bounded | Activation::Limited { .. })
 }
 
 /// Returns some bytes of a tensor that keep their file alive, so that a device can read a mapped

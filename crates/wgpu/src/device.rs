@@ -337,8 +337,15 @@ impl Kernels for WgpuDevice {
         Ok(elementwise::copy_columns(&self.gpu, &src.buffer, shape, &dst.buffer, to)?)
     }
 
-    fn gate_rows(&self, y: &mut WgpuBuffer, rows: usize, cols: usize, gates: &WgpuBuffer) -> Result<()> {
-        Ok(elementwise::gate_rows(&self.gpu, &gates.buffer, &y.buffer, [rows, cols])?)
+    fn gate_rows(
+        &self,
+        y: &mut WgpuBuffer,
+        rows: usize,
+        cols: usize,
+        gates: &WgpuBuffer,
+        gate: Gate,
+    ) -> Result<()> {
+        Ok(elementwise::gate_rows(&self.gpu, gate, &gates.buffer, &y.buffer, [rows, cols])?)
     }
 
     fn add_normed(

@@ -324,8 +324,15 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
-    fn gate_rows(&self, y: &mut CpuBuffer, rows: usize, cols: usize, gates: &CpuBuffer) -> Result<()> {
-        gate_rows::gate_rows(&self.pool, &mut y.as_mut_slice()[..rows * cols], gates.as_slice(), cols);
+    fn gate_rows(
+        &self,
+        y: &mut CpuBuffer,
+        rows: usize,
+        cols: usize,
+        gates: &CpuBuffer,
+        gate: Gate,
+    ) -> Result<()> {
+        gate_rows::gate_rows(&self.pool, &mut y.as_mut_slice()[..rows * cols], gates.as_slice(), cols, gate);
         Ok(())
     }
 

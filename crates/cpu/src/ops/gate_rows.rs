@@ -1,5 +1,4 @@
-//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; scaling and addition
-//! of all values.
+//! Gates of whole rows and of single values; scaling and addition of all values.
 
 use kvant_backend::{Activation, Gate};
 
@@ -10,16 +9,16 @@ use crate::ops::matmul::gate as activate;
 use crate::simd::isa::Isa;
 use crate::simd::vec16::{Lanes, Op, with_lanes};
 
-/// Multiplies each row of `y` `[rows, cols]` by the sigmoid of its value of `gates` `[rows]`, or
-/// more.
-pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) {
+/// Multiplies each row of `y` `[rows, cols]` by `gate` of its value of `gates` `[rows]`, or more.
+pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize, gate: Gate) {
     let rows = y.len().checked_div(cols).unwrap_or(0);
     let y = DisjointMut::new(y);
     pool.for_each(rows, &|row| {
-        let divisor = 1.0 + exp(-gates[row]);
+        let mut factor = [1.0];
+        Multiply { gate, y: &mut factor, gates: &gates[row..=row] }.multiply();
         // SAFETY: one call of this job writes each row.
         let y = unsafe { y.part(row * cols..(row + 1) * cols) };
-        y.iter_mut().for_each(|y| *y /= divisor);
+        y.iter_mut().for_each(|y| *y *= factor[0]);
     });
 }
 
@@ -52,6 +51,7 @@ impl Multiply<'_> {
         let activation = match gate {
             Gate::Sigmoid => return y.iter_mut().zip(gates).for_each(|(y, g)| *y /= 1.0 + exp(-g)),
             Gate::Plain => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= g),
+            Gate::Softplus => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= softplus(*g)),
             Gate::Silu => Activation::Silu,
             Gate::Gelu => Activation::Gelu,
             Gate::Relu => Activation::Relu,
@@ -59,6 +59,12 @@ impl Multiply<'_> {
         };
         activate(activation, gates, y);
     }
+}
+
+/// Returns `ln(1 + exp(x))`.
+pub(crate) fn softplus(x: f32) -> f32 {
+    // `max` drops a NaN, and the logarithm keeps it.
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 impl Op for Multiply<'_> {

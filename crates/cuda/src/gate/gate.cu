@@ -9,11 +9,23 @@ struct GateParams {
     float* u;        // [n]
     unsigned n;
     unsigned activation;
+    float limit;  // of the limited SiLU
+    unsigned unused;
 };
 
 extern "C" __global__ void gate(const __grid_constant__ GateParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < p.n) p.u[i] = gated(p.activation, p.g[i], p.u[i]);
+    if (i < p.n) p.u[i] = gated(p.activation, p.limit, p.g[i], p.u[i]);
+}
+
+// s(g) y, s the logistic function (0), SiLU (1), the identity (2), softplus (3) or an activation
+// (4 more than its number).
+__device__ inline float gated_by(unsigned kind, float g, float y) {
+    if (kind > 3) return gated(kind - 4, 0.0f, g, y);
+    if (kind == 2) return y * g;
+    if (kind == 3) return y * ((g < 0.0f ? 0.0f : g) + log1pf(expf(-fabsf(g))));
+    float divisor = 1.0f + expf(-g);
+    return kind == 0 ? y / divisor : y * (g / divisor);
 }
 
 struct GateRowsParams {
@@ -21,12 +33,14 @@ struct GateRowsParams {
     float* y;        // [rows, cols]
     unsigned rows;
     unsigned cols;
+    unsigned kind;
+    unsigned unused;
 };
 
-// Gates of whole rows: y = y / (1 + exp(-g)).
+// Gates of whole rows: y = s(g) y.
 extern "C" __global__ void gate_rows(const __grid_constant__ GateRowsParams p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < (size_t)p.rows * p.cols) p.y[i] = p.y[i] / (1.0f + expf(-p.g[i / p.cols]));
+    if (i < (size_t)p.rows * p.cols) p.y[i] = gated_by(p.kind, p.g[i / p.cols], p.y[i]);
 }
 
 struct ScaleParams {
@@ -79,10 +93,8 @@ struct GateValuesParams {
     unsigned kind;
 };
 
-// y = s(g) y, s the logistic function (0), SiLU (1) or the identity (2).
+// Gates of values: y = s(g) y.
 extern "C" __global__ void gate_values(const __grid_constant__ GateValuesParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= p.n) return;
-    float g = p.g[i], y = p.y[i], divisor = p.kind == 2 ? 1.0f : 1.0f + expf(-g);
-    p.y[i] = p.kind == 0 ? y / divisor : y * (g / divisor);
+    if (i < p.n) p.y[i] = gated_by(p.kind, p.g[i], p.y[i]);
 }

@@ -31,6 +31,7 @@ pub(crate) fn constants(constants: Constants) -> Constants {
     let constants = constants.whole("BOUNDED", number(Activation::Bounded) as usize);
     let constants = constants.whole("RELU", number(Activation::Relu) as usize);
     let constants = constants.whole("NORMAL_CDF", number(Activation::NormalCdf) as usize);
+    let constants = constants.whole("LIMITED", number(Activation::Limited { limit: 1.0 }) as usize);
     constants.float("BOUND_RATE", rate).float("BOUND_LIMIT", limit)
 }
 
@@ -42,6 +43,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
         Activation::Bounded => 2,
         Activation::Relu => 3,
         Activation::NormalCdf => 4,
+        Activation::Limited { .. } => 5,
     }
 }
 
@@ -52,6 +54,8 @@ struct KernelParams {
     u: DevicePtr,
     n: u32,
     activation: u32,
+    limit: f32,
+    unused: u32,
 }
 
 /// Computes `u *= a(g)` for `n` values.
@@ -65,7 +69,8 @@ pub(crate) fn gate(
     if n == 0 {
         return Ok(());
     }
-    let params = KernelParams { g, u, n: n as u32, activation: number(activation) };
+    let (number, limit) = (number(activation), activation.limit());
+    let params = KernelParams { g, u, n: n as u32, activation: number, limit, unused: 0 };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "gate")?, launch, &params)
 }
@@ -77,11 +82,28 @@ struct RowsParams {
     y: DevicePtr,
     rows: u32,
     cols: u32,
+    kind: u32,
+    unused: u32,
 }
 
-/// Computes `y /= 1 + exp(-g)` for each row of `y` `[rows, cols]` and its g.
+/// Returns the number of a gate in kernels.
+fn kind(gate: Gate) -> u32 {
+    let as_activation = |activation| 4 + number(activation);
+    match gate {
+        Gate::Sigmoid => 0,
+        Gate::Silu => 1,
+        Gate::Plain => 2,
+        Gate::Softplus => 3,
+        Gate::Gelu => as_activation(Activation::Gelu),
+        Gate::Relu => as_activation(Activation::Relu),
+        Gate::NormalCdf => as_activation(Activation::NormalCdf),
+    }
+}
+
+/// Multiplies each row of `y` `[rows, cols]` by the function `gate` of its g.
 pub(crate) fn gate_rows(
     cx: &Context,
+    gate: Gate,
     g: DevicePtr,
     y: DevicePtr,
     [rows, cols]: [usize; 2],
@@ -89,7 +111,7 @@ pub(crate) fn gate_rows(
     if rows == 0 || cols == 0 {
         return Ok(());
     }
-    let params = RowsParams { g, y, rows: rows as u32, cols: cols as u32 };
+    let params = RowsParams { g, y, rows: rows as u32, cols: cols as u32, kind: kind(gate), unused: 0 };
     let launch = Launch::linear((params.rows * params.cols).div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "gate_rows")?, launch, &params)
 }
@@ -174,15 +196,7 @@ pub(crate) fn gate_values(
     if n == 0 {
         return Ok(());
     }
-    let kind = match values {
-        Gate::Sigmoid => 0,
-        Gate::Silu => 1,
-        Gate::Plain => 2,
-        Gate::Gelu => return gate(cx, Activation::Gelu, g, y, n),
-        Gate::Relu => return gate(cx, Activation::Relu, g, y, n),
-        Gate::NormalCdf => return gate(cx, Activation::NormalCdf, g, y, n),
-    };
-    let params = ValuesParams { g, y, n: n as u32, kind };
+    let params = ValuesParams { g, y, n: n as u32, kind: kind(values) };
     let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "gate_values")?, launch, &params)
 }
@@ -198,7 +212,8 @@ mod tests {
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
         let all = [Activation::Silu, Activation::Gelu, Activation::Bounded, Activation::Relu];
-        for activation in all.into_iter().chain([Activation::NormalCdf]) {
+        let limited = Activation::Limited { limit: 3.0 };
+        for activation in all.into_iter().chain([Activation::NormalCdf, limited]) {
             for n in [0, 1, 255, 256, 257, g.len()] {
                 let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
@@ -210,7 +225,7 @@ mod tests {
                         _ => (g, u),
                     };
                     let z = match activation {
-                        Activation::Silu => g,
+                        Activation::Silu | Activation::Limited { .. } => g,
                         Activation::Bounded => rate * g,
                         Activation::Gelu | Activation::NormalCdf => {
                             (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))
@@ -218,13 +233,17 @@ mod tests {
                         Activation::Relu => g * f64::INFINITY,
                     };
                     let g = if activation == Activation::NormalCdf { 1.0 } else { g };
-                    let want = if g == 0.0 { 0.0 } else { u * g / (1.0 + (-z).exp()) };
+                    let want = match activation {
+                        Activation::Limited { .. } => (g / (1.0 + (-z).exp())).min(3.0) * u.clamp(-3.0, 3.0),
+                        _ if g == 0.0 => 0.0,
+                        _ => u * g / (1.0 + (-z).exp()),
+                    };
                     // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a
                     // product follow. Of GELU's z five roundings (two of them the constants') move
                     // the exponential by as many times |z|, and one rounding of the bounded SiLU's
                     // z does. Subnormal results lose digits, and exponentials beyond f32 give 0.
                     let of_z = match activation {
-                        Activation::Silu | Activation::Relu => 0.0,
+                        Activation::Silu | Activation::Relu | Activation::Limited { .. } => 0.0,
                         Activation::Gelu | Activation::NormalCdf => 2.5 * z.abs(),
                         Activation::Bounded => 0.5 * z.abs(),
                     };
@@ -243,7 +262,7 @@ mod tests {
                 assert!(got[0].is_nan() && got[1..] == [3.0, 0.0, 3.0, 0.0], "{got:?}");
                 continue;
             }
-            if activation == Activation::Bounded {
+            if activation == Activation::Bounded || activation == limited {
                 let (g, u) = ([f32::NAN, 1.0, 200.0, 7.0], [1.0, f32::NAN, 200.0, 7.0]);
                 let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &u));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), 4).unwrap();

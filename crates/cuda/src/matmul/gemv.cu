@@ -331,6 +331,6 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) gemv(const __gri
             own = factor * add_over_warp(sum);
         }
         own += own_bias;
-        if (lane == 0) *to = p.up ? gated(p.activation, other + gate_bias, own) : before + own;
+        if (lane == 0) *to = p.up ? gated(p.activation, p.limit, other + gate_bias, own) : before + own;
     }
 }

@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) skinny_q8(const __gr
         if (p.up) {
             float u = add_warps(all, 16 + feature, row);
             if (matrix.bias) u += p.up_bias[rows.bias_offset + out];
-            *to = gated(p.activation, y, u);
+            *to = gated(p.activation, p.limit, y, u);
         } else {
             *to = matrix.accumulate ? *to + y : y;
         }

@@ -467,6 +467,8 @@ struct MatmulParams {
     Codebook book;
     u32 activation;      // of the gate
     u32 slots_of_row;
+    float limit;         // of the limited SiLU
+    u32 unused;
     const float* up_bias; // as bias, which is then the gate's
     // For experts, w and up are the first of many matrices, expert_bytes apart: rows of y are then
     // slots, slots_of_row of which have the same row of x.

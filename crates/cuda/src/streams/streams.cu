@@ -59,6 +59,6 @@ extern "C" __global__ void gate_sparsely(const __grid_constant__ RowsParams p) {
     for (unsigned i = threadIdx.x; i < p.width; i += THREADS) {
         // A comparison, so that NaN is preserved.
         float above = of[i] <= cutoff ? 0.0f : of[i] - cutoff;
-        y[i] = gated(GELU, above, y[i]);
+        y[i] = gated(GELU, 0.0f, above, y[i]);
     }
 }

@@ -1,8 +1,8 @@
 //! MoE families of 2026, with routers by sigmoid or softmax.
 
 use super::{
-    BY_SIGMOID, CORRECTION, DEEPSEEK, Default, EXPERTS, Experts, Family, LAYER_EPS, NORM_TOPK_PROB, QWEN2,
-    Tensor, WINDOW, Windows,
+    BY_SIGMOID, CORRECTION, DEEPSEEK, Default, EXPERTS, Experts, Family, LAYER_EPS, Layers, NORM_TOPK_PROB,
+    QWEN2, Tensor, WINDOW, Windows,
 };
 use crate::tensor_transform::Transform;
 
@@ -107,5 +107,50 @@ pub(super) const HY_V3: Family = Family {
         ("mlp.shared_mlp.up_proj.weight", "ffn_up_shexp.weight", Transform::Whole),
         ("mlp.shared_mlp.down_proj.weight", "ffn_down_shexp.weight", Transform::Whole),
     ],
+    ..QWEN2
+};
+
+const HEAD_GATES: Tensor = ("self_attn.g_proj.weight", "attn_gate.weight", Transform::Whole);
+
+/// Laguna. Its routers always normalize weights.
+pub(super) const LAGUNA: Family = Family {
+    class: "LagunaForCausalLM",
+    arch: "laguna",
+    defaults: &[],
+    windows: Windows::Named,
+    factors: &[("moe_routed_scaling_factor", "expert_weights_scale")],
+    experts: Some(BY_SIGMOID),
+    layers: Layers::HeadsByLayer { halves_full: false },
+    tensors: &[
+        HEAD_GATES,
+        CORRECTION,
+        ("mlp.experts.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole),
+    ],
+    fixed: &[("moe_apply_router_weight_on_input", 0.0), ("moe_router_logit_softcapping", 0.0)],
+    ..QWEN2
+};
+
+/// Step 3.5.
+pub(super) const STEP35: Family = Family {
+    class: "Step3p5ForCausalLM",
+    arch: "step35",
+    defaults: &[],
+    norms_minus_one: true,
+    windows: Windows::Named,
+    factors: &[("moe_router_scaling_factor", "expert_weights_scale")],
+    experts: Some(BY_SIGMOID),
+    layers: Layers::HeadsByLayer { halves_full: true },
+    tensors: &[
+        HEAD_GATES,
+        ("moe.gate.weight", "ffn_gate_inp.weight", Transform::Whole),
+        ("moe.router_bias", "exp_probs_b.bias", Transform::Whole),
+        ("moe.gate_proj.weight", "ffn_gate_exps.weight", Transform::Whole),
+        ("moe.up_proj.weight", "ffn_up_exps.weight", Transform::Whole),
+        ("moe.down_proj.weight", "ffn_down_exps.weight", Transform::Whole),
+        ("share_expert.gate_proj.weight", "ffn_gate_shexp.weight", Transform::Whole),
+        ("share_expert.up_proj.weight", "ffn_up_shexp.weight", Transform::Whole),
+        ("share_expert.down_proj.weight", "ffn_down_shexp.weight", Transform::Whole),
+    ],
+    fixed: &[("norm_expert_weight", 1.0), ("moe_every_n_layer", 1.0), ("use_head_wise_attn_gate", 1.0)],
     ..QWEN2
 };

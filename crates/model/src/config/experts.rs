@@ -1,6 +1,8 @@
 //! MoE layers: which layers have experts, and how their router selects them.
 
-use kvant_backend::{ExpertGroups, RouterScores, Routing};
+use kvant_backend::{Activation, ExpertGroups, RouterScores, Routing};
+
+use kvant_gguf::Value;
 
 use super::{ExpertSpec, Keys};
 use crate::ModelError;
@@ -20,6 +22,8 @@ pub(super) struct FeedForward {
     /// Total width of the shared experts; 0 if absent.
     shared: usize,
     experts: Option<ExpertSpec>,
+    /// Activations of each layer: of the dense FFN or the shared expert, and of the experts.
+    activations: [Vec<Activation>; 2],
     /// Number of leading dense layers, and the period after them: the last layer of each period has
     /// experts.
     n_leading: usize,
@@ -30,7 +34,13 @@ impl FeedForward {
     /// Returns the experts of a layer.
     pub fn of_layer(&self, index: usize) -> Option<ExpertSpec> {
         let has_experts = index >= self.n_leading && (index + 1).is_multiple_of(self.step);
-        self.experts.filter(|_| has_experts && self.has(index))
+        let experts = self.experts.filter(|_| has_experts && self.has(index))?;
+        Some(ExpertSpec { activation: self.activations[1][index], ..experts })
+    }
+
+    /// Returns the activation of the dense FFN, or of the shared expert in a MoE layer.
+    pub fn shared_activation(&self, index: usize) -> Activation {
+        self.activations[0][index]
     }
 
     /// Returns whether a layer has a feed-forward layer.
@@ -61,6 +71,7 @@ pub(super) fn read(
         true => vec![keys.size("expert_feed_forward_length")?; n_layers],
         false => keys.of_layers(WIDTH, n_layers)?,
     };
+    let activations = read_activations(keys, family, n_layers)?;
     if !family.single_sublayer && dense.contains(&0) {
         return Err(keys.bad(WIDTH, "a positive number for each layer", 0));
     }
@@ -78,7 +89,7 @@ pub(super) fn read(
             if rule.is_some_and(|rule| rule.is_required) {
                 return Err(keys.bad(COUNT, "at least one expert", n));
             }
-            return Ok(FeedForward { dense, shared: 0, experts: None, n_leading: 0, step: 1 });
+            return Ok(FeedForward { dense, shared: 0, experts: None, activations, n_leading: 0, step: 1 });
         }
     };
     // The router has a row of weights per expert.
@@ -113,8 +124,43 @@ pub(super) fn read(
         keys.refuse(LATENT, "experts in a latent space")?;
     }
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
-    let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, shared_scale, latent });
-    Ok(FeedForward { dense, shared, experts, n_leading, step })
+    let (activation, shared_expert) = (family.activation, rule.shared);
+    let of_experts = ExpertSpec { n, n_ff, activation, routing, shared: shared_expert, shared_scale, latent };
+    Ok(FeedForward { dense, shared, experts: Some(of_experts), activations, n_leading, step })
+}
+
+/// Reads the activations of each layer, whose SiLU may have a limit: of the dense FFN or the shared
+/// expert, and of the experts.
+fn read_activations(
+    keys: &Keys,
+    family: &Family,
+    n_layers: usize,
+) -> Result<[Vec<Activation>; 2], ModelError> {
+    let read = |key| {
+        let limits = read_limits(keys, key, n_layers)?;
+        if family.activation != Activation::Silu && limits.iter().any(Option::is_some) {
+            let what = format!("limits of other activations than SiLU ({})", keys.key(key));
+            return Err(ModelError::Unsupported { what });
+        }
+        let of = |limit: Option<f32>| limit.map_or(family.activation, |limit| Activation::Limited { limit });
+        Ok(limits.into_iter().map(of).collect())
+    };
+    Ok([read("swiglu_clamp_shexp")?, read("swiglu_clamp_exp")?])
+}
+
+/// Reads a number above 0 per layer, or one for all layers; `None` if absent or 0.
+fn read_limits(keys: &Keys, key: &str, n_layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
+    if !matches!(keys.gguf.meta().value(&keys.key(key)), Some(Value::Array(_))) {
+        return Ok(vec![keys.positive(key)?; n_layers]);
+    }
+    let numbers: Vec<f32> = keys.gguf.meta().get(&keys.key(key))?;
+    if numbers.len() < n_layers {
+        return Err(keys.bad(key, &format!("{n_layers} layers"), numbers.len()));
+    }
+    if let Some(bad) = numbers.iter().find(|x| !(x.is_finite() && **x >= 0.0)) {
+        return Err(keys.bad(key, "finite numbers from 0 on", bad));
+    }
+    Ok(numbers.into_iter().take(n_layers).map(|x| Some(x).filter(|x| *x > 0.0)).collect())
 }
 
 /// Reads the number of leading dense layers. In some families' files these are the layers before

@@ -1,5 +1,6 @@
 //! Attention heads of each layer: number, size, window, and the layer whose K and V they read.
 
+use kvant_backend::Gate;
 use kvant_gguf::Value;
 use kvant_kv::KvLayerShape;
 
@@ -9,9 +10,19 @@ use crate::family::{Family, OutputGates, QkNorm, RecurrentFamily};
 
 const HEADS: &str = "attention.head_count";
 const KV_HEADS: &str = "attention.head_count_kv";
+const K_DIM: &str = "attention.key_length";
 const V_DIM: &str = "attention.value_length";
 pub(super) const WINDOW: &str = "attention.sliding_window";
 const SHARED: &str = "attention.shared_kv_layers";
+
+/// Gates of the attention output: functions of a projection of the layer's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutputGate {
+    /// The function.
+    pub function: Gate,
+    /// Whether a head has one gate; otherwise each of its values has.
+    pub is_per_head: bool,
+}
 
 /// Sliding-window layers of a model.
 pub(super) struct LayerWindows {
@@ -64,7 +75,8 @@ pub(super) fn read_windows(
         }
         value => {
             let period = if value.is_some() { keys.size(PATTERN)? } else { windows.period };
-            (1..=n_layers).map(|layer| period == 0 || layer % period != 0).collect()
+            let start = usize::from(!windows.starts_full);
+            (start..start + n_layers).map(|layer| period == 0 || layer % period != 0).collect()
         }
     };
     if layers.len() < n_layers {
@@ -102,9 +114,8 @@ pub(super) fn read(
     n_kv_heads: &[usize],
     windows: &LayerWindows,
 ) -> Result<Vec<KvLayerShape>, ModelError> {
-    let with_heads: Vec<bool> = n_kv_heads.iter().map(|&n| n > 0).collect();
-    let n_heads = keys.size_of(HEADS, &with_heads)?;
-    let dims = read_dims(keys, "", n_embd / n_heads)?;
+    let n_heads = read_query_heads(keys, n_kv_heads)?;
+    let dims = read_dims(keys, "", n_embd / n_heads[0])?;
     let own_dims = match family.windows.is_some_and(|windows| windows.own_heads) {
         true => read_dims(keys, "_swa", dims[0])?,
         false => dims,
@@ -120,9 +131,9 @@ pub(super) fn read(
             dims[1],
         ));
     }
-    let any = n_kv_heads.iter().copied().find(|&n| n > 0).unwrap_or(n_heads);
+    let any = n_kv_heads.iter().copied().find(|&n| n > 0).unwrap_or(n_heads[0]);
     let of_layer = |(index, &n): (usize, &usize)| {
-        let n_kv_heads = if n > 0 { n } else { any };
+        let (n_heads, n_kv_heads) = (n_heads[index], if n > 0 { n } else { any });
         if n_heads % n_kv_heads != 0 {
             let what = format!("a multiple of the {n_kv_heads} KV heads");
             return Err(keys.bad(HEADS, &what, n_heads));
@@ -135,9 +146,46 @@ pub(super) fn read(
     n_kv_heads.iter().enumerate().map(of_layer).collect()
 }
 
+/// Reads the number of query heads of each layer, where layers without KV heads have as many as the
+/// first layer with some. If numbers differ, the size of heads does not follow from them.
+fn read_query_heads(keys: &Keys, n_kv_heads: &[usize]) -> Result<Vec<usize>, ModelError> {
+    let mut all = keys.of_layers(HEADS, n_kv_heads.len())?;
+    let first = all.iter().zip(n_kv_heads).find(|(_, n_kv)| **n_kv > 0).map_or(0, |(&n, _)| n);
+    for (n, &n_kv) in all.iter_mut().zip(n_kv_heads) {
+        *n = if n_kv > 0 { *n } else { first };
+        if !(1..=0x7fff_ffff).contains(n) {
+            return Err(keys.bad(HEADS, "a positive number", *n));
+        }
+        if *n != first && !keys.has(K_DIM) {
+            let expected = format!("the same number in all layers without {}", keys.key(K_DIM));
+            return Err(keys.bad(HEADS, &expected, format!("{first} and {n}")));
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the gates of the attention output of a layer with these heads: in a tensor of their own,
+/// one for each head if it has as many rows.
+pub(super) fn read_gate(
+    keys: &Keys,
+    family: &Family,
+    index: usize,
+    heads: KvLayerShape,
+) -> Option<OutputGate> {
+    match family.gates {
+        OutputGates::None => None,
+        OutputGates::InQueries => Some(OutputGate { function: Gate::Sigmoid, is_per_head: false }),
+        OutputGates::Own(function) => {
+            let gates = keys.gguf.find_tensor(&format!("blk.{index}.attn_gate.weight"));
+            let is_per_head = gates.is_some_and(|gates| gates.info.rows() == heads.n_heads);
+            Some(OutputGate { function, is_per_head })
+        }
+    }
+}
+
 /// Reads the head sizes of keys and values, from keys with this suffix.
 fn read_dims(keys: &Keys, suffix: &str, default: usize) -> Result<[usize; 2], ModelError> {
-    let [k_key, v_key] = ["attention.key_length", V_DIM].map(|key| format!("{key}{suffix}"));
+    let [k_key, v_key] = [K_DIM, V_DIM].map(|key| format!("{key}{suffix}"));
     let k = keys.size_or(&k_key, default)?;
     let dims = [k, keys.size_or(&v_key, k)?];
     for (key, dim) in [k_key, v_key].iter().zip(dims) {
@@ -255,15 +303,11 @@ mod tests {
     }
 
     #[test]
-    fn heads_may_be_given_per_layer_if_all_are_equal() {
+    fn heads_may_be_given_per_layer() {
         for arch in ["llama", "deepseek2"] {
             assert_eq!(heads(arch, &[4; 4], &[2; 4]), Ok(vec![4; 4]), "{arch}");
             for (all, expected) in [
-                (
-                    &[4, 4, 8, 4][..],
-                    "attention.head_count: expected the same number in all layers, got 4 and 8",
-                ),
-                (&[4, 4], "attention.head_count: expected 4 layers, got 2"),
+                (&[4, 4][..], "attention.head_count: expected 4 layers, got 2"),
                 (&[0; 4], "attention.head_count: expected a positive number, got 0"),
                 (&[u32::MAX; 4], "expected a positive number, got 4294967295"),
             ] {
@@ -271,8 +315,10 @@ mod tests {
                 assert!(error.replace(&format!("{arch}."), "").contains(expected), "{arch}: {error}");
             }
         }
+        assert_eq!(heads("llama", &[4, 4, 8, 4], &[2; 4]), Ok(vec![4, 4, 8, 4]));
+        let error = heads("deepseek2", &[4, 4, 8, 4], &[2; 4]).unwrap_err();
+        assert!(error.contains("expected the same number in all layers, got 4 and 8"), "{error}");
         // Layers without heads are ignored.
-        assert_eq!(heads("lfm2", &[0, 4, 0, 4], &[0, 2, 0, 2]), Ok(vec![4; 4]));
-        assert!(heads("lfm2", &[0, 4, 0, 2], &[0, 2, 0, 2]).unwrap_err().contains("4 and 2"));
+        assert_eq!(heads("lfm2", &[0, 4, 0, 2], &[0, 2, 0, 2]), Ok(vec![4, 4, 4, 2]));
     }
 }

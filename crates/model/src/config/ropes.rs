@@ -42,9 +42,11 @@ pub(super) fn read(
     n_ctx_train: usize,
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
+    const WINDOWED_DIM: &str = "rope.dimension_count_swa";
     let [head_dim, windowed_dim] = dims;
     let pairing = read_pairing(keys, family)?;
-    let first = read_rope(keys, family, pairing, head_dim, n_ctx_train)?;
+    let n_rot_given = read_n_rot(keys, "rope.dimension_count", head_dim)?;
+    let first = read_rope(keys, family, pairing, n_rot_given, n_ctx_train)?;
     let first = match read_sections(keys)? {
         Some(sections) => first.with_axes(sections, INTERLEAVED.contains(&family.name)),
         None => first,
@@ -59,9 +61,9 @@ pub(super) fn read(
     {
         ropes.windowed = ropes.all.len();
         ropes.all.push(plain(
-            match windows.own_heads {
-                true => read_n_rot(keys, "rope.dimension_count_swa", windowed_dim)?,
-                false => n_rot,
+            match windows.own_heads || keys.has(WINDOWED_DIM) {
+                true => read_n_rot(keys, WINDOWED_DIM, windowed_dim)?,
+                false => n_rot_given,
             },
             base,
         )?);
@@ -153,10 +155,11 @@ fn read_rope(
     keys: &Keys,
     family: &Family,
     pairing: Pairing,
-    head_dim: usize,
+    n_rot_given: usize,
     n_ctx_train: usize,
 ) -> Result<Rope, ModelError> {
-    let n_rot = read_n_rot(keys, "rope.dimension_count", head_dim)?;
+    let halves = family.windows.is_some_and(|windows| windows.halves_full);
+    let n_rot = if halves { n_rot_given / 4 * 2 } else { n_rot_given };
     let theta = read_base(keys)?;
     let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
     let scaling = read_scaling(keys, family, n_ctx_orig)?;
@@ -164,14 +167,25 @@ fn read_rope(
         Rope::new(pairing, n_rot, theta, &scaling, divisors)
             .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
     };
-    let rope = match read_divisors(keys, family, n_rot / 2)? {
+    let rope = match read_divisors(keys, family, n_rot_given / 2)? {
         FrequencyDivisors::None => rope(None)?,
         FrequencyDivisors::Always(divisors) => rope(Some(&divisors))?,
         FrequencyDivisors::ByContext { long, short } => {
             rope(Some(&long))?.beyond(n_ctx_orig, rope(Some(&short))?)
         }
     };
-    Ok(rope.scaled(keys.float_or("rope.scaling.attn_factor", 1.0)?))
+    Ok(rope.scaled(read_magnitude(keys, &scaling)?))
+}
+
+/// Reads the factor on the magnitude: that of a key, or one that YaRN has instead of its own.
+fn read_magnitude(keys: &Keys, scaling: &Scaling) -> Result<f32, ModelError> {
+    let by = keys.float_or("rope.scaling.attn_factor", 1.0)?;
+    Ok(match (scaling, keys.positive("rope.scaling.yarn_attn_factor")?) {
+        (Scaling::Yarn { factor, log_multiplier: 0.0, .. }, Some(instead)) => {
+            by * (f64::from(instead) / (1.0 + 0.1 * f64::from(*factor).ln())) as f32
+        }
+        _ => by,
+    })
 }
 
 fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scaling, ModelError> {

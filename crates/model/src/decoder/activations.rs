@@ -116,8 +116,7 @@ impl<B: Backend> Decoder<B> {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
             let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
             let is_apart = spec.sparsity.is_some() || weights.ffn.as_ref().is_some_and(FeedForward::is_apart);
-            let of_attention = if spec.gated { spec.n_out() } else { 0 };
-            of_attention.max(of_state).max(if is_apart { spec.n_ff } else { 0 })
+            spec.n_gates().max(of_state).max(if is_apart { spec.n_ff } else { 0 })
         };
         self.weights.layers.iter().zip(self.layers()).map(of_layer).max().unwrap_or(0)
     }

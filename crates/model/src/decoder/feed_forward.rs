@@ -10,11 +10,11 @@
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router, Routing};
+use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
 
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
-use crate::{LayerSpec, ModelError};
+use crate::{ExpertSpec, LayerSpec, ModelError};
 
 impl<B: Backend> Decoder<B> {
     /// Adds the feed-forward layer and the selected experts of layer `index`, with the layer's
@@ -33,7 +33,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
-            self.moe_ffn(step, layer, spec, experts, of.routing)?;
+            self.moe_ffn(step, layer, spec, experts, of)?;
         }
         if let (Some(norm), Some(experts)) = (self.after_norm(&layer.ffn_after), &layer.experts)
             && experts.beside.is_none()
@@ -98,7 +98,7 @@ impl<B: Backend> Decoder<B> {
             Activation::Gelu => Gate::Gelu,
             Activation::Relu => Gate::Relu,
             Activation::NormalCdf => Gate::NormalCdf,
-            Activation::Bounded => unreachable!("refused with its weights"),
+            Activation::Bounded | Activation::Limited { .. } => unreachable!("refused with its weights"),
         };
         Ok(backend.gate(hidden, n, gates, gate)?)
     }
@@ -111,7 +111,7 @@ impl<B: Backend> Decoder<B> {
         layer: &Layer<B>,
         spec: &LayerSpec,
         experts: &Experts<B>,
-        routing: Routing,
+        ExpertSpec { routing, activation, .. }: ExpertSpec,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
@@ -139,7 +139,7 @@ impl<B: Backend> Decoder<B> {
         let choice = Router { routing, logits: &act.router, selection_bias, scales };
         let biases = biases.as_ref().map(|biases| biases.each_ref());
         let gate = gate.as_ref().unwrap_or(up);
-        let weights = ExpertWeights { activation: spec.activation, gate, up, down, biases };
+        let weights = ExpertWeights { activation, gate, up, down, biases };
         let from_experts = &mut act.expert_output;
         match &experts.latent {
             Some([_, w]) => {
@@ -158,7 +158,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if experts.shared_gate.is_some() {
-            backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate)?;
+            backend.gate_rows(&mut act.hidden, rows, spec.n_ff, &act.shared_gate, Gate::Sigmoid)?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The table of families: one line each, from those that it resembles.
 
-use kvant_backend::{Activation, KeySharing, Pairing, RouterScores};
+use kvant_backend::{Activation, Gate, KeySharing, Pairing, RouterScores};
 
 use super::{
     ExpertRule, Factors, Family, IndexRule, NoRope, NormKind, Norms, OutputGates, QkNorm, RecurrentFamily,
@@ -8,8 +8,15 @@ use super::{
 };
 
 /// A window in every layer, unless the file differs.
-const WINDOWS: Windows =
-    Windows { period: 0, length: None, rope: WindowRope::Alike, own_heads: false, are_numbers: false };
+const WINDOWS: Windows = Windows {
+    period: 0,
+    starts_full: false,
+    halves_full: false,
+    length: None,
+    rope: WindowRope::Alike,
+    own_heads: false,
+    are_numbers: false,
+};
 
 /// Name of the norm before the feed-forward layer in some files.
 const AFTER_ATTENTION: &str = "post_attention_norm.weight";
@@ -351,7 +358,7 @@ pub(super) static FAMILIES: &[Family] = &[
         factors: Factors::Root,
         windows: Some(Windows { period: 4, ..WINDOWS }),
         no_rope: NoRope::Unwindowed,
-        gates: OutputGates::Own,
+        gates: OutputGates::Own(Gate::Sigmoid),
         experts: Some(SEVERAL_BY_SIGMOID),
         ..QWEN3
     },
@@ -363,7 +370,7 @@ pub(super) static FAMILIES: &[Family] = &[
         factors: Factors::Logits,
         windows: Some(Windows { period: 4, ..WINDOWS }),
         no_rope: NoRope::Unwindowed,
-        gates: OutputGates::Own,
+        gates: OutputGates::Own(Gate::Sigmoid),
         experts: None,
         ..LLAMA
     },
@@ -380,6 +387,21 @@ pub(super) static FAMILIES: &[Family] = &[
         sinks: Sinks::Windowed,
         experts: Some(ExpertRule { finds_leading: true, ..BY_SIGMOID }),
         ..QWEN2
+    },
+    Family {
+        name: "laguna",
+        windows: Some(Windows { period: 4, starts_full: true, rope: WindowRope::Unscaled, ..WINDOWS }),
+        gates: OutputGates::Own(Gate::Softplus),
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..QWEN3
+    },
+    // Step 3.5 and 3.7.
+    Family {
+        name: "step35",
+        windows: Some(Windows { halves_full: true, rope: WindowRope::Unscaled, ..WINDOWS }),
+        gates: OutputGates::Own(Gate::Sigmoid),
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..QWEN3
     },
     Family { name: "apertus", ungated: true, xielu: true, ..QWEN3 },
     // Hunyuan 3.

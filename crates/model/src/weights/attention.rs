@@ -23,7 +23,7 @@ pub(crate) struct Attention<B: Backend> {
     pub(crate) q_norm: Option<B::Buffer>,
     /// Attention sink of each query head, `[n_heads]`.
     pub(crate) sinks: Option<B::Buffer>,
-    /// Projection of the output gates, `[n_heads * v_head_dim, n_embd]`.
+    /// Projection of the output gates, `[n_heads * v_head_dim, n_embd]` or `[n_heads, n_embd]`.
     pub(crate) gate: Option<B::Matrix>,
     /// Projections of K and V, if the layer has its own.
     pub(crate) kv: Option<KvWeights<B>>,
@@ -65,7 +65,7 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let spec = &c.layers[index];
         let (n_q, heads) = (spec.n_q(), spec.heads);
-        let (wq, gate, mut kv, mut of_input) = match (spec.state, spec.gated) {
+        let (wq, gate, mut kv, mut of_input) = match (spec.state, spec.gate.is_some()) {
             (LayerState::Own, false) => self.qkv(c, index)?,
             (LayerState::Own, true) => self.gated_qkv(c, index)?,
             _ => {
@@ -159,7 +159,7 @@ impl<B: Backend> Loader<'_, B> {
         let [of_q, of_gates] =
             ["attn_q.weight", "attn_gate.weight"].map(|suffix| format!("blk.{index}.{suffix}"));
         let [q, gates] = match c.family.gates {
-            OutputGates::Own => [RowsOf::all(of_q, spec.n_q()), RowsOf::all(of_gates, spec.n_out())],
+            OutputGates::Own(_) => [RowsOf::all(of_q, spec.n_q()), RowsOf::all(of_gates, spec.n_gates())],
             _ => [0, 1].map(|side| RowsOf::some(of_q.clone(), 2 * n * dim, rows(side))),
         };
         let rows = [q, RowsOf::all(k, spec.n_k()), RowsOf::all(v, spec.n_v()), gates];

@@ -25,33 +25,34 @@ fn index(id: vec3<u32>, groups: vec3<u32>) -> u32 {
 fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
-    y[i] = activated(p.kind, g[i], y[i]);
+    y[i] = activated(p.kind, p.factor, g[i], y[i]);
 }
 
-// y = s(g) y, s the logistic function, SiLU, GELU, ReLU, the normal distribution function or the
-// identity.
+// s(g) y, s the logistic function, SiLU, GELU, ReLU, the normal distribution function, the identity
+// or softplus.
+fn gated_by(kind: u32, g: f32, y: f32) -> f32 {
+    if kind == GATE_SIGMOID { return gated(y, g); }
+    if kind == GATE_SILU { return gated(g, g) * y; }
+    if kind == GATE_PLAIN { return g * y; }
+    if kind == GATE_SOFTPLUS { return (select(g, 0.0f, g < 0.0f) + log_1p(exponential(-abs(g)))) * y; }
+    let other = select(RELU, NORMAL_CDF, kind == GATE_NORMAL_CDF);
+    return activated(select(other, GELU, kind == GATE_GELU), 0.0f, g, y);
+}
+
+// y = s(g) y.
 @compute @workgroup_size(THREADS)
 fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
-    if p.kind == GATE_SIGMOID {
-        y[i] = gated(y[i], g[i]);
-    } else if p.kind == GATE_SILU {
-        y[i] = gated(g[i], g[i]) * y[i];
-    } else if p.kind == GATE_PLAIN {
-        y[i] *= g[i];
-    } else {
-        let other = select(RELU, NORMAL_CDF, p.kind == GATE_NORMAL_CDF);
-        y[i] = activated(select(other, GELU, p.kind == GATE_GELU), g[i], y[i]);
-    }
+    y[i] = gated_by(p.kind, g[i], y[i]);
 }
 
-// y = y / (1 + exp(-g)), one g for each row.
+// y = s(g) y, one g for each row.
 @compute @workgroup_size(THREADS)
 fn gate_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
     if i >= p.n { return; }
-    y[i] = gated(y[i], g[i / p.cols]);
+    y[i] = gated_by(p.kind, g[i / p.cols], y[i]);
 }
 
 // y = factor y.

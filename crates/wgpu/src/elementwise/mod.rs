@@ -22,6 +22,7 @@ pub(crate) static SOURCE: Source = Source {
             .whole("GATE_GELU", Gate::Gelu as usize)
             .whole("GATE_NORMAL_CDF", Gate::NormalCdf as usize)
             .whole("GATE_PLAIN", Gate::Plain as usize)
+            .whole("GATE_SOFTPLUS", Gate::Softplus as usize)
     },
 };
 
@@ -30,14 +31,27 @@ pub(crate) fn gate_constants(constants: Constants) -> Constants {
     let [rate, limit] = Activation::BOUNDED;
     let [a, b] = Activation::GELU;
     constants
-        .whole("SILU", Activation::Silu as usize)
-        .whole("GELU", Activation::Gelu as usize)
-        .whole("RELU", Activation::Relu as usize)
-        .whole("NORMAL_CDF", Activation::NormalCdf as usize)
+        .whole("SILU", number(Activation::Silu) as usize)
+        .whole("GELU", number(Activation::Gelu) as usize)
+        .whole("RELU", number(Activation::Relu) as usize)
+        .whole("NORMAL_CDF", number(Activation::NormalCdf) as usize)
+        .whole("LIMITED", number(Activation::Limited { limit: 1.0 }) as usize)
         .float("GELU_A", a)
         .float("GELU_B", b)
         .float("BOUND_RATE", rate)
         .float("BOUND_LIMIT", limit)
+}
+
+/// Returns the number of an activation in kernels.
+pub(crate) fn number(activation: Activation) -> u32 {
+    match activation {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::Bounded => 2,
+        Activation::Relu => 3,
+        Activation::NormalCdf => 4,
+        Activation::Limited { .. } => 5,
+    }
 }
 
 const THREADS: usize = 64;
@@ -81,7 +95,8 @@ pub(crate) fn activate(
     y: &wgpu::Buffer,
     n: usize,
 ) -> Result<(), WgpuError> {
-    launch(gpu, "activate", Params { kind: activation as u32, ..params(n) }, Some(g), y)
+    let params = Params { kind: number(activation), factor: activation.limit(), ..params(n) };
+    launch(gpu, "activate", params, Some(g), y)
 }
 
 /// Multiplies `n` values of `y` by the gate function of `g`.
@@ -95,14 +110,16 @@ pub(crate) fn gate(
     launch(gpu, "gate", Params { kind: gate as u32, ..params(n) }, Some(g), y)
 }
 
-/// Computes `y = y / (1 + exp(-g))`, with one g per row.
+/// Multiplies each row of `y` by the gate function of its g.
 pub(crate) fn gate_rows(
     gpu: &Gpu,
+    gate: Gate,
     g: &wgpu::Buffer,
     y: &wgpu::Buffer,
     [rows, cols]: [usize; 2],
 ) -> Result<(), WgpuError> {
-    launch(gpu, "gate_rows", Params { cols: cols as u32, ..params(rows * cols) }, Some(g), y)
+    let params = Params { kind: gate as u32, cols: cols as u32, ..params(rows * cols) };
+    launch(gpu, "gate_rows", params, Some(g), y)
 }
 
 /// Computes `x = factor x` for `n` values.

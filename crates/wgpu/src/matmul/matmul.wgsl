@@ -26,6 +26,7 @@ struct Params {
     first_output: u32,   // first output, over all experts, of this weight buffer
     end_output: u32,
     activation: u32,     // of the gate
+    limit: f32,          // of the limited SiLU
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -73,7 +74,7 @@ fn add_slices(lane: u32, slice: u32) {
 
 fn write_output(o: u32, r: u32, bias_at: u32, index: u32) {
     var result = sums[o][r];
-    if HAS_GATE { result = activated(p.activation, result, sums[o + OUTPUTS - WRITTEN_OUTPUTS][r]); }
+    if HAS_GATE { result = activated(p.activation, p.limit, result, sums[o + OUTPUTS - WRITTEN_OUTPUTS][r]); }
     if p.has_bias != 0u { result += bias[bias_at]; }
     if p.accumulates != 0u { result += y[index]; }
     y[index] = result;

@@ -15,7 +15,7 @@ use kvant_codec::fields::FieldSpec;
 use kvant_codec::{ByteBook, DType, tq3t};
 
 use crate::constants::Constants;
-use crate::elementwise::{GATE, MATH, gate_constants};
+use crate::elementwise::{GATE, MATH, gate_constants, number};
 use crate::kv::NONE;
 use crate::matrix::Slab;
 use crate::shader::Kernel;
@@ -207,6 +207,7 @@ struct Params {
     first_output: u32,
     end_output: u32,
     activation: u32,
+    limit: f32,
 }
 
 /// Computes `y = w x + bias`, or adds that to `y`, for all rows of `x`.
@@ -271,7 +272,8 @@ pub(crate) fn gated(
             n_out: n_out as u32,
             y_first: slab.rows.start as u32,
             y_stride: gate.n_out as u32,
-            activation: activation as u32,
+            activation: number(activation),
+            limit: activation.limit(),
             ..params(&gate, slab, x)
         };
         let bindings =

@@ -65,6 +65,6 @@ fn gate_sparsely(
     for (var i = thread; i < p.width; i += THREADS) {
         let g = x[start + i];
         // A comparison, so that NaN is preserved.
-        y[start + i] = activated(GELU, select(g - cutoff, 0.0f, g <= cutoff), y[start + i]);
+        y[start + i] = activated(GELU, 0.0f, select(g - cutoff, 0.0f, g <= cutoff), y[start + i]);
     }
 }
