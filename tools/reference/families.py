@@ -7,6 +7,7 @@ from transformers import (
     AfmoeConfig,
     ApertusConfig,
     ArceeConfig,
+    BailingHybridConfig,
     Cohere2Config,
     Cohere2MoeConfig,
     CohereConfig,
@@ -122,6 +123,8 @@ FAMILIES = {
     "glmdsa": Family(GlmMoeDsaConfig, gguf.MODEL_ARCH.GLM_DSA),
     "glm4moelite": Family(Glm4MoeLiteConfig, gguf.MODEL_ARCH.DEEPSEEK2),
     "mistral4": Family(Mistral4Config, gguf.MODEL_ARCH.MISTRAL4),
+    # Ling 3, with the tensor names of Kimi Linear.
+    "bailingmoe3": Family(BailingHybridConfig, gguf.MODEL_ARCH.KIMI_LINEAR, arch_name="bailingmoe3"),
     "kimilinear": Family(KimiLinearConfig, gguf.MODEL_ARCH.KIMI_LINEAR),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),

@@ -78,7 +78,34 @@ KIMI = {
 }
 KIMI_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "f_b_proj.weight", "g_b_proj.weight", "b_proj.weight", "o_norm.weight", "e_score_correction_bias")
 
+LING3 = {
+    **{key: value for key, value in KIMI.items() if not key.startswith("linear")},
+    "head_dim": 32,
+    "kda_lower_bound": -4.0,
+    "n_group": 3,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "num_mtp_layers": 0,
+}
+LING3_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "f_proj.weight", "0.self_attn.g_proj.weight", "2.self_attn.g_proj.weight", "b_proj.weight", "e_score_correction_bias")
+
 HYBRIDS = [
+    Spec(
+        "bailingmoe3-latent128-kda-bounded",
+        hidden=64,
+        heads=4,
+        kv_heads=4,
+        head_dim=None,
+        layers=3,
+        theta=1e6,
+        extra={
+            **LING3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+        without=({"num_experts_per_tok": 1}, {"kda_lower_bound": -0.5}, {"kda_safe_gate": False}, {"topk_group": 3}),
+        less=LING3_WEIGHTS,
+    ),
     Spec(
         "kimilinear-latent128-kda",
         hidden=64,
@@ -280,6 +307,11 @@ HYBRIDS = [
 ]
 
 
+def has_kimi_delta(spec: Spec) -> bool:
+    """Returns whether layers are Kimi's delta rules, beside MLA."""
+    return "linear_num_heads" in spec.extra or "kda_lower_bound" in spec.extra
+
+
 def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
     """Returns the sizes of heads with a matrix state, and their layers."""
     extra, arch = spec.extra, gguf.MODEL_ARCH_NAMES[spec.family.arch]
@@ -294,9 +326,12 @@ def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
             writer.add_full_attention_interval(2)
         else:
             writer.add_array(f"{arch}.attention.recurrent_layers", kinds)
-    if "linear_num_heads" in extra:
-        writer.add_ssm_conv_kernel(extra["linear_conv_kernel_dim"])
-        writer.add_kda_head_dim(extra["linear_head_dim"])
+    if has_kimi_delta(spec):
+        writer.add_ssm_conv_kernel(extra.get("linear_conv_kernel_dim", 4))
+        writer.add_kda_head_dim(extra.get("linear_head_dim") or extra["head_dim"])
+    if "kda_lower_bound" in extra:
+        writer.add_bool("bailingmoe3.kda.safe_gate", True)
+        writer.add_float32("bailingmoe3.kda.gate_lower_bound", extra["kda_lower_bound"])
     for names in (SPACE, HALVED):
         heads, dim, state, taps, groups = names
         if heads in extra:
@@ -363,16 +398,25 @@ def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
         yield name, tiled(weight)
 
 
+def is_gate_of_state(config: PreTrainedConfig, name: str) -> bool:
+    """Returns whether the weight makes the output gates of a layer of Ling's with a state."""
+    if config.model_type != "bailing_hybrid" or "g_proj" not in name:
+        return False
+    return config.layer_types[int(name.split(".")[2])] == "linear_attention"
+
+
 def kimi_parts(name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Returns the weights of Kimi's delta rule in file format: factors instead of their logarithms,
     and a convolution for each of queries, keys and values."""
     if "conv1d" in name:
         for part, taps in zip("qkv", weight.chunk(3)):
-            yield name.replace("conv1d", f"{part}_conv1d"), taps.transpose(0, 1).unsqueeze(0)
+            yield name.replace("conv1d", f"{part}_conv1d"), taps.unsqueeze(0)
     elif name.endswith("A_log"):
-        yield name.replace("forget_gate.", ""), -weight.exp()
+        yield name.replace("forget_gate.", ""), -weight.exp() if weight.ndim > 1 else weight.exp().unsqueeze(1)
     else:
-        yield name.replace("forget_gate.", "").replace("dt_bias", "dt_proj.bias"), weight
+        name = name.replace("forget_gate.", "").replace("dt_bias", "dt_proj.bias")
+        # Ling's are whole, under the names of Kimi's first factors.
+        yield name.replace("f_proj", "f_a_proj").replace("g_proj", "g_a_proj"), weight
 
 
 def space_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

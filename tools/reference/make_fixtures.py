@@ -27,7 +27,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from hybrids import delta_parts, kimi_parts, multiplied, space_parts, write_states
+from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, multiplied, space_parts, write_states
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
@@ -233,7 +233,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     else:
         writer.add_feed_forward_length(spec.extra.get("prefix_dense_intermediate_size", spec.ffn))
     writer.add_head_count(heads_of_layers(spec))
-    if "conv" in kinds or "mamba" in kinds or is_halved or "linear_num_heads" in spec.extra:
+    if "conv" in kinds or "mamba" in kinds or is_halved or has_kimi_delta(spec):
         attends = ("attention", "full_attention")
         n_kv_heads = 1 if "kv_lora_rank" in spec.extra else spec.kv_heads
         writer.add_head_count_kv([n_kv_heads if kind in attends else 0 for kind in kinds])
@@ -389,7 +389,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
 def is_absorbed(config: PreTrainedConfig) -> bool:
     """Returns whether the file has heads in absorbed form; older files have them as in the
     model."""
-    return config.q_lora_rank is not None or config.model_type == "kimi_linear"
+    return config.q_lora_rank is not None or config.model_type in ("kimi_linear", "bailing_hybrid")
 
 
 def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
@@ -398,7 +398,7 @@ def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
     whole, v_dim = extra["qk_nope_head_dim"] + extra["qk_rope_head_dim"], extra["v_head_dim"]
     if "norm_topk_prob" in extra:
         writer.add_expert_weights_norm(extra["norm_topk_prob"])
-    if extra["q_lora_rank"] is None and "linear_num_heads" not in extra:
+    if extra["q_lora_rank"] is None and not has_kimi_delta(spec):
         writer.add_key_length(whole)
         writer.add_value_length(v_dim)
     else:
@@ -475,7 +475,7 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             pass
         elif "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
-        elif "self_attn.conv1d" in name or "forget_gate" in name:
+        elif "self_attn.conv1d" in name or "forget_gate" in name or is_gate_of_state(model.config, name):
             yield from kimi_parts(name, weight)
         elif ".mamba." in name or ".mixer." in name:
             yield from space_parts(model.config, name, weight)
@@ -564,6 +564,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "router.scale": "ffn_gate_inp.scale",
         "router.per_expert_scale": "ffn_down_exps.scale",
         "sinks.weight": "attn_sinks.weight",
+        "self_attn.g_proj.weight": "attn_gate.weight",
         "indexer.wq_b.weight": "indexer.attn_q_b.weight",
         "indexer.wk.weight": "indexer.attn_k.weight",
         "indexer.k_norm.weight": "indexer.k_norm.weight",

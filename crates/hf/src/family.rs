@@ -9,7 +9,9 @@ mod layer_norms;
 mod routed;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
-use hybrids::{GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
+use hybrids::{
+    GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE,
+};
 use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MISTRAL4, STEP35};
 
@@ -527,6 +529,8 @@ static FAMILIES: &[Family] = &[
         ..DEEPSEEK
     },
     KIMI_LINEAR,
+    LING3,
+    Family { class: "BailingMoeV3ForCausalLM", ..LING3 },
     Family {
         class: "Glm4MoeLiteForCausalLM",
         defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), ("routed_scaling_factor", Default::Number(1.8))],

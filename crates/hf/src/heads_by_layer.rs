@@ -120,10 +120,16 @@ pub(crate) fn write(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> R
     if let Some(name) = config.find_str("moe_router_activation")?.filter(|name| *name != "sigmoid") {
         return Err(config.bad("moe_router_activation", "sigmoid", name));
     }
-    for (theirs, ours) in
-        [("swiglu_limits", "swiglu_clamp_exp"), ("swiglu_limits_shared", "swiglu_clamp_shexp")]
-    {
+    for (theirs, ours) in [
+        ("swiglu_limits", "swiglu_clamp_exp"),
+        ("swiglu_limits_shared", "swiglu_clamp_shexp"),
+        ("expert_swiglu_limit_list", "swiglu_clamp_exp"),
+        ("share_expert_swiglu_limit_list", "swiglu_clamp_shexp"),
+    ] {
         let Some(all) = config.find_array(theirs)? else { continue };
+        // MTP layers may have limits too.
+        let n_all = sizes.n_layers + sizes.n_mtp_layers;
+        let all = if all.len() == n_all { &all[..sizes.n_layers] } else { all };
         let limit = |value: &Value| value.as_f64().or(value.is_null().then_some(0.0));
         let limits: Vec<f32> = all.iter().filter_map(limit).map(|x| x as f32).collect();
         if limits.len() != sizes.n_layers || all.len() != sizes.n_layers {

@@ -308,14 +308,17 @@ fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Mla) -> Result<
     Ok(())
 }
 
-/// Writes Kimi's delta rules, whose layers have no KV heads. Published configurations describe them
-/// in an object, with layers counted from 1.
+/// Writes Kimi's delta rules, whose layers have no KV heads. Published configurations of Kimi
+/// Linear describe them in an object, with layers counted from 1; those of Ling name the period of
+/// other layers.
 fn write_kimi(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
+    const PERIOD: &str = "layer_group_size";
     let nested = config.find_object("linear_attn_config")?;
     let of = nested.unwrap_or(config);
-    let [n, dim, n_taps] = match nested {
-        Some(_) => ["num_heads", "head_dim", "short_conv_kernel_size"],
-        None => ["linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"],
+    let [n, dim, n_taps] = match (nested, config.value(PERIOD)) {
+        (Some(_), _) => ["num_heads", "head_dim", "short_conv_kernel_size"],
+        (None, Some(_)) => ["num_attention_heads", "head_dim", "short_conv_kernel_size"],
+        (None, None) => ["linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"],
     };
     let n_heads = factor(of, n)?;
     if n_heads != sizes.n_heads {
@@ -329,8 +332,18 @@ fn write_kimi(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<
             let attends = |layer: u64| attending.iter().any(|at| at.as_u64() == Some(layer));
             (1..=sizes.n_layers as u64).map(attends).collect()
         }
-        None => kinds(config, "full_attention", sizes)?,
+        None if config.value("layer_types").is_some() => kinds(config, "full_attention", sizes)?,
+        None => {
+            let period = factor(config, PERIOD)?;
+            // The last layers too, if they are no whole period.
+            let n_whole = sizes.n_layers / period * period;
+            (0..sizes.n_layers).map(|layer| (layer + 1) % period == 0 || layer >= n_whole).collect()
+        }
     };
+    if let Some(bound) = config.find_float("kda_lower_bound")? {
+        keys.set("kda.safe_gate", true)?;
+        keys.set("kda.gate_lower_bound", bound as f32)?;
+    }
     keys.set_array("attention.head_count_kv", attends.into_iter().map(u32::from))
 }
 

@@ -47,6 +47,8 @@ pub(crate) enum Values {
     BeyondOne,
     /// The negated exponential: the decay of a state, from its stored logarithm.
     Decay,
+    /// The exponential of a logarithm.
+    Exponential,
 }
 
 impl Recipe {
@@ -125,6 +127,7 @@ fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
         Values::Kept => *value,
         Values::BeyondOne => value + 1.0,
         Values::Decay => -value.exp(),
+        Values::Exponential => value.exp(),
     };
     values.iter().flat_map(|value| make(value).to_le_bytes()).collect()
 }

@@ -14,7 +14,9 @@ pub(crate) enum Transform {
     Whole,
     /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
     Taps,
-    /// Per-head values as a column.
+    /// The same of a convolution of queries, keys or values alone, as `[channels, 1, taps]`.
+    OwnTaps,
+    /// Per-head values, `[n]` or `[1, 1, n, 1]`, as a column.
     Column,
     /// The only row of a matrix.
     Row,
@@ -37,6 +39,10 @@ pub(crate) enum Transform {
     LatentKeys,
     /// The value part: `[heads, values, latent]`.
     LatentValues,
+    /// A gate for each head of attention, `[heads, inputs]`; other shapes are another tensor.
+    GatesOfHeads,
+    /// A gate for each dim of the heads of a state; other shapes are another tensor.
+    GatesOfDims,
     /// Queries, keys and values, each contiguous, from rows grouped by key head (its query, its
     /// key, and the values and gates of the value heads that share it).
     DeltaQkv,
@@ -100,6 +106,16 @@ fn copy(bytes: &[u8], steps: &[(usize, usize)], size: usize, out: &mut Vec<u8>) 
 pub(crate) type TransformedShape = (Vec<usize>, Vec<View>);
 
 impl Transform {
+    /// Returns whether it is made for a tensor of this shape.
+    pub fn is_for(self, shape: &[usize], sizes: &Sizes) -> bool {
+        let is_per_head = shape.first() == Some(&sizes.n_heads);
+        match self {
+            Self::GatesOfHeads => is_per_head,
+            Self::GatesOfDims => !is_per_head,
+            _ => true,
+        }
+    }
+
     /// Applies the transform to a tensor of this shape.
     ///
     /// # Errors
@@ -108,13 +124,14 @@ impl Transform {
         let view = |first, steps: &[(usize, usize)]| View { first, steps: steps.to_vec() };
         let experts = sizes.n_experts;
         match (self, shape) {
-            (Self::Whole, shape) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Whole | Self::GatesOfHeads | Self::GatesOfDims, shape) => Ok((shape.to_vec(), Vec::new())),
             (Self::Row, &[1, n]) => Ok((vec![n], Vec::new())),
-            (Self::Column, &[n]) => Ok((vec![n, 1], Vec::new())),
+            (Self::Column, &[n] | &[1, 1, n, 1]) => Ok((vec![n, 1], Vec::new())),
             (Self::Groups, &[n]) if sizes.space.is_some_and(|space| n.is_multiple_of(space.n_groups)) => {
                 let groups = sizes.space.map_or(1, |space| space.n_groups);
                 Ok((vec![groups, n / groups], Vec::new()))
             }
+            (Self::OwnTaps, &[n, 1, taps] | &[n, taps]) => Ok((vec![n, 1, taps], Vec::new())),
             (Self::Taps, &[n, 1, taps]) => Ok((vec![n, taps], Vec::new())),
             (Self::Columns { first, step }, &[e, n_in, n_out])
                 if e == experts && n_out.is_multiple_of(step) =>

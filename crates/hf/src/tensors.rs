@@ -79,7 +79,7 @@ const EXPERTS: &[(&str, &str, &str)] = &[
 const ROUTER: &str = "ffn_gate_inp";
 const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
 /// Taps of convolutions, also stored in f32.
-const TAPS: [&str; 2] = ["shortconv.conv", "ssm_conv1d"];
+const TAPS: [&str; 5] = ["shortconv.conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"];
 /// Tensors that distinguish layer types; layers of one type have the same tensors.
 const LAYER_TYPE_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
 /// The same for single-sublayer layers.
@@ -90,6 +90,8 @@ const PER_KIND_HEADS_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight
 const SELECTING_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "indexer.attn_k.weight", "ssm_out.weight"];
 /// The same if layers are MLA or Kimi's delta rules.
 const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", "ssm_a"];
+/// The family whose states decay by bounded exponents.
+const LING3: &str = "bailingmoe3";
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -146,6 +148,9 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
             return Err(unknown());
         }
         for Target { place, part, cut } in targets {
+            if !cut.is_for(&stored.shape, sizes) {
+                continue;
+            }
             let max_parts = match cut {
                 Transform::Scales { .. } => 2,
                 _ if streams::is_stack(&place.1) => sizes.n_streams - 1,
@@ -231,7 +236,7 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
         "lm_head.bias" => "output.bias",
         "model.norm.bias" | "model.final_layernorm.bias" => "output_norm.bias",
         "model.final_layernorm.weight" => "output_norm.weight",
-        "model.embed_tokens.weight" | "model.embeddings.weight" => EMBEDDING,
+        "model.embed_tokens.weight" | "model.embeddings.weight" | "model.word_embeddings.weight" => EMBEDDING,
         "model.norm.weight" | "model.embedding_norm.weight" | "model.norm_f.weight" => output_norm(family),
         "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight",
         "model.per_layer_model_projection.weight" => "per_layer_model_proj.weight",
@@ -407,6 +412,8 @@ fn recipe_of(
     Ok(ConvertedTensor {
         dtype: if is_kept { DType::F32 } else { dtype },
         values: match name {
+            // Ling's rates are within a bounded exponent.
+            "ssm_a" if family.arch == LING3 => Values::Exponential,
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
             name if family.norms_minus_one && name.ends_with("norm.weight") => Values::BeyondOne,
@@ -475,7 +482,7 @@ fn heads(
     family: &Family,
 ) -> Result<Option<usize>, HfError> {
     // The model loader validates the heads of each layer.
-    if matches!(family.layers, Layers::OwnHeads | Layers::HeadsByLayer { .. }) {
+    if matches!(family.layers, Layers::OwnHeads | Layers::HeadsByLayer { .. } | Layers::Kimi) {
         return Ok(None);
     }
     // The rows of each query are followed by as many of its gate.

@@ -297,7 +297,7 @@ impl Config {
                     Sinks::Windowed => is_windowed,
                 },
                 value_scale,
-                gate: heads::read_gate(&keys, family, index, heads),
+                gate: heads::read_gate(&keys, family, index, heads).filter(|_| !is_recurrent(index)),
                 activation: experts.shared_activation(index),
                 xielu: xielu.as_ref().map(|layers| layers[index]),
                 sparsity: sparsity[index],

@@ -140,7 +140,7 @@ fn states_are_counted_beside_keys_and_values() {
 #[test]
 fn faulty_recurrent_files_are_refused_with_one_line() {
     let u32 = Value::U32;
-    let keys: [(&str, &str, Value<'_>, &str); 20] = [
+    let keys: [(&str, &str, Value<'_>, &str); 26] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
         (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
         (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),

@@ -96,7 +96,7 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
         (each, "deepseek32.attention.indexer.head_count", None, "attention.indexer.head_count"),
         (each, "deepseek32.attention.indexer.head_count", u32(0), "expected a positive number, got 0"),
         (each, "deepseek32.attention.indexer.head_count", u32(2000), "expected at most 1024 heads, got 2000"),
-        (each, "deepseek32.attention.indexer.head_count", u32(4), "blk.0.indexer.attn_q_b.weight"),
+        (each, "deepseek32.attention.indexer.head_count", u32(4), "blk.0.indexer.proj.weight"),
         (each, "deepseek32.attention.indexer.key_length", u32(30), "expected an even size from 32 to 1024"),
         (each, "deepseek32.attention.indexer.key_length", u32(49), "expected an even size from 32 to 1024"),
         (each, "deepseek32.attention.indexer.key_length", u32(50), "blk.0.indexer."),

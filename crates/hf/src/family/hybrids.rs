@@ -139,10 +139,10 @@ static NEMOTRON_OF_EXPERTS: Family = Family {
 };
 
 const KIMI_TENSORS: &[Tensor] = &[
-    ("self_attn.q_conv1d.weight", "ssm_conv1d_q.weight", Transform::Whole),
-    ("self_attn.k_conv1d.weight", "ssm_conv1d_k.weight", Transform::Whole),
-    ("self_attn.v_conv1d.weight", "ssm_conv1d_v.weight", Transform::Whole),
-    ("self_attn.A_log", "ssm_a", Transform::Whole),
+    ("self_attn.q_conv1d.weight", "ssm_conv1d_q.weight", Transform::OwnTaps),
+    ("self_attn.k_conv1d.weight", "ssm_conv1d_k.weight", Transform::OwnTaps),
+    ("self_attn.v_conv1d.weight", "ssm_conv1d_v.weight", Transform::OwnTaps),
+    ("self_attn.A_log", "ssm_a", Transform::Column),
     ("self_attn.dt_bias", "ssm_dt.bias", Transform::Whole),
     ("self_attn.f_a_proj.weight", "ssm_f_a.weight", Transform::Whole),
     ("self_attn.f_b_proj.weight", "ssm_f_b.weight", Transform::Whole),
@@ -169,6 +169,40 @@ pub(super) const KIMI_LINEAR: Family = Family {
     tensors: KIMI_TENSORS,
     fixed: &[("mla_use_nope", 1.0), ("moe_layer_freq", 1.0)],
     ..DEEPSEEK
+};
+
+/// Ling 3, of which both kinds of layers have a `g_proj`.
+const LING3_TENSORS: &[Tensor] = &[
+    ("attention.q_proj.weight", "attn_q.weight", Transform::Whole),
+    ("attention.k_proj.weight", "attn_k.weight", Transform::Whole),
+    ("attention.v_proj.weight", "attn_v.weight", Transform::Whole),
+    ("attention.dense.weight", "attn_output.weight", Transform::Whole),
+    ("attention.q_conv1d.weight", "ssm_conv1d_q.weight", Transform::OwnTaps),
+    ("attention.k_conv1d.weight", "ssm_conv1d_k.weight", Transform::OwnTaps),
+    ("attention.v_conv1d.weight", "ssm_conv1d_v.weight", Transform::OwnTaps),
+    ("attention.A_log", "ssm_a", Transform::Column),
+    ("attention.dt_bias", "ssm_dt.bias", Transform::Whole),
+    ("attention.f_proj.weight", "ssm_f_a.weight", Transform::Whole),
+    ("attention.g_proj.weight", "ssm_g_a.weight", Transform::GatesOfDims),
+    ("attention.g_proj.weight", "attn_gate.weight", Transform::GatesOfHeads),
+    ("attention.b_proj.weight", "ssm_beta.weight", Transform::Whole),
+    ("attention.o_norm.weight", "ssm_norm.weight", Transform::Whole),
+    ("attention.q_a_proj.weight", "attn_q_a.weight", Transform::Whole),
+    ("attention.q_a_layernorm.weight", "attn_q_a_norm.weight", Transform::Whole),
+    ("attention.q_b_proj.weight", "attn_q_b.weight", Transform::Whole),
+    ("attention.kv_a_proj_with_mqa.weight", "attn_kv_a_mqa.weight", Transform::Whole),
+    ("attention.kv_a_layernorm.weight", "attn_kv_a_norm.weight", Transform::Whole),
+    ("attention.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
+    ("attention.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
+    ("mlp.gate.expert_bias", "exp_probs_b.bias", Transform::Whole),
+];
+
+pub(super) const LING3: Family = Family {
+    class: "BailingHybridForCausalLM",
+    arch: "bailingmoe3",
+    tensors: LING3_TENSORS,
+    fixed: &[("kda_safe_gate", 1.0), ("no_kda_lora", 1.0)],
+    ..KIMI_LINEAR
 };
 
 impl ClassMembers {

@@ -22,6 +22,8 @@ pub enum RecurrentMixer {
         kind: StateKind,
         /// Epsilon of the output norm and, except by Kimi's rule, of the L2 norm of keys.
         eps: f32,
+        /// Lower bound of the logarithm of a decay, if it is bounded.
+        bound: Option<f32>,
     },
 }
 
@@ -164,7 +166,9 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
     let v_dim = inner / n_v_heads;
     check_dim(keys, SIZE, k_dim)?;
     check_dim(keys, INNER, v_dim)?;
-    mixer(keys, INNER, StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing }, kind)
+    let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
+    check_size(keys, INNER, heads)?;
+    mixer(keys, heads, kind)
 }
 
 /// Reads the heads of Kimi's rule: as many as attention has.
@@ -175,7 +179,20 @@ fn read_kimi_heads(keys: &Keys, n_layers: usize) -> Result<RecurrentMixer, Model
     check_dim(keys, DIM, dim)?;
     let sharing = KeySharing::Grouped;
     let heads = StateHeads { n_k_heads: n, n_v_heads: n, k_dim: dim, v_dim: dim, sharing };
-    mixer(keys, DIM, heads, StateKind::KimiDelta)
+    check_size(keys, DIM, heads)?;
+    mixer(keys, heads, StateKind::KimiDelta)
+}
+
+/// Reads the lower bound of the logarithm of a decay, if the file has a bound that applies.
+fn read_bound(keys: &Keys) -> Result<Option<f32>, ModelError> {
+    const BOUND: &str = "kda.gate_lower_bound";
+    if !keys.has(BOUND) || !keys.flag_or("kda.safe_gate", true)? {
+        return Ok(None);
+    }
+    match keys.gguf.meta().get::<f32>(&keys.key(BOUND))? {
+        bound if bound.is_finite() && bound < 0.0 => Ok(Some(bound)),
+        bound => Err(keys.bad(BOUND, "a negative number", bound)),
+    }
 }
 
 fn check_dim(keys: &Keys, key: &str, dim: usize) -> Result<(), ModelError> {
@@ -186,24 +203,25 @@ fn check_dim(keys: &Keys, key: &str, dim: usize) -> Result<(), ModelError> {
     Err(keys.bad(key, &what, dim))
 }
 
-/// Returns the layer with these heads, whose size is that of `key`.
-fn mixer(keys: &Keys, key: &str, heads: StateHeads, kind: StateKind) -> Result<RecurrentMixer, ModelError> {
-    let eps = keys.float("attention.layer_norm_rms_epsilon")?;
-    // Bounds the sizes by the tensors' rows before any allocation.
+/// Bounds heads, whose size is that of `key`, by the tensors' rows before any allocation.
+fn check_size(keys: &Keys, key: &str, heads: StateHeads) -> Result<(), ModelError> {
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
-    if heads.n_qkv() as u128 > stored {
-        return Err(keys.bad(
-            key,
-            &format!("heads that {stored} values in tensors suffice for"),
-            keys.size(key)?,
-        ));
+    if heads.n_qkv() as u128 <= stored {
+        return Ok(());
     }
+    Err(keys.bad(key, &format!("heads that {stored} values in tensors suffice for"), keys.size(key)?))
+}
+
+/// Returns the layer with these heads.
+fn mixer(keys: &Keys, heads: StateHeads, kind: StateKind) -> Result<RecurrentMixer, ModelError> {
+    let eps = keys.float("attention.layer_norm_rms_epsilon")?;
     let conv = ShortConv {
         channels: heads.n_qkv(),
         taps: read_taps(keys, "ssm.conv_kernel")?,
         form: ConvForm::Silu,
     };
-    Ok(RecurrentMixer::Heads { conv, heads, kind, eps })
+    let bound = if kind == StateKind::KimiDelta { read_bound(keys)? } else { None };
+    Ok(RecurrentMixer::Heads { conv, heads, kind, eps, bound })
 }
 
 /// Reads the kernel size (taps) of a convolution.

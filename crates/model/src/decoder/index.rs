@@ -1,9 +1,8 @@
 //! Attention to selected tokens; [`TokenIndex`] has the equations.
 
-use kvant_backend::{Backend, Heads, Input, KvBatchEntry, Norm, Page, RopeParams, Selected, Selection};
+use kvant_backend::{Backend, Heads, KvBatchEntry, Norm, Page, RopeParams, Selected, Selection};
 
-use super::mla::output;
-use super::{Decoder, Product, StepContext, StepRows, kv_entries};
+use super::{Decoder, StepContext, StepRows, kv_entries};
 use crate::weights::{IndexWeights, LatentAttention};
 use crate::{ModelError, TokenIndex};
 
@@ -12,7 +11,6 @@ const KEY_EPS: f32 = 1e-6;
 
 impl<B: Backend> Decoder<B> {
     /// Selects the tokens that the rows of layer `index` attend to, if it selects some itself.
-    /// Reads the layer's input and its low-rank queries.
     pub(super) fn select_tokens(
         &self,
         step: &mut StepContext<'_, '_, B>,
@@ -23,7 +21,7 @@ impl<B: Backend> Decoder<B> {
         let (Some(weights), Some(of)) = (&attention.index, self.layers()[index].index) else {
             return Ok(());
         };
-        self.project_index(step, index, of, attention, weights)?;
+        self.place_index(step, index, of, weights)?;
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let [_, keys] = &act.index_k;
         let of_index = StepRows { what: "keys of the index", x: keys, width: of.dim, n: rows };
@@ -37,28 +35,17 @@ impl<B: Backend> Decoder<B> {
         Ok(backend.select_tokens(selection, index_entries, q, heads, step_tiles, &mut act.selected)?)
     }
 
-    /// Computes the queries, the key and the weights of heads.
-    fn project_index(
+    /// Normalizes the key, and rotates it and the queries.
+    fn place_index(
         &self,
         step: &mut StepContext<'_, '_, B>,
         index: usize,
         TokenIndex { n_heads, dim, pairing, .. }: TokenIndex,
-        attention: &LatentAttention<B>,
         weights: &IndexWeights<B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
-        let input =
-            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
+        let spec = &self.layers()[index];
         let [key, normed_key] = &mut act.index_k;
-        let of_input = Product { input, low_rank: None };
-        let outputs = &mut [output(&weights.key, key), output(&weights.heads, &mut act.index_heads)];
-        self.project(backend, of_input, outputs, &mut act.low)?;
-        let (_, norm) = attention.of_queries.as_ref().expect("an index has low-rank queries");
-        let input = Input { x: &act.q_low_rank, norm: Some(self.normed(norm)), first_row: 0, rows };
-        let of_queries = Product { input, low_rank: None };
-        self.project(backend, of_queries, &mut [output(&weights.queries, &mut act.index_q)], &mut act.low)?;
-
         let [weight, bias] = &weights.key_norm;
         backend.layer_norm(key, rows, Norm { weight, eps: KEY_EPS }, Some(bias), normed_key)?;
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);

@@ -33,7 +33,12 @@ impl<B: Backend> Decoder<B> {
             }
         }
         let act = &mut *step.act;
-        backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.q_without_rope)?;
+        let heads = &mut act.q_without_rope;
+        backend.project_per_expert(&act.attended, rows, &weights.from_latent, heads)?;
+        if let Some(gate) = spec.gate {
+            let (n, dim) = (rows * spec.heads.n_heads, latent.v_dim);
+            backend.gate_rows(heads, n, dim, &act.gates, gate.function)?;
+        }
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
         let branch = Branch { of: &act.q_without_rope, w, low_rank, bias: None, norm: &layer.attn_after };
         let Activations { x, spare, low, .. } = act;
@@ -53,20 +58,29 @@ impl<B: Backend> Decoder<B> {
         let (n_heads, Latent { rank, n_rot, .. }) = (spec.heads.n_heads, latent);
         let input =
             self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
-        let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.k_rope, &mut act.k_rope));
         let [plain, q_rope] = &weights.queries;
-        let [plain, q_rope] = [output(plain, &mut act.q_without_rope), output(q_rope, &mut act.q_rope)];
-        let of_input = Product { input, low_rank: weights.low_rank.input.as_ref() };
-        let low = &mut act.low;
+        let mut of_input =
+            vec![output(&weights.latent, &mut act.v), output(&weights.k_rope, &mut act.k_rope)];
         match &weights.of_queries {
-            None => self.project(backend, of_input, &mut [c, r, plain, q_rope], low)?,
-            Some((w, norm)) => {
-                self.project(backend, of_input, &mut [c, r, output(w, &mut act.q_low_rank)], low)?;
-                let norm = Some(self.normed(norm));
-                let input = Input { x: &act.q_low_rank, norm, first_row: 0, rows };
-                let q_low_rank = Product { input, low_rank: weights.low_rank.queries.as_ref() };
-                self.project(backend, q_low_rank, &mut [plain, q_rope], low)?;
+            None => {
+                of_input.extend([output(plain, &mut act.q_without_rope), output(q_rope, &mut act.q_rope)]);
             }
+            Some((w, _)) => of_input.push(output(w, &mut act.q_low_rank)),
+        }
+        of_input.extend(weights.gate.as_ref().map(|w| output(w, &mut act.gates)));
+        if let Some(of) = &weights.index {
+            let [key, _] = &mut act.index_k;
+            of_input.extend([output(&of.key, key), output(&of.heads, &mut act.index_heads)]);
+        }
+        let product = Product { input, low_rank: weights.low_rank.input.as_ref() };
+        self.project(backend, product, &mut of_input, &mut act.low)?;
+        if let Some((_, norm)) = &weights.of_queries {
+            let norm = Some(self.normed(norm));
+            let input = Input { x: &act.q_low_rank, norm, first_row: 0, rows };
+            let product = Product { input, low_rank: weights.low_rank.queries.as_ref() };
+            let mut queries = vec![output(plain, &mut act.q_without_rope), output(q_rope, &mut act.q_rope)];
+            queries.extend(weights.index.as_ref().map(|of| output(&of.queries, &mut act.index_q)));
+            self.project(backend, product, &mut queries, &mut act.low)?;
         }
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         let norm = Some(self.normed(&weights.latent_norm));

@@ -10,7 +10,7 @@ use super::mla::output;
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows};
 use crate::ModelError;
 use crate::config::{RecurrentMixer, StateKind};
-use crate::weights::{Bottleneck, Entering, HeadWeights, Recurrent, RuleWeights};
+use crate::weights::{Entering, HeadWeights, Recurrent, RuleWeights};
 
 /// Epsilon of the L2 norm of queries and keys by Kimi's rule.
 const KIMI_EPS: f32 = 1e-6;
@@ -46,15 +46,16 @@ impl<B: Backend> Decoder<B> {
                     output(q, &mut act.q),
                     output(k, &mut act.k),
                     output(v, &mut act.v),
-                    output(&gate.down, low_gate),
-                    output(&step.down, low_step),
+                    output(&gate.first, if gate.second.is_some() { low_gate } else { &mut act.gates }),
+                    output(&step.first, if step.second.is_some() { low_step } else { &mut act.steps }),
                     output(write, &mut act.writes),
                 ])?;
-                let ups = [(gate, &*low_gate, &mut act.gates), (step, &*low_step, &mut act.steps)];
-                for (Bottleneck { up, low_rank, .. }, x, y) in ups {
+                let [low_gate, low_step] = &act.state_low_rank;
+                for (of, x, y) in [(gate, low_gate, &mut act.gates), (step, low_step, &mut act.steps)] {
+                    let Some((w, low_rank)) = &of.second else { continue };
                     let input = Input { x, norm: None, first_row: 0, rows };
                     let product = Product { input, low_rank: low_rank.as_ref() };
-                    self.project(backend, product, &mut [output(up, y)], &mut act.low)?;
+                    self.project(backend, product, &mut [output(w, y)], &mut act.low)?;
                 }
                 let n = q.n_out();
                 for (i, x) in [&act.q, &act.k, &act.v].into_iter().enumerate() {
@@ -103,10 +104,10 @@ impl<B: Backend> Decoder<B> {
         weights: &HeadWeights<B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        let RecurrentMixer::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
+        let RecurrentMixer::Heads { heads, kind, eps, bound, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
             RuleWeights::Delta => StateRule::GatedDeltaNet { write: &act.writes, eps },
-            RuleWeights::KimiDelta => StateRule::KimiDelta { write: &act.writes, eps: KIMI_EPS, bound: None },
+            RuleWeights::KimiDelta => StateRule::KimiDelta { write: &act.writes, eps: KIMI_EPS, bound },
             RuleWeights::Space { skip } => StateRule::Mamba2 { skip },
         };
         let HeadWeights { bias, rate, norm, .. } = weights;

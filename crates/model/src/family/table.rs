@@ -260,6 +260,15 @@ pub(super) static FAMILIES: &[Family] = &[
         experts: Some(SEVERAL_BY_SIGMOID),
         ..DEEPSEEK2
     },
+    // Ling 3: the same with bounded decays, RoPE, and gates of attention heads.
+    Family {
+        name: "bailingmoe3",
+        recurrence: Some(RecurrentFamily::KimiDelta),
+        gates: OutputGates::Own(Gate::Sigmoid),
+        has_mtp: false,
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..DEEPSEEK2
+    },
     // Mistral Small 4.
     Family { name: "mistral4", ..DEEPSEEK2 },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },

@@ -3,7 +3,8 @@
 use kvant_backend::Backend;
 
 use super::Loader;
-use crate::{Config, ModelError, TokenIndex};
+use super::low_rank::RowsOf;
+use crate::{ModelError, TokenIndex};
 
 /// Weights of an index. Matrices are `[n_out, n_in]`.
 pub(crate) struct IndexWeights<B: Backend> {
@@ -18,20 +19,20 @@ pub(crate) struct IndexWeights<B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// Loads the index of layer `index`, if it selects tokens itself.
-    pub(super) fn index(&mut self, c: &Config, index: usize) -> Result<Option<IndexWeights<B>>, ModelError> {
-        let spec = &c.layers[index];
-        let Some(TokenIndex { n_heads, dim, .. }) = spec.index.filter(|index| index.selects) else {
-            return Ok(None);
-        };
-        let q_rank = spec.latent.and_then(|latent| latent.q_rank).expect("an index has low-rank queries");
-        let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
-        let [weight, bias] = ["k_norm.weight", "k_norm.bias"].map(|suffix| self.vector(&name(suffix), dim));
-        Ok(Some(IndexWeights {
-            queries: self.matrix(&name("attn_q_b.weight"), q_rank, n_heads * dim)?,
-            key: self.matrix(&name("attn_k.weight"), c.n_embd, dim)?,
-            key_norm: [weight?, bias?],
-            heads: self.matrix(&name("proj.weight"), c.n_embd, n_heads)?,
-        }))
+    /// Returns the rows of the key and of the weights of heads of layer `index`, and those of
+    /// queries.
+    pub(super) fn rows_of_index(TokenIndex { n_heads, dim, .. }: TokenIndex, index: usize) -> [RowsOf; 3] {
+        let rows = |suffix: &str, n| RowsOf::all(format!("blk.{index}.indexer.{suffix}"), n);
+        [rows("attn_k.weight", dim), rows("proj.weight", n_heads), rows("attn_q_b.weight", n_heads * dim)]
+    }
+
+    /// Loads the LayerNorm of the key of layer `index`.
+    pub(super) fn index_norm(
+        &mut self,
+        TokenIndex { dim, .. }: TokenIndex,
+        index: usize,
+    ) -> Result<[B::Buffer; 2], ModelError> {
+        let [weight, bias] = ["weight", "bias"].map(|of| format!("blk.{index}.indexer.k_norm.{of}"));
+        Ok([self.vector(&weight, dim)?, self.vector(&bias, dim)?])
     }
 }

@@ -88,9 +88,19 @@ impl<B: Backend> Loader<'_, B> {
         n_in: usize,
         rows: [RowsOf; N],
     ) -> Result<Group<B, N>, ModelError> {
-        let mut matrices = Vec::with_capacity(N);
+        let (matrices, low_rank) = self.group_of(n_in, &rows)?;
+        Ok((matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each")), low_rank))
+    }
+
+    /// Loads the same for any number of matrices.
+    pub(super) fn group_of(
+        &mut self,
+        n_in: usize,
+        rows: &[RowsOf],
+    ) -> Result<(Vec<B::Matrix>, Option<LowRank<B>>), ModelError> {
+        let mut matrices = Vec::with_capacity(rows.len());
         let mut dtype = DType::F16;
-        for rows in &rows {
+        for rows in rows {
             let source = self.source_of(rows, n_in)?;
             // GEMMs of quantized weights round activations to 8 bits anyway.
             let is_coded = FieldSpec::of(source.dtype).is_some();
@@ -101,8 +111,8 @@ impl<B: Backend> Loader<'_, B> {
             self.watch(&rows.tensor, &mut matrix)?;
             matrices.push(matrix);
         }
-        let low_rank = self.added(n_in, &rows, dtype)?;
-        Ok((matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each")), low_rank))
+        let low_rank = self.added(n_in, rows, dtype)?;
+        Ok((matrices, low_rank))
     }
 
     /// Loads the LoRA weights for matrices of these rows, in `dtype`.

@@ -27,6 +27,8 @@ pub(crate) struct LatentAttention<B: Backend> {
     pub(crate) to_latent: B::Experts,
     /// From the latent space to values, `[n_heads, v_dim, rank]`.
     pub(crate) from_latent: B::Experts,
+    /// Output gates, one for each head, `[n_heads, n_embd]`.
+    pub(crate) gate: Option<B::Matrix>,
     pub(crate) wo: B::Matrix,
     pub(crate) low_rank: LatentLowRank<B>,
     /// The index that selects the layer's tokens, if it has one of its own.
@@ -35,9 +37,10 @@ pub(crate) struct LatentAttention<B: Backend> {
 
 /// LoRA weights of MLA.
 pub(crate) struct LatentLowRank<B: Backend> {
-    /// Of the input GEMM: c, r, and the low-rank query input or, without one, both query parts.
+    /// Of the input GEMM: c, r, the low-rank query input or, without one, both query parts, gates,
+    /// and the key and heads of an index.
     pub(crate) input: Option<LowRank<B>>,
-    /// Of both query parts, if queries are low-rank.
+    /// Of both query parts, if queries are low-rank, and of the queries of an index.
     pub(crate) queries: Option<LowRank<B>>,
     /// Of the output projection.
     pub(crate) output: Option<LowRank<B>>,
@@ -64,20 +67,39 @@ impl<B: Backend> Loader<'_, B> {
             let parts = [0..k_dim, k_dim..whole];
             parts.map(|part| RowsOf::some(name(tensor), n * whole, rows_of_heads(n, whole, part)))
         };
-        let (of_queries, queries, into, k_rope, input, of_parts) = match q_rank {
-            None => {
-                let [plain, q_rope] = queries("attn_q.weight");
-                let ([into, k_rope, plain, q_rope], input) =
-                    self.group(c.n_embd, [into, k_rope, plain, q_rope])?;
-                (None, [plain, q_rope], into, k_rope, input, None)
+        let spec = &c.layers[index];
+        let q_norm = q_rank.map(|rank| self.vector(&name("attn_q_a_norm.weight"), rank)).transpose()?;
+        let token_index = spec.index.filter(|of| of.selects);
+        let index_rows = token_index.map(|of| Self::rows_of_index(of, index));
+        let mut rows = vec![into, k_rope];
+        match q_rank {
+            None => rows.extend(queries("attn_q.weight")),
+            Some(q_rank) => rows.push(RowsOf::all(name("attn_q_a.weight"), q_rank)),
+        }
+        rows.extend(spec.gate.map(|_| RowsOf::all(name("attn_gate.weight"), n)));
+        rows.extend(index_rows.iter().flat_map(|[key, heads, _]| [key.clone(), heads.clone()]));
+        let (matrices, input) = self.group_of(c.n_embd, &rows)?;
+        let mut matrices = matrices.into_iter();
+        let mut next = || matrices.next().expect("a matrix for each");
+        let (into, k_rope) = (next(), next());
+        let (of_queries, queries, of_index_queries, of_parts) = match q_rank.zip(q_norm) {
+            None => (None, [next(), next()], None, None),
+            Some((q_rank, norm)) => {
+                let mut rows = Vec::from(queries("attn_q_b.weight"));
+                rows.extend(index_rows.map(|[.., of_queries]| of_queries));
+                let (parts, of_parts) = self.group_of(q_rank, &rows)?;
+                let mut parts = parts.into_iter();
+                let mut part = || parts.next().expect("a matrix for each");
+                (Some((next(), norm)), [part(), part()], parts.next(), of_parts)
             }
-            Some(q_rank) => {
-                let norm = self.vector(&name("attn_q_a_norm.weight"), q_rank)?;
-                let of_queries = RowsOf::all(name("attn_q_a.weight"), q_rank);
-                let ([into, k_rope, matrix], input) = self.group(c.n_embd, [into, k_rope, of_queries])?;
-                let (parts, of_parts) = self.group(q_rank, queries("attn_q_b.weight"))?;
-                (Some((matrix, norm)), parts, into, k_rope, input, of_parts)
+        };
+        let gate = spec.gate.map(|_| next());
+        let token_index = match (token_index, of_index_queries) {
+            (Some(of), Some(queries)) => {
+                let key_norm = self.index_norm(of, index)?;
+                Some(IndexWeights { key: next(), heads: next(), queries, key_norm })
             }
+            _ => None,
         };
         let [to_latent, from_latent] = self.through_latent(index, n, latent)?;
         let ([wo], output) = self.group(n * v_dim, [RowsOf::all(name("attn_output.weight"), c.n_embd)])?;
@@ -89,9 +111,10 @@ impl<B: Backend> Loader<'_, B> {
             k_rope,
             to_latent,
             from_latent,
+            gate,
             wo,
             low_rank: LatentLowRank { input, queries: of_parts, output },
-            index: self.index(c, index)?,
+            index: token_index,
         })
     }
 

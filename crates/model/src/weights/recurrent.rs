@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::{iter, slice};
 
-use kvant_backend::{Backend, KeySharing, ShortConv, StateHeads};
+use kvant_backend::{Backend, KeySharing, Matrix as _, ShortConv, StateHeads};
 
 use super::low_rank::RowsOf;
 use super::{Loader, LowRank, layer_of};
@@ -41,22 +41,20 @@ pub(crate) enum Entering<B: Backend> {
         /// To queries, keys and values, `[n_heads * k_dim, n_embd]` each.
         qkv: [B::Matrix; 3],
         /// To the output gates, `[n_heads * v_dim]`.
-        gate: Bottleneck<B>,
+        gate: Factored<B>,
         /// To the time steps, `[n_heads * k_dim]`.
-        step: Bottleneck<B>,
+        step: Factored<B>,
         /// To the write strengths, `[n_heads, n_embd]`.
         write: B::Matrix,
     },
 }
 
-/// A projection of low rank.
-pub(crate) struct Bottleneck<B: Backend> {
-    /// `[rank, n_embd]`
-    pub(crate) down: B::Matrix,
-    /// `[n_out, rank]`
-    pub(crate) up: B::Matrix,
-    /// LoRA weights of `up`.
-    pub(crate) low_rank: Option<LowRank<B>>,
+/// A projection that may be of low rank.
+pub(crate) struct Factored<B: Backend> {
+    /// `[n_out or rank, n_embd]`
+    pub(crate) first: B::Matrix,
+    /// `[n_out, rank]`, and its LoRA weights.
+    pub(crate) second: Option<(B::Matrix, Option<LowRank<B>>)>,
 }
 
 /// Weights of heads with a matrix state, beside their convolution.
@@ -106,9 +104,9 @@ impl<B: Backend> Loader<'_, B> {
                 let kernel = self.kernel(&name("shortconv.conv"), conv, 0..conv.channels, false)?;
                 Front { entering: Entering::Conv(into), low_rank, kernel, heads: None }
             }
-            RecurrentMixer::Heads { conv, heads, kind, .. } => match kind {
+            RecurrentMixer::Heads { conv, heads, kind, bound, .. } => match kind {
                 StateKind::Delta => self.delta(c, index, conv, heads)?,
-                StateKind::KimiDelta => self.kimi_delta(c, index, conv, heads)?,
+                StateKind::KimiDelta => self.kimi_delta(c, index, conv, heads, bound.is_some())?,
                 StateKind::Space => self.space(c, index, conv, heads)?,
             },
         };
@@ -182,19 +180,29 @@ impl<B: Backend> Loader<'_, B> {
         index: usize,
         conv: ShortConv,
         heads: StateHeads,
+        is_bounded: bool,
     ) -> Result<Front<B>, ModelError> {
         const SIDES: [&str; 3] = ["q", "k", "v"];
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (n, width, rank) = (heads.n_v_heads, heads.n_out(), heads.k_dim);
         let [q, k, v] = SIDES.map(|of| RowsOf::all(name(&format!("attn_{of}.weight")), width));
-        let [gate, step] = ["ssm_g_a.weight", "ssm_f_a.weight"].map(|of| RowsOf::all(name(of), rank));
+        let seconds = ["ssm_g_b.weight", "ssm_f_b.weight"].map(name);
+        // Ling's are whole, under the names of the first factors.
+        let [gate, step] = ["ssm_g_a.weight", "ssm_f_a.weight"].map(name).map(|first| {
+            let is_whole = self.gguf.find_info(&first).is_some_and(|info| info.rows() == width);
+            RowsOf::all(first, if is_whole { width } else { rank })
+        });
         let write = RowsOf::all(name("ssm_beta.weight"), n);
         let ([q, k, v, gate, step, write], low_rank) = self.group(c.n_embd, [q, k, v, gate, step, write])?;
-        let mut from = |down, up| {
-            let ([up], low_rank) = self.group(rank, [RowsOf::all(name(up), width)])?;
-            Ok::<_, ModelError>(Bottleneck { down, up, low_rank })
+        let mut factored = |first: B::Matrix, second: String| {
+            if first.n_out() > rank {
+                return Ok(Factored { first, second: None });
+            }
+            let ([w], low_rank) = self.group(rank, [RowsOf::all(second, width)])?;
+            Ok::<_, ModelError>(Factored { first, second: Some((w, low_rank)) })
         };
-        let (gate, step) = (from(gate, "ssm_g_b.weight")?, from(step, "ssm_f_b.weight")?);
+        let [of_gate, of_step] = seconds;
+        let (gate, step) = (factored(gate, of_gate)?, factored(step, of_step)?);
         let mut weights = Vec::with_capacity(conv.taps * conv.channels);
         for of in SIDES {
             weights.extend(self.values(&name(&format!("ssm_conv1d_{of}.weight")), &[conv.taps, 1, width])?);
@@ -203,7 +211,11 @@ impl<B: Backend> Loader<'_, B> {
         let kernel = self.upload(&by_tap(&weights, conv.taps, 0..conv.channels, no_biases))?;
         let heads = HeadWeights {
             bias: self.vector(&name("ssm_dt.bias"), width)?,
-            rate: self.rates(&name("ssm_a"), &[1, n])?,
+            // With a bound, states decay at any rate.
+            rate: match is_bounded {
+                true => self.flat(&name("ssm_a"), &[1, n])?,
+                false => self.rates(&name("ssm_a"), &[1, n])?,
+            },
             rule: RuleWeights::KimiDelta,
             norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
         };
