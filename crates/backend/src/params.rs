@@ -124,11 +124,23 @@ pub enum RouterScores {
     /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
     /// by the sum plus [`RouterScores::SUM_EPSILON`].
     Sigmoid,
+    /// SparseMixer (arXiv 2409.12136) as trained models use it: `p = 1 / Σ exp(l' - l)` over the
+    /// experts that are not selected before and [near](RouterScores::NEARNESS): with
+    /// `(l - l') / max(|l'|, l)` at most that. No normalization, selection bias or groups.
+    SparseMixer,
 }
 
 impl RouterScores {
     /// Prevents division by zero where all scores are 0.
     pub const SUM_EPSILON: f32 = 1e-20;
+    /// The relative distance of logits up to which [`RouterScores::SparseMixer`] mixes experts.
+    pub const NEARNESS: f32 = 0.02;
+
+    /// Returns whether a logit is near the `best` one of those left.
+    pub fn is_near(logit: f32, best: f32) -> bool {
+        // A quotient of zeros counts as near.
+        !((best - logit) / logit.abs().max(best) > Self::NEARNESS)
+    }
 }
 
 /// How an index selects the tokens that a row attends to, see

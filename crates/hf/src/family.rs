@@ -10,7 +10,7 @@ mod routed;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
-use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
+use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MISTRAL4, STEP35};
 
 use crate::error::HfError;
@@ -483,6 +483,9 @@ static FAMILIES: &[Family] = &[
     },
     STARCODER2,
     PHI2,
+    PHI_MOE,
+    // The name before transformers had it.
+    Family { class: "PhiMoEForCausalLM", ..PHI_MOE },
     STABLELM,
     NEMOTRON4,
     JAIS2,

@@ -182,6 +182,12 @@ impl LayerSpec {
         self.heads.n_heads * self.heads.v_head_dim
     }
 
+    /// Returns whether the experts' input is stored: attention shares its own with them, or no
+    /// product takes a LayerNorm.
+    pub(crate) fn stores_norm(&self) -> bool {
+        self.norms.shared || self.norms.kind == NormKind::Layer
+    }
+
     /// Returns the gates of the attention output of a token.
     pub fn n_gates(&self) -> usize {
         match self.gate {
@@ -306,8 +312,9 @@ impl Config {
             }
         };
         let norm_eps = keys.float(match norms.kind {
-            NormKind::Rms => RMS_EPS,
-            NormKind::Layer => "attention.layer_norm_epsilon",
+            // Files of Phi-3.5-MoE have that name beside LayerNorms.
+            NormKind::Layer if keys.has(LAYER_EPS) || !keys.has(RMS_EPS) => LAYER_EPS,
+            _ => RMS_EPS,
         })?;
         let mut config = Self {
             family,
@@ -503,6 +510,7 @@ fn read_rope_pattern(keys: &Keys, family: &Family, n_layers: usize) -> Result<Ve
 }
 
 const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+const LAYER_EPS: &str = "attention.layer_norm_epsilon";
 /// Families whose files have RMSNorms if they have the epsilon of these, else LayerNorms.
 const EITHER_NORM: [&str; 1] = ["cohere2moe"];
 

@@ -138,7 +138,7 @@ impl<B: Backend> Decoder<B> {
         let has_own_output = shares(SharedExpert::Beside)
             || c.layers
                 .iter()
-                .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.norms.shared));
+                .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.stores_norm()));
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let state_rank = || {
             widest(|layer| {

@@ -332,6 +332,13 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "stablelm", ..ORION },
     STARCODER2,
     Family { name: "phi2", norms: Norms { shared: true, ..ORION.norms }, windows: None, ..STARCODER2 },
+    // Phi-3.5-MoE.
+    Family {
+        name: "phimoe",
+        windows: Some(WINDOWS),
+        experts: Some(ExpertRule { normalizes: false, scores: RouterScores::SparseMixer, ..EXPERTS }),
+        ..ORION
+    },
     // Minitron.
     NEMOTRON,
     Family { name: "jais2", ..NEMOTRON },

@@ -5,6 +5,7 @@
 mod damaged;
 mod draft_heads;
 mod embedders;
+mod heads_by_layer;
 mod saved;
 
 use std::fs;
