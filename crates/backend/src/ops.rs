@@ -237,6 +237,12 @@ ops! {
     ) -> Result<()>
         where check_gated_ffn(&input, gate, up, y);
 
+    /// Computes `y = a(g) y` for the first `len` values of `y` and of `gates`, `a` the activation:
+    /// [`Backend::gated_ffn`] of products that were computed before.
+    fn activate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, activation: Activation)
+        -> Result<()>
+        where check_gate("activate", y, len, gates);
+
     /// Computes `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows`
     /// rows of `x` `[rows, n]`, `n = norm(x)` (when `norm` is given) and a the activation of
     /// `weights`; each product plus its bias, if any. With `to`, writes the sum to it, `[rows, n]`,
@@ -546,7 +552,7 @@ ops! {
 
     /// Multiplies the first `len` values of `y` by `gate` of as many of `gates`.
     fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>
-        where check_gate(y, len, gates);
+        where check_gate("gate", y, len, gates);
 
     /// Starts timing every kernel launch, which slows them, or stops and forgets the times. Returns
     /// whether the device times kernels.

@@ -553,6 +553,18 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
+    fn activate(
+        &self,
+        y: &mut CpuBuffer,
+        len: usize,
+        gates: &CpuBuffer,
+        activation: Activation,
+    ) -> Result<()> {
+        let (y, gates) = (&mut y.as_mut_slice()[..len], &gates.as_slice()[..len]);
+        gate_rows::activate(self.isa, &self.pool, y, gates, activation);
+        Ok(())
+    }
+
     fn attend_stages(&self) -> &'static [&'static str] {
         // The scalar kernels leave no stage out.
         if self.isa == Isa::Scalar { &Stage::NAMES[Stage::NAMES.len() - 1..] } else { &Stage::NAMES }

@@ -10,7 +10,7 @@
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
+use kvant_backend::{Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
 
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
@@ -93,14 +93,7 @@ impl<B: Backend> Decoder<B> {
         if let Some(deviations) = spec.sparsity {
             return Ok(backend.gate_sparsely(hidden, gates, rows, spec.n_ff, deviations)?);
         }
-        let gate = match spec.activation {
-            Activation::Silu => Gate::Silu,
-            Activation::Gelu => Gate::Gelu,
-            Activation::Relu => Gate::Relu,
-            Activation::NormalCdf => Gate::NormalCdf,
-            Activation::Bounded | Activation::Limited { .. } => unreachable!("refused with its weights"),
-        };
-        Ok(backend.gate(hidden, n, gates, gate)?)
+        Ok(backend.activate(hidden, n, gates, spec.activation)?)
     }
 
     /// Adds the experts to the residual stream; beside a dense layer or before a norm, their output
