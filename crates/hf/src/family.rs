@@ -11,7 +11,7 @@ mod routed;
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE};
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
-use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MISTRAL4, STEP35};
+use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -111,6 +111,8 @@ pub(crate) enum Layers {
     Selecting,
     /// The same in some layers; the others are Kimi's delta rules.
     Kimi,
+    /// All layers are attention, some of them over selected blocks of tokens.
+    SelectingBlocks,
     /// Some layers are short convolutions.
     Convolving,
     /// Some layers are gated delta rules; attention layers have a gate beside each query.
@@ -495,6 +497,10 @@ static FAMILIES: &[Family] = &[
     AFMOE,
     MELLUM,
     HY_V3,
+    MINIMAX_M3,
+    // The names in some configurations.
+    Family { class: "MiniMaxM3VLForConditionalGeneration", ..MINIMAX_M3 },
+    Family { class: "MiniMaxM3SparseForCausalLM", is_multimodal: false, ..MINIMAX_M3 },
     LAGUNA,
     STEP35,
     Family { class: "Step3p7ForConditionalGeneration", is_multimodal: true, ..STEP35 },

@@ -90,6 +90,9 @@ const PER_KIND_HEADS_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight
 const SELECTING_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "indexer.attn_k.weight", "ssm_out.weight"];
 /// The same if layers are MLA or Kimi's delta rules.
 const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", "ssm_a"];
+/// The same if some layers select blocks of tokens.
+const SELECTING_BLOCKS_MARKERS: [&str; 3] =
+    ["ffn_gate_inp.weight", "indexer.k_proj.weight", "ssm_out.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -187,6 +190,7 @@ fn is_encoder_tensor(name: &str) -> bool {
         "vision_tower.",
         "vision_model.",
         "vit_large_projector.",
+        "patch_merge_mlp.",
         "multi_modal_projector.",
         "visual.",
         "audio_tower.",
@@ -296,6 +300,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         Layers::Halved => SUBLAYER_MARKERS,
         Layers::Selecting => SELECTING_MARKERS,
         Layers::Kimi => KIMI_MARKERS,
+        Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));

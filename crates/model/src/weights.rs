@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, Backend, Experts as _, Matrix as _, SharedBytes, WeightSource, limits};
+use kvant_backend::{Backend, Experts as _, Matrix as _, SharedBytes, WeightSource, limits};
 use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
@@ -25,7 +25,7 @@ mod streams;
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
 pub(crate) use experts::{Beside, Experts};
-pub(crate) use index::IndexWeights;
+pub(crate) use index::{BlockIndexWeights, IndexWeights};
 pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;

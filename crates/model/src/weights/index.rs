@@ -17,7 +17,35 @@ pub(crate) struct IndexWeights<B: Backend> {
     pub(crate) heads: B::Matrix,
 }
 
+/// Weights of an index that selects blocks. Matrices are `[n_out, n_in]`.
+pub(crate) struct BlockIndexWeights<B: Backend> {
+    /// Of queries, `[n_heads * dim, n_embd]`.
+    pub(crate) queries: B::Matrix,
+    /// Of the key, `[dim, n_embd]`.
+    pub(crate) key: B::Matrix,
+    /// Norms of each query head and of the key, `[dim]`.
+    pub(crate) norms: [B::Buffer; 2],
+}
+
 impl<B: Backend> Loader<'_, B> {
+    /// Loads the index of layer `index`, if it selects blocks.
+    pub(super) fn block_index(
+        &mut self,
+        c: &Config,
+        index: usize,
+    ) -> Result<Option<BlockIndexWeights<B>>, ModelError> {
+        let of_blocks = c.layers[index].index.filter(|index| index.blocks.is_some());
+        let Some(TokenIndex { n_heads, dim, .. }) = of_blocks else { return Ok(None) };
+        let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
+        let [q_norm, k_norm] =
+            ["q_norm.weight", "k_norm.weight"].map(|suffix| self.vector(&name(suffix), dim));
+        Ok(Some(BlockIndexWeights {
+            queries: self.matrix(&name("q_proj.weight"), c.n_embd, n_heads * dim)?,
+            key: self.matrix(&name("k_proj.weight"), c.n_embd, dim)?,
+            norms: [q_norm?, k_norm?],
+        }))
+    }
+
     /// Loads the index of layer `index`, if it selects tokens itself.
     pub(super) fn index(&mut self, c: &Config, index: usize) -> Result<Option<IndexWeights<B>>, ModelError> {
         let spec = &c.layers[index];
