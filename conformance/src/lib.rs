@@ -63,6 +63,7 @@ list! {
     "embed": ops::embed::run,
     "project": ops::project::run,
     "gated_ffn": ops::gated_ffn::run,
+    "activate": ops::gated_ffn::activate,
     "expert_ffn": ops::moe_ffn::run,
     "expert_ffn_types": ops::moe_ffn::types,
     "project_each": ops::project_each::run,

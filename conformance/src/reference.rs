@@ -44,7 +44,7 @@ pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
         Activation::Relu => g.max(0.0),
-        Activation::NormalCdf => gate(Gate::NormalCdf, g),
+        Activation::NormalCdf => 1.0 / (1.0 + (-gelu_exponent(g)).exp()),
         Activation::Limited { limit } => (g / (1.0 + (-g).exp())).min(f64::from(limit)),
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED.map(f64::from);
@@ -113,16 +113,13 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
     x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| rotated(block, i))).collect()
 }
 
-/// Computes the factor of a gate: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, GELU over g, g, or
-/// `ln(1 + exp(g))`.
+/// Computes the factor of a gate: `1 / (1 + exp(-g))`, g times that, GELU, g, or `ln(1 + exp(g))`.
 pub fn gate(gate: Gate, g: f64) -> f64 {
     match gate {
         Gate::Sigmoid => 1.0 / (1.0 + (-g).exp()),
         Gate::Silu => g / (1.0 + (-g).exp()),
         // This form is exact for small values.
         Gate::Gelu => g / (1.0 + (-gelu_exponent(g)).exp()),
-        Gate::Relu => g.max(0.0),
-        Gate::NormalCdf => 1.0 / (1.0 + (-gelu_exponent(g)).exp()),
         Gate::Plain => g,
         Gate::Softplus => g.max(0.0) + (-g.abs()).exp().ln_1p(),
     }

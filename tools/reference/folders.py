@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from make_fixtures import build_model
 from models import SPECS
-from step import VISION, Step3p7ForCausalLM, beside_a_vision_encoder
 from safetensors.torch import load_file
+from text_models import VISION, beside_a_vision_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES, OUT = ROOT / "crates/model/tests/fixtures", ROOT / "crates/engine/tests/folders"
@@ -31,7 +31,7 @@ CONVERTED = (
     "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gemma4 granite granitehybrid smollm3 olmo2 olmo3 phi3 glm4 "
     "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 deepseek32 glmdsa glm4moelite seedoss glm4moe dots1 ernie45 "
     "exaone4 olmoe granitemoe commandr arcee graniteh nemotronh nemotronhmoe ernie45moe hunyuan "
-    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3"
+    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3"
 ).split()
 
 
@@ -93,11 +93,6 @@ def find_scattered(values: np.ndarray, views: dict[str, np.ndarray], places: dic
     return {"values": values.reshape(-1).tolist()}
 
 
-def whole(model: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model as its checkpoints have it."""
-    return beside_a_vision_encoder(model) if isinstance(model, Step3p7ForCausalLM) else model
-
-
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     for spec in SPECS:
@@ -110,7 +105,7 @@ def main() -> None:
             (rows.shape[-1], row.tobytes()): (name, i) for name, rows in views.items() for i, row in enumerate(rows)
         }
         with tempfile.TemporaryDirectory() as folder:
-            whole(build_model(spec)).save_pretrained(folder)
+            beside_a_vision_encoder(build_model(spec)).save_pretrained(folder)
             config = json.loads(Path(folder, "config.json").read_text())
             saved = load_file(Path(folder, "model.safetensors"))
         listed = []

@@ -31,8 +31,8 @@ from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, m
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
-from step import Step3p7ForCausalLM
-from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig, Step3p7TextConfig
+from text_models import OF_CONFIG
+from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
@@ -67,8 +67,8 @@ def model_of(config: PreTrainedConfig) -> torch.nn.Module:
         return MuseGlimmerForCausalLM._from_config(config)
     if isinstance(config, Mistral4Config):
         return Mistral4ForCausalLM._from_config(config)
-    if isinstance(config, Step3p7TextConfig):
-        return Step3p7ForCausalLM._from_config(config)
+    if type(config) in OF_CONFIG:
+        return OF_CONFIG[type(config)]._from_config(config)
     return AutoModelForCausalLM.from_config(config)
 
 
@@ -231,7 +231,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     elif spec.extra.get("use_double_wide_mlp"):
         writer.add_feed_forward_length([spec.ffn] * (spec.layers - n_shared) + [2 * spec.ffn] * n_shared)
     else:
-        writer.add_feed_forward_length(spec.extra.get("prefix_dense_intermediate_size", spec.ffn))
+        dense = spec.extra.get("prefix_dense_intermediate_size", spec.extra.get("dense_intermediate_size"))
+        writer.add_feed_forward_length(dense or spec.ffn)
     writer.add_head_count(heads_of_layers(spec))
     if "conv" in kinds or "mamba" in kinds or is_halved or has_kimi_delta(spec):
         attends = ("attention", "full_attention")
@@ -335,6 +336,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         "index_n_heads": writer.add_indexer_head_count,
         "index_head_dim": writer.add_indexer_key_length,
         "index_topk": writer.add_indexer_top_k,
+        "index_topk_blocks": writer.add_indexer_top_k,
     }.items():
         if spec.extra.get(name) is not None:
             add(spec.extra[name])
@@ -363,6 +365,12 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         write_latent(writer, spec)
     elif "n_routed_experts" in spec.extra:
         writer.add_expert_weights_norm(spec.extra.get("norm_topk_prob", True))
+    if "index_block_size" in spec.extra:  # MiniMax M3
+        arch = spec.family.arch_name
+        writer.add_uint32(f"{arch}.attention.indexer.block_size", spec.extra["index_block_size"])
+        writer.add_uint32(f"{arch}.attention.indexer.local_blocks", spec.extra["index_local_blocks"])
+        writer.add_expert_shared_count(1)
+        writer.add_expert_feed_forward_length(spec.ffn)
     if "num_attention_heads_per_layer" in spec.extra:  # Laguna, whose readers know which layers have windows
         writer.add_rope_dimension_count_swa(spec.head_dim)
     if "num_sliding_attention_heads" in spec.extra:
@@ -497,7 +505,7 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}.weight", weight
         elif name.endswith("mlp.expert_bias"):
             yield f"{name}.bias", weight
-        elif "experts." in name and hasattr(model.config, "swiglu_limit"):  # gpt-oss
+        elif "experts." in name and model.config.model_type == "gpt_oss":
             part, suffix = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
             rows = weight if suffix == ".bias" else weight.transpose(1, 2)
             if part.endswith("gate_up_proj"):
@@ -505,6 +513,12 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield part.replace("gate_up_proj", of) + suffix, rows[:, half::2].contiguous()
             else:
                 yield part + suffix, rows.contiguous()
+        elif name.endswith("mlp.gate_up_proj.weight") or name.endswith("shared_experts.gate_up_proj.weight"):
+            if "minimax" not in model.config.model_type:
+                yield name, weight
+                continue
+            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2)):
+                yield name.replace("gate_up_proj", part), half.contiguous()
         elif name.endswith("experts.gate_up_proj") and model.config.model_type in FUSED_EXPERTS:
             yield f"{name}.weight", weight
         elif "shared_mlp" in name:  # Granite 4
@@ -567,6 +581,9 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "self_attn.g_proj.weight": "attn_gate.weight",
         "indexer.wq_b.weight": "indexer.attn_q_b.weight",
         "indexer.wk.weight": "indexer.attn_k.weight",
+        "indexer.q_proj.weight": "indexer.q_proj.weight",
+        "indexer.k_proj.weight": "indexer.k_proj.weight",
+        "indexer.q_norm.weight": "indexer.q_norm.weight",
         "indexer.k_norm.weight": "indexer.k_norm.weight",
         "indexer.k_norm.bias": "indexer.k_norm.bias",
         "indexer.weights_proj.weight": "indexer.proj.weight",

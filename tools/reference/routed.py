@@ -1,8 +1,42 @@
 """Tiny models of 2026 with sliding windows, most of them with experts."""
 
-from spec import GRANITE, YARN, Spec
+from spec import GRANITE, SHORT, YARN, Spec
+
+# With the magnitude that files have, which follows from the lengths of contexts.
+PHI_MOE_ROPE = {
+    "rope_type": "longrope",
+    "long_factor": [1.5 + 0.25 * i for i in range(32)],
+    "short_factor": [1.0 + 0.0625 * i for i in range(32)],
+    "long_mscale": (8 / 7) ** 0.5,
+    "short_mscale": (8 / 7) ** 0.5,
+    **SHORT,
+}
 
 ROUTED_MODELS = [
+    # Within the original context: `transformers` has the frequencies of short contexts in all.
+    Spec(
+        "phimoe-h64-g2-longrope-short",
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=None,
+        ffn=40,
+        layers=4,
+        rope=PHI_MOE_ROPE,
+        rope_without=(
+            {},
+            {**PHI_MOE_ROPE, "short_factor": PHI_MOE_ROPE["long_factor"]},
+            {**PHI_MOE_ROPE, "short_mscale": 1.5},
+        ),
+        extra={
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
+        without=({"router_jitter_noise": 0.0}, {"router_jitter_noise": 0.1}),
+        less=("input_layernorm.bias", "post_attention_layernorm.bias", "self_attn.o_proj.bias"),
+    ),
     Spec(
         "exaonemoe-h64-g2-window20-dense1",
         hidden=32,

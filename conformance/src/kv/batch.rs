@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    AttendParams, Backend, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, Page, PageAllocator,
-    Result, Rope, Selected, Selection, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation,
-    TokenSpan,
+    AttendParams, Backend, BlockSelection, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, Page,
+    PageAllocator, Result, Rope, Selected, Selection, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
+    TileLocation, TokenSpan,
 };
 use kvant_codec::Side;
 use kvant_codec::tile::TILE;
@@ -169,17 +169,32 @@ impl<'a, B: Backend> Batch<'a, B> {
         device.select_tokens(selection, &entries, &q, &weights, step_tiles, selected)
     }
 
-    /// As [`Batch::attend`], over the tokens at `positions` `[rows, n_used]`. Rows that attend to
-    /// all tokens are NaN.
+    /// Selects blocks by the keys of the first KV head, as those of an index.
+    ///
+    /// # Errors
+    /// As the op.
+    pub fn select_blocks(
+        &mut self,
+        selection: BlockSelection,
+        q: &[f32],
+        selected: &mut B::Buffer,
+    ) -> Result<()> {
+        let q = self.subject.upload(q);
+        let entries = entries(&mut self.sequences);
+        self.subject.device().select_blocks(selection, &entries, &q, self.step_tiles.as_ref(), selected)
+    }
+
+    /// As [`Batch::attend`], over the tokens of blocks `[rows, n_lists, n_used]`. Rows that attend
+    /// to all tokens are NaN.
     pub fn attend_selected(
         &mut self,
         q: &[f32],
-        positions: &[f32],
-        n_used: usize,
+        numbers: &[f32],
+        [n_used, block, n_lists]: [usize; 3],
         what: &dyn Fn() -> String,
     ) -> Result<Vec<f32>> {
-        let positions = self.subject.upload(positions);
-        let selected = Selected { positions: &positions, n_used };
+        let numbers = self.subject.upload(numbers);
+        let selected = Selected { numbers: &numbers, n_used, block, n_lists };
         self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
             device.attend_selected(params, entries, q, selected, step_tiles, out)
         })

@@ -5,7 +5,7 @@ use kvant_codec::DType;
 
 use super::project::products;
 use crate::judge::{Expected, roundings};
-use crate::reference::activate;
+use crate::reference;
 use crate::skipped::product;
 use crate::weights::{Activations, Weights, gaussian};
 use crate::{DeviceUnderTest, Skipped};
@@ -110,6 +110,35 @@ fn equals_its_equation<B: Backend>(
     subject.expect(&y, &want, &what);
 }
 
+/// Compares `activate` with its equation.
+pub fn activate<B: Backend>(subject: &DeviceUnderTest<B>) {
+    let all = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::Bounded,
+        Activation::Relu,
+        Activation::NormalCdf,
+        Activation::Limited { limit: 3.0 },
+    ];
+    for (len, activation) in product(&[0, 1, 255, 257, 5000], &all) {
+        let what = || subject.case("activate", format_args!("{len} values, {activation:?}"));
+        let (values, gates) = (gaussian(13, len, 5.0), gaussian(14, len, 5.0));
+        let mut y = subject.guarded(&values);
+        let result = subject.device().activate(&mut y, len, &subject.upload(&gates), activation);
+        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+        let exact = |value: &f32| Expected { value: f64::from(*value), tolerance: 0.0 };
+        let want = |(g, u)| {
+            let of = gated(activation, exact(g), exact(u));
+            // Exponentials beyond f32 give zero.
+            Expected { tolerance: of.tolerance + f64::from(f32::MIN_POSITIVE) * 1e3, ..of }
+        };
+        subject.expect(&y, &gates.iter().zip(&values).map(want).collect::<Vec<_>>(), &what);
+    }
+    let (mut y, four) = (subject.upload(&[1.0; 5]), subject.upload(&[0.0; 4]));
+    let result = subject.device().activate(&mut y, 5, &four, Activation::Silu);
+    subject.expect_refusal("activate", "five gates of four", result);
+}
+
 /// Returns `a(g) * u` of two uncertain numbers.
 pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
     let (slope, of_z) = match activation {
@@ -138,7 +167,7 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
         }
         _ => u,
     };
-    let gate = activate(activation, g.value);
+    let gate = reference::activate(activation, g.value);
     let gate_error = slope * g.tolerance + of_z;
     let value = gate * u.value;
     let tolerance = gate_error * u.value.abs() + (gate.abs() + gate_error) * u.tolerance;

@@ -27,6 +27,8 @@ enum Law {
     Last,
     /// All experts are equal: the first ones are selected.
     Alike,
+    /// Some are near each other, as SparseMixer sees it.
+    Near,
 }
 
 /// One layer and its rows.
@@ -96,6 +98,12 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     {
         let of = Case { n_experts, n_used, rows, scores, ..USUAL };
         equals_its_equation(subject, Case { has_selection_bias, normalizes: rows > 1, ..of }, &mut skipped);
+    }
+    let laws = [Law::Any, Law::Near, Law::Alike];
+    for ((n_experts, n_used), (rows, law)) in skipped.combine(&CHOICES, &product(&[1, 17], &laws)) {
+        let scores = RouterScores::SparseMixer;
+        let case = Case { n_experts, n_used, rows, law, scores, normalizes: false, ..USUAL };
+        equals_its_equation(subject, case, &mut skipped);
     }
     let expert_groups =
         [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
@@ -250,12 +258,12 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
         (RouterScores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
         (RouterScores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
-        (RouterScores::Softmax, Some(by)) => exponential(e) / all + f64::from(by[e]),
+        (_, Some(by)) => exponential(e) / all + f64::from(by[e]),
     };
     let mut candidates: Vec<usize> = (0..logits.len()).collect();
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         let size = logits.len() / n;
-        let n_best = if routing.scores == RouterScores::Softmax { 1 } else { 2 };
+        let n_best = if routing.scores == RouterScores::Sigmoid { 2 } else { 1 };
         let of_group = |group: usize| {
             let best = best((group * size..(group + 1) * size).collect(), n_best.min(size), &selection_score);
             best.into_iter().map(selection_score).sum()
@@ -277,7 +285,26 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
             };
             best.into_iter().map(weigh).collect()
         }
+        RouterScores::SparseMixer => {
+            let weigh = |(j, &e): (usize, &usize)| {
+                let top = f64::from(logits[e]);
+                let left = (0..logits.len()).filter(|other| !best[..j].contains(other));
+                let near = left.map(|e| f64::from(logits[e])).filter(|&logit| is_near(logit, top));
+                let value = f64::from(routing.scale) / near.map(|logit| (logit - top).exp()).sum::<f64>();
+                // Of an approximate exponential, the sum, a quotient of three and the factor.
+                (e, Expected { value, tolerance: roundings(logits.len() + 14) * value })
+            };
+            best.iter().enumerate().map(weigh).collect()
+        }
     }
+}
+
+/// Returns whether SparseMixer mixes an expert with a better one, which must be clear.
+fn is_near(logit: f64, top: f64) -> bool {
+    let distance = (top - logit) / logit.abs().max(top);
+    let limit = f64::from(RouterScores::NEARNESS);
+    assert!((distance - limit).abs() > 32.0 * ROUNDING, "no clear distance between {logit} and {top}");
+    distance <= limit
 }
 
 /// Returns the `k` largest of some numbers, of equal ones the lower index. The next one must be
@@ -319,6 +346,7 @@ fn logits(case: Case) -> Vec<f32> {
             Law::Any => {}
             Law::Last => *logit += 20.0 * (i % case.n_experts) as f32 / case.n_experts as f32,
             Law::Alike => *logit = 0.75,
+            Law::Near => *logit = 2.0 + 0.01 * *logit,
         }
     }
     logits

@@ -1,6 +1,6 @@
 //! Attention to selected tokens: their selection by an index, and attention over them.
 
-use kvant_backend::{Backend, Selection};
+use kvant_backend::{Backend, BlockSelection, Selection};
 use kvant_codec::DType;
 
 use crate::judge::{ROUNDING, roundings};
@@ -14,8 +14,8 @@ use crate::{Attention, DeviceUnderTest, Skipped};
 /// blocks.
 const STEPS: [(usize, usize); 5] = [(2, 1), (40, 7), (150, 1), (170, 40), (300, 20)];
 
-/// Compares `select_tokens` with its equation, for every type of keys, for a few and many heads,
-/// and for more selected tokens than some rows have.
+/// Compares `select_tokens` and `select_blocks` with their equations, for every type of keys, for a
+/// few and many heads, and for more selected tokens or blocks than some rows have.
 pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut skipped = subject.skipped();
     if !subject.device().info().selects_tokens {
@@ -28,6 +28,17 @@ pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         let shape = Shape { sink_tiles: 1, ..Shape::shared_kv(dtype, dim, dim) };
         let tokens = [Tokens::gaussian(shape, n, 11), Tokens::gaussian(shape, n.div_ceil(2), 12)];
         selects_the_largest(subject, &tokens, rows, Selection { n_heads, n_used });
+    }
+    let usual = BlockSelection { n_heads: 2, n_used: 3, size: 16, n_local: 1 };
+    let selections = [
+        usual,
+        BlockSelection { n_heads: 4, n_used: 2, size: 7, n_local: 2 },
+        BlockSelection { n_heads: 1, n_used: 1, size: 128, n_local: 0 },
+    ];
+    for (dtype, (selection, (n, rows))) in skipped.combine(&DType::KV, &product(&selections, &STEPS)) {
+        let shape = Shape { sink_tiles: 1, ..Shape::shared_kv(dtype, 48, 48) };
+        let tokens = [Tokens::gaussian(shape, n, 18), Tokens::gaussian(shape, n.div_ceil(2), 19)];
+        selects_the_largest_blocks(subject, &tokens, rows, selection);
     }
     skipped
 }
@@ -52,7 +63,15 @@ pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     for (dtype, ((shape, (n, rows)), n_used)) in skipped.combine(&DType::KV, &cases) {
         let shape = Shape { k: dtype, v: dtype, ..shape };
         let tokens = [Tokens::gaussian(shape, n, 13), Tokens::gaussian(shape, n.div_ceil(2), 14)];
-        attends_to_the_selected(subject, &tokens, rows, n_used);
+        attends_to_the_selected(subject, &tokens, rows, [n_used, 1, 1]);
+    }
+    let shape = Shape { n_kv_heads: 2, group: 3, scaled: Scaled::All, ..shape };
+    for (dtype, ((n, rows), [n_used, block])) in
+        skipped.combine(&DType::KV, &product(&STEPS, &[[3, 16], [1, 100], [5, 7]]))
+    {
+        let shape = Shape { k: dtype, v: dtype, ..shape };
+        let tokens = [Tokens::gaussian(shape, n, 20), Tokens::gaussian(shape, n.div_ceil(2), 21)];
+        attends_to_the_selected(subject, &tokens, rows, [n_used, block, 2]);
     }
     skipped
 }
@@ -115,6 +134,63 @@ fn selects_the_largest<B: Backend>(
     }
 }
 
+fn selects_the_largest_blocks<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    tokens: &[Tokens; 2],
+    rows: usize,
+    selection: BlockSelection,
+) {
+    let (shape, BlockSelection { n_heads, n_used, size, n_local }) = (tokens[0].shape, selection);
+    let what = || {
+        let n = tokens.each_ref().map(Tokens::len);
+        subject.case("select_blocks", format_args!("{shape:?}, {n:?} tokens, {rows} rows, {selection:?}"))
+    };
+    let mut batch = stepped(subject, tokens, rows, &what);
+    let positions = batch.positions();
+    let q = gaussian(22, positions.len() * n_heads * shape.k_head_dim, 1.0);
+    let n_numbers = positions.len() * n_heads * n_used;
+    let mut selected = subject.poisoned(n_numbers);
+    let result = batch.select_blocks(selection, &q, &mut selected);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let selected = subject.results(&selected, n_numbers, &what);
+    let mut of_heads = selected.chunks_exact(n_used).zip(q.chunks_exact(shape.k_head_dim));
+    for (tokens, position) in positions {
+        for (selected, q) in of_heads.by_ref().take(n_heads) {
+            let what = || format!("{}: position {position}: {selected:?}", what());
+            if position < n_used * size {
+                assert!(selected.iter().all(|block| block.is_nan()), "{}", what());
+                continue;
+            }
+            assert!(selected.is_sorted_by(|a, b| a < b), "{}", what());
+            let scores: Vec<[f64; 2]> =
+                (0..=position).map(|t| similarity(tokens.keys[0].read_at(position, t).0, q)).collect();
+            let mut of_blocks: Vec<f64> = scores
+                .chunks(size)
+                .map(|block| block.iter().map(|[score, _]| *score).fold(f64::NEG_INFINITY, f64::max))
+                .collect();
+            let n_others = of_blocks.len() - n_local;
+            of_blocks[n_others..].fill(f64::INFINITY);
+            let mut largest = of_blocks.clone();
+            largest.sort_by(|a, b| b.total_cmp(a));
+            // A score that is off by its error may change places with the last selected one.
+            let off = 2.0 * scores.iter().fold(0.0f64, |max, [_, error]| max.max(*error));
+            for (block, score) in of_blocks.iter().enumerate() {
+                let is_selected = selected.contains(&(block as f32));
+                assert!(!is_selected || *score >= largest[n_used - 1] - off, "{}: {block} is less", what());
+                assert!(is_selected || *score <= largest[n_used - 1] + off, "{}: {block} is more", what());
+            }
+        }
+    }
+}
+
+/// Returns the product of a query and a key, and the largest error of a device.
+fn similarity(key: &Row, q: &[f32]) -> [f64; 2] {
+    let plain: Vec<f64> = key.plain.iter().map(|&k| f64::from(k)).collect();
+    let query: Vec<f64> = q.iter().map(|&q| f64::from(q)).collect();
+    let reach = norm(&key.stored) + norm(&key.centre);
+    [dot(&query, &plain), (roundings(20 + key.stored.len()) + ROUNDING) * norm(q) * reach]
+}
+
 /// Returns the score of a token, and the largest error of a device: of the rotations of the query
 /// and the key, the products and their sums.
 fn score(key: &Row, q: &[f32], weights: &[f32]) -> [f64; 2] {
@@ -134,38 +210,48 @@ fn attends_to_the_selected<B: Backend>(
     subject: &DeviceUnderTest<B>,
     tokens: &[Tokens; 2],
     rows: usize,
-    n_used: usize,
+    [n_used, block, n_lists]: [usize; 3],
 ) {
     let shape = tokens[0].shape;
     let what = || {
         let n = tokens.each_ref().map(Tokens::len);
-        subject
-            .case("attend_selected", format_args!("{shape:?}, {n:?} tokens, {rows} rows, {n_used} of them"))
+        let of_them = format_args!("{shape:?}, {n:?} tokens, {rows} rows, {n_used} blocks of {block}");
+        subject.case("attend_selected", of_them)
     };
     let mut batch = stepped(subject, tokens, rows, &what);
     let positions = batch.positions();
-    // Every few tokens, a whole number of steps before the last.
-    let tokens_of =
-        |position: usize| (0..n_used).map(move |i| position - (n_used - 1 - i) * (position / n_used));
+    // Every few blocks, a whole number of steps before the last; in another list those before them.
+    let blocks_of = |position: usize, list: usize| {
+        let (last, step) = (position / block, position / block / n_used);
+        (0..n_used).map(move |i| {
+            let shift = usize::from(step > 1 && list > 0 && i + 1 < n_used);
+            last - (n_used - 1 - i) * step - shift
+        })
+    };
+    let numbers = |position: usize, list: usize| -> Vec<f32> {
+        match position >= n_used * block {
+            true => blocks_of(position, list).map(|block| block as f32).collect(),
+            false => vec![f32::NAN; n_used],
+        }
+    };
     let selected: Vec<f32> = positions
         .iter()
-        .flat_map(|&(_, position)| {
-            let has_more = position >= n_used;
-            tokens_of(if has_more { position } else { 0 })
-                .map(move |t| if has_more { t as f32 } else { f32::NAN })
-        })
+        .flat_map(|&(_, position)| (0..n_lists).flat_map(move |list| numbers(position, list)))
         .collect();
     let q = gaussian(17, positions.len() * shape.n_heads() * shape.k_head_dim, 1.0);
-    let got = batch.attend_selected(&q, &selected, n_used, &what);
+    let got = batch.attend_selected(&q, &selected, [n_used, block, n_lists], &what);
     let got = got.unwrap_or_else(|error| panic!("{}: {error}", what()));
     let mut heads = q.chunks_exact(shape.k_head_dim).zip(got.chunks_exact(shape.v_head_dim));
     for (tokens, position) in positions {
         for (head, (q, got)) in (0..shape.n_heads()).zip(&mut heads) {
-            if position < n_used {
+            if position < n_used * block {
                 assert!(got.iter().all(|value| value.is_nan()), "{}: position {position}", what());
                 continue;
             }
-            let answer = Answer::new(tokens, tokens_of(position), position, head, q, Attention::Floats);
+            let list = if n_lists > 1 { head / shape.group } else { 0 };
+            let attended = blocks_of(position, list)
+                .flat_map(|number| number * block..(number * block + block).min(position + 1));
+            let answer = Answer::new(tokens, attended, position, head, q, Attention::Floats);
             if let Some(fault) = answer.fault(got) {
                 panic!("{}: position {position}, head {head}: {fault}", what());
             }
@@ -178,4 +264,7 @@ fn selection_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let selection = Selection { n_heads: 1, n_used: 1 };
     let result = subject.device().select_tokens(selection, &[], &x, &x, None, &mut selected);
     subject.expect_refusal("select_tokens", "any selection", result);
+    let selection = BlockSelection { n_heads: 1, n_used: 1, size: 1, n_local: 0 };
+    let result = subject.device().select_blocks(selection, &[], &x, None, &mut selected);
+    subject.expect_refusal("select_blocks", "any selection", result);
 }

@@ -11,7 +11,7 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append};
 use crate::{
     Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams, Streams,
+    Norm, Rope, RopeParams, RouterScores, Streams,
 };
 
 /// Checks [`Backend::write`].
@@ -133,6 +133,12 @@ pub(crate) fn check_expert_ffn<B: Backend>(
     }
     BackendError::check_at_least(OP, "experts per token", 1, routing.n_used)?;
     BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
+    let is_plain = !routing.normalizes && routing.expert_groups.is_none() && selection_bias.is_none();
+    if routing.scores == RouterScores::SparseMixer && !is_plain {
+        let (requested, has) =
+            ("normalized or biased weights of SparseMixer".to_owned(), "its own".to_owned());
+        return Err(BackendError::Unsupported { op: OP, requested, has });
+    }
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         BackendError::check_at_least(OP, "expert groups per token", 1, n_used)?;
         BackendError::check_at_least(OP, "expert groups", n_used, n)?;

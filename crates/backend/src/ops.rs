@@ -14,12 +14,14 @@ use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
     Result, Router, WeightSource,
 };
-use crate::kv::{batch_rows, check_append, check_attend, check_attend_selected, check_select};
+use crate::kv::{
+    batch_rows, check_append, check_attend, check_attend_selected, check_select, check_select_blocks,
+};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
-    Activation, AttendParams, BackendError, BidirectionalParams, Candidate, Columns, Gate, Heads,
-    InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry,
-    StateHeads, StateInputs, Streams, Xielu,
+    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
+    Heads, InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection, ShortConv,
+    StateBatchEntry, StateHeads, StateInputs, Streams, Xielu,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -236,6 +238,12 @@ ops! {
         y: &mut Self::Buffer,
     ) -> Result<()>
         where check_gated_ffn(&input, gate, up, y);
+
+    /// Computes `y = a(g) y` for the first `len` values of `y` and of `gates`, `a` the activation:
+    /// [`Backend::gated_ffn`] of products that were computed before.
+    fn activate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, activation: Activation)
+        -> Result<()>
+        where check_gate("activate", y, len, gates);
 
     /// Computes `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows`
     /// rows of `x` `[rows, n]`, `n = norm(x)` (when `norm` is given) and a the activation of
@@ -469,9 +477,34 @@ ops! {
         Err(no_selection("select_tokens"))
     };
 
-    /// As [`Backend::attend`] without sinks, for the rows with more tokens than `n_used`, over
-    /// their [selected](Backend::select_tokens) tokens `selected` `[rows, n_used]` alone. Leaves
-    /// the other rows of `out` unchanged.
+    /// Selects the blocks of tokens that the KV heads of each row attend to, by the keys of an
+    /// index as [`Backend::select_tokens`] (MiniMax Sparse Attention). For each head h of the
+    /// index, a row r at position P with more blocks than `n_used` selects `n_used`: the last
+    /// `n_local` of the blocks up to that of P, and the others b of the largest
+    ///
+    /// ```text
+    /// I_b = max_t q[r, h] · k_t          t = b size .. min((b + 1) size, P + 1)
+    /// ```
+    ///
+    /// the older of equal ones, into `selected` `[rows, n_heads, n_used]`: their numbers,
+    /// ascending. It leaves other rows unchanged. `q` is `[rows, n_heads * head_dim]` after RoPE. A
+    /// device without [token selection](DeviceInfo::selects_tokens) returns an error.
+    fn select_blocks(
+        &self,
+        selection: BlockSelection,
+        parts: &[KvBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        step_tiles: Option<&Self::Page>,
+        selected: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_select_blocks(selection, parts, [q, selected], step_tiles) => {
+        _ = (selection, parts, q, step_tiles, selected);
+        Err(no_selection("select_blocks"))
+    };
+
+    /// As [`Backend::attend`] without sinks, for the rows with more blocks than `n_used`, over the
+    /// tokens of their [selected](Backend::select_tokens) blocks alone. Leaves the other rows of
+    /// `out` unchanged.
     fn attend_selected(
         &self,
         params: &AttendParams,
@@ -546,7 +579,7 @@ ops! {
 
     /// Multiplies the first `len` values of `y` by `gate` of as many of `gates`.
     fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>
-        where check_gate(y, len, gates);
+        where check_gate("gate", y, len, gates);
 
     /// Starts timing every kernel launch, which slows them, or stops and forgets the times. Returns
     /// whether the device times kernels.

@@ -124,11 +124,24 @@ pub enum RouterScores {
     /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
     /// by the sum plus [`RouterScores::SUM_EPSILON`].
     Sigmoid,
+    /// SparseMixer (arXiv 2409.12136) as trained models use it: `p = 1 / Σ exp(l' - l)` over the
+    /// experts that are not selected before and [near](RouterScores::NEARNESS): with
+    /// `(l - l') / max(|l'|, l)` at most that. No normalization, selection bias or groups.
+    SparseMixer,
 }
 
 impl RouterScores {
     /// Prevents division by zero where all scores are 0.
     pub const SUM_EPSILON: f32 = 1e-20;
+    /// The relative distance of logits up to which [`RouterScores::SparseMixer`] mixes experts.
+    pub const NEARNESS: f32 = 0.02;
+
+    /// Returns whether a logit is near the `best` one of those left.
+    pub fn is_near(logit: f32, best: f32) -> bool {
+        let distance = (best - logit) / logit.abs().max(best);
+        // A quotient of zeros counts as near.
+        distance <= Self::NEARNESS || distance.is_nan()
+    }
 }
 
 /// How an index selects the tokens that a row attends to, see
@@ -141,13 +154,32 @@ pub struct Selection {
     pub n_used: usize,
 }
 
+/// How an index selects the blocks of tokens that a row attends to, see
+/// [`Backend::select_blocks`](crate::Backend::select_blocks).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockSelection {
+    /// Query heads of the index, each of which selects for a KV head.
+    pub n_heads: usize,
+    /// Blocks that a row attends to.
+    pub n_used: usize,
+    /// Tokens of a block.
+    pub size: usize,
+    /// The last blocks, which each row attends to.
+    pub n_local: usize,
+}
+
 /// The tokens that rows attend to.
 #[derive(Debug)]
 pub struct Selected<'a, Buffer> {
-    /// Their positions, ascending, `[rows, n_used]`. Exact, as positions are below 2^24.
-    pub positions: &'a Buffer,
-    /// Tokens that a row attends to. Rows with no more tokens have no positions.
+    /// The numbers of their blocks, ascending, `[rows, n_lists, n_used]`: positions, in blocks of
+    /// one token. Exact, as positions are below 2^24.
+    pub numbers: &'a Buffer,
+    /// Blocks that a row attends to. Rows with no more blocks have no numbers.
     pub n_used: usize,
+    /// Tokens of a block.
+    pub block: usize,
+    /// One for all KV heads, or one for each.
+    pub n_lists: usize,
 }
 
 impl<Buffer> Clone for Selected<'_, Buffer> {

@@ -176,11 +176,6 @@ pub enum Gate {
     Silu,
     /// GELU, as [`Activation::Gelu`](crate::Activation::Gelu).
     Gelu,
-    /// ReLU, as [`Activation::Relu`](crate::Activation::Relu).
-    Relu,
-    /// The distribution function in GELU, as
-    /// [`Activation::NormalCdf`](crate::Activation::NormalCdf).
-    NormalCdf,
     /// g itself.
     Plain,
     /// Softplus, `ln(1 + exp(g))`.
@@ -261,14 +256,14 @@ pub(crate) fn check_recur<P: Page, B: Buffer>(
     Ok(())
 }
 
-/// Checks [`Backend::gate`](crate::Backend::gate).
+/// Checks [`Backend::gate`](crate::Backend::gate) and
+/// [`Backend::activate`](crate::Backend::activate).
 ///
 /// # Errors
 /// As [`check_short_conv`].
-pub(crate) fn check_gate<B: Buffer>(y: &B, len: usize, gates: &B) -> Result<()> {
-    const OP: &str = "gate";
-    BackendError::check_at_least(OP, "length of the values", len, y.n_values())?;
-    BackendError::check_at_least(OP, "length of the gates", len, gates.n_values())
+pub(crate) fn check_gate<B: Buffer>(op: &'static str, y: &B, len: usize, gates: &B) -> Result<()> {
+    BackendError::check_at_least(op, "length of the values", len, y.n_values())?;
+    BackendError::check_at_least(op, "length of the gates", len, gates.n_values())
 }
 
 fn check_state<P: Page>(op: &'static str, part: &StateBatchEntry<'_, P>, n_values: usize) -> Result<()> {

@@ -85,6 +85,7 @@ tests! {
     embed: 80,
     project: 80,
     gated_ffn: 90,
+    activate: 80,
     expert_ffn: 80,
     expert_ffn_types: 90,
     project_each: 80,

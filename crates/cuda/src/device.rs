@@ -571,6 +571,16 @@ impl Kernels for CudaDevice {
         Ok(gate::gate_values(&self.cx, gate, gates.ptr(), y.ptr(), len)?)
     }
 
+    fn activate(
+        &self,
+        y: &mut CudaBuffer,
+        len: usize,
+        gates: &CudaBuffer,
+        activation: Activation,
+    ) -> Result<()> {
+        Ok(gate::gate(&self.cx, activation, gates.ptr(), y.ptr(), len)?)
+    }
+
     fn attend(
         &self,
         params: &AttendParams,

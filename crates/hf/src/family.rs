@@ -12,8 +12,8 @@ use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
     GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE,
 };
-use layer_norms::{JAIS2, NEMOTRON4, PHI2, STABLELM, STARCODER2};
-use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MISTRAL4, STEP35};
+use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
+use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -113,6 +113,8 @@ pub(crate) enum Layers {
     Selecting,
     /// The same in some layers; the others are Kimi's delta rules.
     Kimi,
+    /// All layers are attention, some of them over selected blocks of tokens.
+    SelectingBlocks,
     /// Some layers are short convolutions.
     Convolving,
     /// Some layers are gated delta rules; attention layers have a gate beside each query.
@@ -485,6 +487,9 @@ static FAMILIES: &[Family] = &[
     },
     STARCODER2,
     PHI2,
+    PHI_MOE,
+    // The name before transformers had it.
+    Family { class: "PhiMoEForCausalLM", ..PHI_MOE },
     STABLELM,
     NEMOTRON4,
     JAIS2,
@@ -494,6 +499,10 @@ static FAMILIES: &[Family] = &[
     AFMOE,
     MELLUM,
     HY_V3,
+    MINIMAX_M3,
+    // The names in some configurations.
+    Family { class: "MiniMaxM3VLForConditionalGeneration", ..MINIMAX_M3 },
+    Family { class: "MiniMaxM3SparseForCausalLM", is_multimodal: false, ..MINIMAX_M3 },
     LAGUNA,
     STEP35,
     Family { class: "Step3p7ForConditionalGeneration", is_multimodal: true, ..STEP35 },

@@ -49,42 +49,48 @@ pub(crate) fn add_usual_keys(all: &mut Map<String, Value>) {
         }
     }
     let kinds = all.get(KINDS).and_then(Value::as_array).cloned().unwrap_or_default();
-    let is_windowed = |kind: &Value| kind == "sliding_attention";
-    let others = all.get("attention_other_setting").and_then(|of| of.get("num_attention_heads"));
+    add(all, HEADS, heads_of(all, &kinds));
+    add(all, "mlp_layer_types", experts_of(all, n));
+    let [full, windowed] = ["full_attention", "sliding_attention"].map(|kind| rope_of(all, &kinds, kind));
+    add(all, ROPE, json!({"full_attention": full, "sliding_attention": windowed}));
+    // Lists are in these objects now.
+    ["rope_theta", "rope_scaling"].iter().for_each(|key| _ = all.remove(*key));
+}
+
+/// Returns the number of query heads of each layer: those with windows may have another.
+fn heads_of(all: &Map<String, Value>, kinds: &[Value]) -> Value {
     let usual = all.get("num_attention_heads").cloned().unwrap_or_default();
+    let others = all.get("attention_other_setting").and_then(|of| of.get("num_attention_heads"));
     let windowed = all.get("num_sliding_attention_heads").filter(|n| !n.is_null()).or(others);
-    let windowed = windowed.unwrap_or(&usual).clone();
-    let heads: Vec<_> =
-        kinds.iter().map(|kind| if is_windowed(kind) { &windowed } else { &usual }).cloned().collect();
-    add(all, HEADS, heads.into());
+    let windowed = windowed.unwrap_or(&usual);
+    kinds.iter().map(|kind| if kind == "sliding_attention" { windowed } else { &usual }).cloned().collect()
+}
+
+/// Returns which of `n` layers have experts: those that are listed, or all from the fourth on.
+fn experts_of(all: &Map<String, Value>, n: u64) -> Value {
     let sparse: Vec<u64> = match all.get("moe_layers_enum") {
         Some(Value::String(list)) => list.split(',').filter_map(|n| n.trim().parse().ok()).collect(),
         Some(Value::Array(list)) => list.iter().filter_map(Value::as_u64).collect(),
         _ => (3..n).collect(),
     };
-    let widths = (0..n).map(|layer| if sparse.contains(&layer) { "sparse" } else { "dense" });
-    add(all, "mlp_layer_types", widths.collect::<Vec<_>>().into());
-    let ropes = ["full_attention", "sliding_attention"].map(|kind| {
-        let layer = kinds.iter().position(|of| of == kind);
-        let of_layer = |key: &str| match all.get(key) {
-            Some(Value::Array(list)) => layer.and_then(|layer| list.get(layer)).cloned(),
-            other => other.cloned(),
+    (0..n).map(|layer| if sparse.contains(&layer) { "sparse" } else { "dense" }).collect()
+}
+
+/// Returns the RoPE of layers of this kind, from lists with an entry for each layer.
+fn rope_of(all: &Map<String, Value>, kinds: &[Value], kind: &str) -> Map<String, Value> {
+    let layer = kinds.iter().position(|of| of == kind);
+    let mut rope = Map::new();
+    for (theirs, key) in [("rope_theta", "rope_theta"), ("partial_rotary_factors", FRACTION)] {
+        let value = match all.get(theirs) {
+            Some(Value::Array(list)) => layer.and_then(|layer| list.get(layer)),
+            other => other,
         };
-        let mut rope = Map::new();
-        for (key, value) in
-            [("rope_theta", of_layer("rope_theta")), (FRACTION, of_layer("partial_rotary_factors"))]
-        {
-            rope.extend(value.map(|value| (key.to_owned(), value)));
-        }
-        if let (Some(Value::Object(scaling)), "full_attention") = (all.get("rope_scaling"), kind) {
-            rope.extend(scaling.clone());
-        }
-        (kind, rope)
-    });
-    let [full, windowed] = ropes.map(|(_, rope)| Value::Object(rope));
-    add(all, ROPE, json!({"full_attention": full, "sliding_attention": windowed}));
-    // Lists are in these objects now.
-    ["rope_theta", "rope_scaling"].iter().for_each(|key| _ = all.remove(*key));
+        rope.extend(value.map(|value| (key.to_owned(), value.clone())));
+    }
+    if let (Some(Value::Object(scaling)), "full_attention") = (all.get("rope_scaling"), kind) {
+        rope.extend(scaling.clone());
+    }
+    rope
 }
 
 /// Adds a value, unless the configuration has one.

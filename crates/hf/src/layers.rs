@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::Value as JsonValue;
 
+use crate::block_index;
 use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
@@ -286,6 +287,7 @@ pub(crate) fn write(
     match sizes.delta {
         Some(delta) => write_delta(keys, config, family, delta, sizes),
         None if family.layers == Layers::Streams => streams::write(keys, config, sizes),
+        None if family.layers == Layers::SelectingBlocks => block_index::write(keys, config),
         None => Ok(()),
     }
 }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod block_index;
 mod draft_head;
 mod encoder;
 mod error;
@@ -81,6 +82,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let config = config.with_defaults(family.defaults);
     let config = match family.layers {
         Layers::HeadsByLayer { halves_full: true } => config.with(heads_by_layer::add_usual_keys),
+        Layers::SelectingBlocks => config.with(block_index::add_usual_keys),
         _ => config,
     };
     let config = config.object()?;

@@ -62,7 +62,7 @@ pub(crate) fn write(
             keys.set("rope.scaling.factor", rope.float("factor")? as f32)?;
         }
         "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
-        "longrope" | "su" => return write_longrope(&mut keys, config, rope, sizes),
+        "longrope" | "su" => return write_longrope(&mut keys, config, rope, family, sizes),
         "llama3" => {
             let mut all = divisors(rope, theta, sizes.n_rot)?;
             // GGUF has one list for all layers, and readers use its start.
@@ -111,6 +111,7 @@ fn write_longrope(
     keys: &mut Keys<'_>,
     config: Object<'_>,
     rope: Object<'_>,
+    family: &Family,
     sizes: &Sizes,
 ) -> Result<Vec<Divisors>, HfError> {
     const ORIGINAL: &str = "original_max_position_embeddings";
@@ -124,12 +125,28 @@ fn write_longrope(
     let usual = if factor > 1.0 { (1.0 + factor.ln() / f64::from(original).ln()).sqrt() } else { 1.0 };
     keys.set("rope.scaling.type", "longrope")?;
     keys.set("rope.scaling.original_context_length", original)?;
-    keys.set("rope.scaling.attn_factor", rope.find_float("attention_factor")?.unwrap_or(usual) as f32)?;
+    let given = match family.arch {
+        "phimoe" => read_magnitudes(rope)?,
+        _ => rope.find_float("attention_factor")?,
+    };
+    keys.set("rope.scaling.attn_factor", given.unwrap_or(usual) as f32)?;
     let list = |key, name| Ok::<_, HfError>((name, list_of_divisors(rope, key, sizes.n_rot / 2)?));
     Ok(vec![
         list("long_factor", "rope_factors_long.weight")?,
         list("short_factor", "rope_factors_short.weight")?,
     ])
+}
+
+/// Reads the magnitude of Phi-3.5-MoE's RoPE, of which GGUF has one for contexts of any length.
+fn read_magnitudes(rope: Object<'_>) -> Result<Option<f64>, HfError> {
+    let (long, short) = (rope.find_float("long_mscale")?, rope.find_float("short_mscale")?);
+    match long == short {
+        true => Ok(long),
+        false => {
+            let shown = |x: Option<f64>| x.map_or_else(|| "nothing".to_owned(), |x| x.to_string());
+            Err(rope.bad("long_mscale", format!("{}, as short_mscale", shown(short)), shown(long)))
+        }
+    }
 }
 
 fn list_of_divisors(rope: Object<'_>, key: &str, n: usize) -> Result<Vec<f32>, HfError> {

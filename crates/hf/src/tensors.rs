@@ -92,6 +92,9 @@ const SELECTING_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "indexer.attn_k.wei
 const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", "ssm_a"];
 /// The family whose states decay by bounded exponents.
 const LING3: &str = "bailingmoe3";
+/// The same if some layers select blocks of tokens.
+const SELECTING_BLOCKS_MARKERS: [&str; 3] =
+    ["ffn_gate_inp.weight", "indexer.k_proj.weight", "ssm_out.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -192,6 +195,7 @@ fn is_encoder_tensor(name: &str) -> bool {
         "vision_tower.",
         "vision_model.",
         "vit_large_projector.",
+        "patch_merge_mlp.",
         "multi_modal_projector.",
         "visual.",
         "audio_tower.",
@@ -301,6 +305,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         Layers::Halved => SUBLAYER_MARKERS,
         Layers::Selecting => SELECTING_MARKERS,
         Layers::Kimi => KIMI_MARKERS,
+        Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));

@@ -18,7 +18,7 @@ mod xielu;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use heads::OutputGate;
-pub use index::TokenIndex;
+pub use index::{TokenBlocks, TokenIndex};
 pub use mla::Latent;
 pub use recurrence::{RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
@@ -182,6 +182,12 @@ impl LayerSpec {
         self.heads.n_heads * self.heads.v_head_dim
     }
 
+    /// Returns whether the experts' input is stored: attention shares its own with them, or no
+    /// product takes a LayerNorm.
+    pub(crate) fn stores_norm(&self) -> bool {
+        self.norms.shared || self.norms.kind == NormKind::Layer
+    }
+
     /// Returns the gates of the attention output of a token.
     pub fn n_gates(&self) -> usize {
         match self.gate {
@@ -238,7 +244,7 @@ impl Config {
             }
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
-        let indexes = index::read(&keys, family, latent, n_layers)?;
+        let indexes = index::read(&keys, family, latent, &heads)?;
         for (heads, index) in heads.iter_mut().zip(&indexes) {
             heads.index = index.filter(|index| index.selects).map(|index| index.dim);
         }
@@ -256,7 +262,7 @@ impl Config {
         let norms = read_norms(&keys, family);
         let values_of_keys = heads::are_values_of_keys(&keys, family, &windows);
         let uses_rope = keys.flag_or("rope.scaling.finetuned", true)?;
-        let rope_pattern = read_rope_pattern(&keys, family, n_layers)?;
+        let rope_pattern = ropes::read_pattern(&keys, family, n_layers)?;
         let xielu = xielu::read(&keys, family, n_layers)?;
         let sparsity = streams::read_sparsity(&keys, family, n_layers)?;
         let layer = |index: usize| {
@@ -306,8 +312,9 @@ impl Config {
             }
         };
         let norm_eps = keys.float(match norms.kind {
-            NormKind::Rms => RMS_EPS,
-            NormKind::Layer => "attention.layer_norm_epsilon",
+            // Files of Phi-3.5-MoE have that name beside LayerNorms.
+            NormKind::Layer if keys.has(LAYER_EPS) || !keys.has(RMS_EPS) => LAYER_EPS,
+            _ => RMS_EPS,
         })?;
         let mut config = Self {
             family,
@@ -488,21 +495,8 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
     Ok((n - n_mtp, n_mtp))
 }
 
-/// Reads which layers have RoPE, for families whose files may have a pattern: all without one.
-fn read_rope_pattern(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<bool>, ModelError> {
-    const PATTERN: &str = "attention.rope_pattern";
-    let pattern = match family.no_rope {
-        NoRope::FromPattern => keys.gguf.meta().find::<Vec<u32>>(&keys.key(PATTERN))?,
-        _ => None,
-    };
-    let Some(pattern) = pattern else { return Ok(vec![true; n_layers]) };
-    if pattern.len() < n_layers {
-        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), pattern.len()));
-    }
-    Ok(pattern.into_iter().map(|has_rope| has_rope != 0).collect())
-}
-
 const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+const LAYER_EPS: &str = "attention.layer_norm_epsilon";
 /// Families whose files have RMSNorms if they have the epsilon of these, else LayerNorms.
 const EITHER_NORM: [&str; 1] = ["cohere2moe"];
 

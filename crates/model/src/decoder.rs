@@ -369,6 +369,7 @@ impl<B: Backend> Decoder<B> {
         kv: usize,
         weights: &Attention<B>,
     ) -> Result<(), ModelError> {
+        self.select_blocks(step, index, kv, weights.index.as_ref())?;
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
@@ -458,11 +459,15 @@ impl<B: Backend> Decoder<B> {
                 backend.rope(&mut act.q, rows, q_heads, q_norm, rope, q_angles)?;
             }
         }
-        let entries = &mut kv_entries(step.parts, kv, first_offset);
-        let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
-        match self.drafts_blocks() {
-            true => self.attend_block(backend, &params, entries, &act.q, &mut act.attended)?,
-            false => backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?,
+        if let Some(of) = spec.index {
+            self.attend_to_selected(step, index, kv, of)?;
+        } else {
+            let entries = &mut kv_entries(step.parts, kv, first_offset);
+            let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
+            match self.drafts_blocks() {
+                true => self.attend_block(backend, &params, entries, &act.q, &mut act.attended)?,
+                false => backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?,
+            }
         }
         if let Some(guard) = self.guard().filter(|_| weights.kv.is_some()) {
             guarded::follow_rows(guard, step, kv, spec)?;

@@ -191,6 +191,8 @@ pub(crate) struct IndexRule {
     pub pairing: Pairing,
     /// Whether layers may attend to the selection of the layer before.
     pub may_share: bool,
+    /// Whether it selects blocks of tokens, for each KV head by itself (MiniMax Sparse Attention).
+    pub of_blocks: bool,
 }
 
 /// Layers with attention sinks.

@@ -20,7 +20,9 @@ mod rope;
 mod statistics;
 mod weights;
 
-pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, RecurrentMixer, TokenIndex};
+pub use config::{
+    Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, RecurrentMixer, TokenBlocks, TokenIndex,
+};
 pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
 pub use draft_head::{DraftHeadConfig, Drafting};
 pub use embedding_inputs::{EmbeddingInput, EmbeddingRows, SoftTokens};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, Backend, Experts as _, Matrix as _, SharedBytes, WeightSource, limits};
+use kvant_backend::{Backend, Experts as _, Matrix as _, SharedBytes, WeightSource, limits};
 use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
@@ -25,7 +25,7 @@ mod streams;
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
 pub(crate) use experts::{Beside, Experts};
-pub(crate) use index::IndexWeights;
+pub(crate) use index::{BlockIndexWeights, IndexWeights};
 pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
@@ -276,7 +276,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads the dense feed-forward layer of layer `index`, or its shared expert.
     fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
-        let LayerSpec { n_ff, experts, gates_itself, activation, norms, .. } = c.layers[index];
+        let LayerSpec { n_ff, experts, gates_itself, norms, .. } = c.layers[index];
         if n_ff == 0 {
             return Ok(None);
         }
@@ -297,15 +297,11 @@ impl<'a, B: Backend> Loader<'a, B> {
                 (Some(gate), up, low_rank)
             }
         };
-        if of_both.is_some() && !can_be_apart(activation) {
-            let what = format!("adapters of the feed-forward layers of '{}'", c.family.name);
-            return Err(ModelError::Unsupported { what });
-        }
         let down = RowsOf::all(format!("blk.{index}.{down}"), c.n_embd);
         let ([down], of_down) = self.group(n_ff, [down])?;
         let [mut of_gate, mut of_up, bias] = self.feed_forward_biases(c, index, names)?;
         // Experts have no biases that a norm's could become part of: it is refused as unused.
-        if experts.is_none() && can_be_apart(activation) {
+        if experts.is_none() {
             let before = if norms.shared { "attn_norm.weight" } else { norms.before_ffn };
             let norm = format!("blk.{index}.{before}");
             let norm_bias = self.norm_bias(norms.kind, &norm, c.n_embd, of_both.as_mut())?;
@@ -325,13 +321,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         index: usize,
         names: [&str; 3],
     ) -> Result<[Option<B::Buffer>; 3], ModelError> {
-        let LayerSpec { n_ff, activation, .. } = c.layers[index];
+        let n_ff = c.layers[index].n_ff;
         let [gate, up, down] = names.map(|name| name.replace(".weight", ".bias"));
         let [gate, up] = self.biases(&up, [(&gate, n_ff), (&up, n_ff)], index)?;
-        if !can_be_apart(activation) && (gate.is_some() || up.is_some()) {
-            let what = format!("biases of the feed-forward layer of '{}'", c.family.name);
-            return Err(ModelError::Unsupported { what });
-        }
         let down = self.optional_vector(&format!("blk.{index}.{down}"), c.n_embd)?;
         Ok([gate, up, down])
     }
@@ -511,11 +503,6 @@ impl<'a, B: Backend> Loader<'a, B> {
             None => Ok(()),
         }
     }
-}
-
-/// Returns whether the gate op supports the activation on separately computed products.
-fn can_be_apart(activation: Activation) -> bool {
-    !matches!(activation, Activation::Bounded | Activation::Limited { .. })
 }
 
 /// Returns some bytes of a tensor that keep their file alive, so that a device can read a mapped

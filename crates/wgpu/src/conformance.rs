@@ -200,6 +200,7 @@ tests! {
     embed,
     project,
     gated_ffn,
+    activate,
     expert_ffn,
     expert_ffn_types,
     project_each,

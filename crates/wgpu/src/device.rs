@@ -513,6 +513,16 @@ impl Kernels for WgpuDevice {
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {
         Ok(elementwise::gate(&self.gpu, gate, &gates.buffer, &y.buffer, len)?)
     }
+
+    fn activate(
+        &self,
+        y: &mut WgpuBuffer,
+        len: usize,
+        gates: &WgpuBuffer,
+        activation: Activation,
+    ) -> Result<()> {
+        Ok(elementwise::activate(&self.gpu, activation, &gates.buffer, &y.buffer, len)?)
+    }
 }
 
 /// The whole of a matrix.

@@ -4,7 +4,7 @@ use kvant_codec::tile::TILE;
 
 use super::{ChannelScaleLayout, KvBatchEntry, KvTensor};
 use crate::device::{Buffer, Page, Result};
-use crate::{AttendParams, BackendError, Selected, Selection};
+use crate::{AttendParams, BackendError, BlockSelection, Selected, Selection};
 
 /// Returns the rows that a batch reaches into its buffers.
 pub fn batch_rows<P: Page>(parts: &[KvBatchEntry<'_, P>]) -> usize {
@@ -92,16 +92,47 @@ pub(crate) fn check_select<P: Page, B: Buffer>(
     const OP: &str = "select_tokens";
     BackendError::check_at_least(OP, "tokens that a row attends to", 1, n_used)?;
     for part in parts {
-        BackendError::check_equal(OP, "key tensors of an index", 1, part.layer.k.len())?;
-        let dim = part.layer.k[0].spec.head_dim;
         let rows = part.rows.range().end;
-        BackendError::check_at_least(OP, "queries", rows * n_heads * dim, q.n_values())?;
         BackendError::check_at_least(OP, "weights", rows * n_heads, weights.n_values())?;
+        check_index(OP, part, n_heads, q, step_tiles)?;
         check_positions(OP, part, n_used, selected)?;
-        check_blocks(OP, part)?;
-        check_step_tiles(OP, part, step_tiles.map_or(0, Page::n_bytes))?;
     }
     Ok(())
+}
+
+/// Checks [`Backend::select_blocks`](crate::Backend::select_blocks).
+///
+/// # Errors
+/// As [`check_append`].
+pub(crate) fn check_select_blocks<P: Page, B: Buffer>(
+    BlockSelection { n_heads, n_used, size, n_local }: BlockSelection,
+    parts: &[KvBatchEntry<'_, P>],
+    [q, selected]: [&B; 2],
+    step_tiles: Option<&P>,
+) -> Result<()> {
+    const OP: &str = "select_blocks";
+    BackendError::check_at_least(OP, "blocks that a row attends to", n_local.max(1), n_used)?;
+    BackendError::check_at_least(OP, "tokens of a block", 1, size)?;
+    for part in parts {
+        check_index(OP, part, n_heads, q, step_tiles)?;
+        check_positions(OP, part, n_heads * n_used, selected)?;
+    }
+    Ok(())
+}
+
+/// Checks the keys of an index, and its queries.
+fn check_index<P: Page, B: Buffer>(
+    op: &'static str,
+    part: &KvBatchEntry<'_, P>,
+    n_heads: usize,
+    q: &B,
+    step_tiles: Option<&P>,
+) -> Result<()> {
+    BackendError::check_equal(op, "key tensors of an index", 1, part.layer.k.len())?;
+    let (rows, dim) = (part.rows.range().end, part.layer.k[0].spec.head_dim);
+    BackendError::check_at_least(op, "queries", rows * n_heads * dim, q.n_values())?;
+    check_blocks(op, part)?;
+    check_step_tiles(op, part, step_tiles.map_or(0, Page::n_bytes))
 }
 
 /// Checks [`Backend::attend_selected`](crate::Backend::attend_selected).
@@ -112,14 +143,20 @@ pub(crate) fn check_attend_selected<P: Page, B: Buffer>(
     p: &AttendParams,
     parts: &[KvBatchEntry<'_, P>],
     q_out: [&B; 2],
-    Selected { positions, n_used }: Selected<'_, B>,
+    Selected { numbers, n_used, block, n_lists }: Selected<'_, B>,
     step_tiles: Option<&P>,
 ) -> Result<()> {
+    const OP: &str = "attend_selected";
     check_attend(p, parts, q_out, None, step_tiles)?;
-    parts.iter().try_for_each(|part| check_positions("attend_selected", part, n_used, positions))
+    BackendError::check_at_least(OP, "tokens of a block", 1, block)?;
+    if n_lists != 1 {
+        BackendError::check_equal(OP, "lists of a row", p.n_kv_heads, n_lists)?;
+    }
+    parts.iter().try_for_each(|part| check_positions(OP, part, n_lists * n_used, numbers))
 }
 
-/// Checks that a buffer has the positions of the selected tokens, and that they are exact.
+/// Checks that a buffer has `n_used` positions or numbers of blocks of each row, and that they are
+/// exact.
 fn check_positions<P: Page, B: Buffer>(
     op: &'static str,
     part: &KvBatchEntry<'_, P>,

@@ -6,10 +6,10 @@ pub(crate) mod tuning;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, BackendError, BidirectionalParams, Candidate, Columns, DeviceInfo,
-    ExpertWeights, Experts, Gate, Heads, Input, InputSquares, KernelChoice, Kernels, KvBatchEntry, Matrix,
-    Norm, Output, Page, Result, RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry,
-    StateHeads, StateInputs, Streams, WeightSource, Xielu, limits,
+    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
+    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, InputSquares, KernelChoice, Kernels,
+    KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router, Selected, Selection, ShortConv,
+    StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource, Xielu, limits,
 };
 use kvant_codec::DType;
 
@@ -17,8 +17,8 @@ use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
-use crate::ops::attend::select::{self, SelectArgs};
-use crate::ops::attend::selected::{self, Positions};
+use crate::ops::attend::select::{self, SelectArgs, SelectBlocksArgs};
+use crate::ops::attend::selected::{self, Blocks};
 use crate::ops::attend::{self, AttendArgs, Stage};
 use crate::ops::attend_bidirectional::{self, Bias, Window};
 use crate::ops::columns::copy_columns;
@@ -499,19 +499,33 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
+    fn select_blocks(
+        &self,
+        selection: BlockSelection,
+        parts: &[KvBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        step_tiles: Option<&CpuPage>,
+        selected: &mut CpuBuffer,
+    ) -> Result<()> {
+        let scratch = &mut self.select.lock().unwrap_or_else(PoisonError::into_inner);
+        let args = SelectBlocksArgs { selection, parts, q: q.as_slice(), step_tiles };
+        select::select_blocks(self.context(scratch), args, selected.as_mut_slice());
+        Ok(())
+    }
+
     fn attend_selected(
         &self,
         params: &AttendParams,
         parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
-        Selected { positions, n_used }: Selected<'_, CpuBuffer>,
+        Selected { numbers, n_used, block, n_lists }: Selected<'_, CpuBuffer>,
         step_tiles: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
         let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks: None, step_tiles };
-        let positions = Positions { of_rows: positions.as_slice(), n_used };
-        selected::attend_selected(self.context(scratch), args, positions, out.as_mut_slice());
+        let blocks = Blocks { of_rows: numbers.as_slice(), n_used, size: block, n_lists };
+        selected::attend_selected(self.context(scratch), args, blocks, out.as_mut_slice());
         Ok(())
     }
 
@@ -550,6 +564,18 @@ impl Kernels for CpuDevice {
 
     fn gate(&self, y: &mut CpuBuffer, len: usize, gates: &CpuBuffer, gate: Gate) -> Result<()> {
         gate_rows::gate(self.isa, &self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
+        Ok(())
+    }
+
+    fn activate(
+        &self,
+        y: &mut CpuBuffer,
+        len: usize,
+        gates: &CpuBuffer,
+        activation: Activation,
+    ) -> Result<()> {
+        let (y, gates) = (&mut y.as_mut_slice()[..len], &gates.as_slice()[..len]);
+        gate_rows::activate(self.isa, &self.pool, y, gates, activation);
         Ok(())
     }
 

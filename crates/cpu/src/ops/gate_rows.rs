@@ -5,7 +5,7 @@ use kvant_backend::{Activation, Gate};
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
 use crate::ops::exp::exp;
-use crate::ops::matmul::gate as activate;
+use crate::ops::matmul::gate as activated;
 use crate::simd::isa::Isa;
 use crate::simd::vec16::{Lanes, Op, with_lanes};
 
@@ -15,7 +15,7 @@ pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize, 
     let y = DisjointMut::new(y);
     pool.for_each(rows, &|row| {
         let mut factor = [1.0];
-        Multiply { gate, y: &mut factor, gates: &gates[row..=row] }.multiply();
+        Multiply { by: By::Gate(gate), y: &mut factor, gates: &gates[row..=row] }.multiply();
         // SAFETY: one call of this job writes each row.
         let y = unsafe { y.part(row * cols..(row + 1) * cols) };
         y.iter_mut().for_each(|y| *y *= factor[0]);
@@ -27,19 +27,35 @@ const PIECE: usize = 1024;
 
 /// Multiplies each value of `y` by `gate` of the corresponding value of `gates`.
 pub(crate) fn gate(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
+    multiply(isa, pool, y, gates, By::Gate(gate));
+}
+
+/// Computes `y = a(g) y` for each value of `y` and g of `gates`, a the activation.
+pub(crate) fn activate(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], activation: Activation) {
+    multiply(isa, pool, y, gates, By::Activation(activation));
+}
+
+fn multiply(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], by: By) {
     let len = y.len();
     let y = DisjointMut::new(y);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: one call of this job writes each chunk.
         let (y, gates) = (unsafe { y.part(piece.clone()) }, &gates[piece]);
-        let op = Multiply { gate, y, gates };
+        let op = Multiply { by, y, gates };
         with_lanes!(isa, lanes => lanes.run(op), _ => op.multiply());
     });
 }
 
+/// A function of a gate.
+#[derive(Clone, Copy)]
+enum By {
+    Gate(Gate),
+    Activation(Activation),
+}
+
 struct Multiply<'a> {
-    gate: Gate,
+    by: By,
     y: &'a mut [f32],
     gates: &'a [f32],
 }
@@ -47,17 +63,18 @@ struct Multiply<'a> {
 impl Multiply<'_> {
     #[inline(always)]
     fn multiply(self) {
-        let Self { gate, y, gates } = self;
-        let activation = match gate {
-            Gate::Sigmoid => return y.iter_mut().zip(gates).for_each(|(y, g)| *y /= 1.0 + exp(-g)),
-            Gate::Plain => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= g),
-            Gate::Softplus => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= softplus(*g)),
-            Gate::Silu => Activation::Silu,
-            Gate::Gelu => Activation::Gelu,
-            Gate::Relu => Activation::Relu,
-            Gate::NormalCdf => Activation::NormalCdf,
+        let Self { by, y, gates } = self;
+        let activation = match by {
+            By::Gate(Gate::Sigmoid) => return y.iter_mut().zip(gates).for_each(|(y, g)| *y /= 1.0 + exp(-g)),
+            By::Gate(Gate::Plain) => return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= g),
+            By::Gate(Gate::Softplus) => {
+                return y.iter_mut().zip(gates).for_each(|(y, g)| *y *= softplus(*g));
+            }
+            By::Gate(Gate::Silu) => Activation::Silu,
+            By::Gate(Gate::Gelu) => Activation::Gelu,
+            By::Activation(activation) => activation,
         };
-        activate(activation, gates, y);
+        activated(activation, gates, y);
     }
 }
 

@@ -15,7 +15,7 @@ struct RouteParams {
     float* weights;          // [slots]
     u32 n_experts;
     u32 n_used;
-    u32 is_sigmoid;
+    u32 scores;  // softmax (0), sigmoid (1) or SparseMixer (2)
     u32 normalizes;
     float scale;
     u32 n_expert_groups;  // at most the lanes of a warp
@@ -47,7 +47,7 @@ __device__ inline Softmax softmax_of(const RouteParams& p, const float* logits, 
 
 // Returns the selection score of expert e; `all` is used only with a selection bias.
 __device__ inline float selection_score(const RouteParams& p, Softmax all, const float* logits, u32 e) {
-    if (!p.is_sigmoid) return p.selection_bias ? expf(logits[e] - all.max_logit) / all.total + p.selection_bias[e] : logits[e];
+    if (p.scores != 1) return p.selection_bias ? expf(logits[e] - all.max_logit) / all.total + p.selection_bias[e] : logits[e];
     return p.selection_bias ? sigmoid(logits[e]) + p.selection_bias[e] : sigmoid(logits[e]);
 }
 
@@ -68,7 +68,7 @@ __device__ inline u32 select_groups(const RouteParams& p, Softmax all, const flo
             }
         }
         float sum = selection_score(p, all, logits, ~(u32)best);
-        if (p.is_sigmoid && second) sum += selection_score(p, all, logits, ~(u32)second);
+        if (p.scores == 1 && second) sum += selection_score(p, all, logits, ~(u32)second);
         key = key_of(sum, lane);
     }
     u32 before = 0;
@@ -79,13 +79,27 @@ __device__ inline u32 select_groups(const RouteParams& p, Softmax all, const flo
     return __ballot_sync(~0u, lane < p.n_expert_groups && before < p.groups_used);
 }
 
+// Returns the sum of SparseMixer for the expert that is selected after `n_before` others.
+__device__ inline float near_total(const RouteParams& p, const float* logits, const u32* experts, u32 n_before) {
+    float top = logits[experts[n_before]], total = 0.0f;
+    for (u32 e = 0; e < p.n_experts; e++) {
+        bool is_left = true;
+        for (u32 j = 0; j < n_before; j++) is_left &= experts[j] != e;
+        float logit = logits[e], size = fabsf(logit);
+        // A quotient of zeros counts as near.
+        bool is_far = (top - logit) / (size > top ? size : top) > NEARNESS;
+        if (is_left && !is_far) total += expf(logit - top);
+    }
+    return total;
+}
+
 // Runs the router, with a warp for each row. One expert after the other: the largest key below the
 // last one.
 extern "C" __global__ void route(const __grid_constant__ RouteParams p) {
     const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
     u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
     u32 lane = threadIdx.x;
-    bool is_biased_softmax = p.selection_bias && !p.is_sigmoid;
+    bool is_biased_softmax = p.selection_bias && p.scores != 1;
     Softmax all = is_biased_softmax ? softmax_of(p, logits, lane) : Softmax{};
     u32 expert_groups = select_groups(p, all, logits, lane);
     u64 last = ~0ull;
@@ -108,10 +122,10 @@ extern "C" __global__ void route(const __grid_constant__ RouteParams p) {
         if (lane == 0) experts[j] = expert;
         if (j == 0) max_logit = is_biased_softmax ? all.max_logit : logits[expert];
         // All lanes have the same sum. A NaN logit comes first, and makes the sum NaN.
-        if (p.is_sigmoid) total += sigmoid(logits[expert]);
+        if (p.scores == 1) total += sigmoid(logits[expert]);
         else if (p.normalizes) total += expf(logits[expert] - max_logit);
     }
-    if (p.is_sigmoid) {
+    if (p.scores == 1) {
         total = p.normalizes ? total + MIN_SCORE : 1.0f;
     } else if (!p.normalizes) {
         for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - max_logit);
@@ -119,8 +133,8 @@ extern "C" __global__ void route(const __grid_constant__ RouteParams p) {
     }
     __syncthreads();
     for (u32 j = lane; j < p.n_used; j += 32) {
-        float logit = logits[experts[j]], score = p.is_sigmoid ? sigmoid(logit) : expf(logit - max_logit);
-        float weight = p.scale * (score / total);
+        float logit = logits[experts[j]], score = p.scores == 1 ? sigmoid(logit) : expf(logit - max_logit);
+        float weight = p.scale * (p.scores == 2 ? 1.0f / near_total(p, logits, experts, j) : score / total);
         p.weights[(size_t)blockIdx.x * p.n_used + j] = p.scales ? weight * p.scales[experts[j]] : weight;
     }
 }

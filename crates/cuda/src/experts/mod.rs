@@ -23,7 +23,10 @@ pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
     headers: &[RANK_HEADER, EXPERT_TILES_HEADER, SUM_HEADER],
-    constants: || Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON),
+    constants: || {
+        let constants = Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON);
+        constants.float("NEARNESS", RouterScores::NEARNESS)
+    },
     options: &[],
 };
 
@@ -104,7 +107,7 @@ struct RouteParams {
     weights: DevicePtr,
     n_experts: u32,
     n_used: u32,
-    is_sigmoid: u32,
+    scores: u32,
     normalizes: u32,
     scale: f32,
     n_expert_groups: u32,
@@ -221,7 +224,11 @@ fn route(
         weights,
         n_experts,
         n_used,
-        is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
+        scores: match scores {
+            RouterScores::Softmax => 0,
+            RouterScores::Sigmoid => 1,
+            RouterScores::SparseMixer => 2,
+        },
         normalizes: u32::from(normalizes),
         scale,
         n_expert_groups,

@@ -18,10 +18,9 @@ extern "C" __global__ void gate(const __grid_constant__ GateParams p) {
     if (i < p.n) p.u[i] = gated(p.activation, p.limit, p.g[i], p.u[i]);
 }
 
-// s(g) y, s the logistic function (0), SiLU (1), the identity (2), softplus (3) or an activation
-// (4 more than its number).
+// s(g) y, s the logistic function (0), SiLU (1), the identity (2), softplus (3) or GELU (4).
 __device__ inline float gated_by(unsigned kind, float g, float y) {
-    if (kind > 3) return gated(kind - 4, 0.0f, g, y);
+    if (kind == 4) return gated(GELU, 0.0f, g, y);
     if (kind == 2) return y * g;
     if (kind == 3) return y * ((g < 0.0f ? 0.0f : g) + log1pf(expf(-fabsf(g))));
     float divisor = 1.0f + expf(-g);

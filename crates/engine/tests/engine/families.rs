@@ -19,6 +19,9 @@ const MISTRAL4: &str = "mistral4-latent128-yarn-growing";
 const GEMMA3N: &str = "gemma3n-h64-g2-window20-streams";
 const MIMO: &str = "mimo2-h96-v64-g4-window20-sinks";
 const COHERE_MOE: &str = "cohere2moe-h64-g2-window20-dense1";
+const LAGUNA: &str = "laguna-h64-g2-g3-window20-yarn";
+const STEP35: &str = "step35-h64-g2-g3-window20-llama3";
+const PHI_MOE: &str = "phimoe-h64-g2-longrope-short";
 const LFM2MOE: &str = "lfm2moe-h64-g2-conv3-dense1";
 /// MLA models with the head sizes of the model, and with those of absorbed projections.
 const LATENT: [&str; 2] = ["deepseek2-latent512-lite", "deepseek3-latent192-yarn"];
@@ -96,7 +99,7 @@ fn logits(model: &Model, n: u32) -> Vec<f32> {
 fn faulty_numbers_of_layers_of_their_own_are_refused() {
     let f32 = |value: f32| Some(Value::F32(value));
     let u32 = |value: u32| Some(Value::U32(value));
-    let keys: [(&str, &str, Option<Value<'_>>, &str); 15] = [
+    let keys: [(&str, &str, Option<Value<'_>>, &str); 20] = [
         (APERTUS, "xielu.alpha_p", None, "\"xielu.alpha_p\""),
         (APERTUS, "xielu.alpha_n", f32(f32::NAN), "xielu.alpha_n: expected finite numbers, got NaN"),
         (APERTUS, "xielu.eps", f32(f32::INFINITY), "xielu.eps: expected finite numbers, got inf"),
@@ -111,6 +114,11 @@ fn faulty_numbers_of_layers_of_their_own_are_refused() {
         (GEMMA3N, "gemma3n.activation_sparsity_scale", f32(1.0), "activation_sparsity_scale"),
         (MIMO, "mimo2.attention.value_scale", f32(f32::NAN), "value_scale: expected a finite number"),
         (MIMO, "mimo2.leading_dense_block_count", u32(0), "blk.0.ffn_gate_inp.weight"),
+        (LAGUNA, "laguna.attention.key_length", None, "without laguna.attention.key_length, got 4 and 6"),
+        (LAGUNA, "laguna.rope.dimension_count_swa", u32(66), "expected an even number up to 64, got 66"),
+        (STEP35, "step35.swiglu_clamp_exp", f32(f32::NAN), "swiglu_clamp_exp: expected a finite number"),
+        (GPT_OSS, "gpt-oss.swiglu_clamp_shexp", f32(1.0), "limits of other activations than SiLU"),
+        (PHI_MOE, "phimoe.attention.layer_norm_rms_epsilon", None, "attention.layer_norm_epsilon"),
         (COHERE_MOE, "cohere2moe.attention.layer_norm_epsilon", None, "attention.layer_norm_epsilon"),
     ];
     for (name, key, value, want) in keys {

@@ -9,6 +9,8 @@ use kvant::{KvOptions, Model, OpenOptions, SessionOptions};
 
 use crate::history::{CASES, family, histories, is_scalar};
 
+/// Where layers select blocks of tokens, for each KV head by itself.
+const BLOCKS: &str = "minimaxm3-h64-g2-index48-blocks";
 /// Where each layer selects tokens, and where two attend to those of the first.
 const SELECTING: [&str; 2] = ["deepseek32-latent192-index48-yarn", "glmdsa-latent128-index64-shared"];
 
@@ -49,7 +51,7 @@ fn error_of(gguf: Gguf) -> String {
 /// In any schedule of steps, forks, rewinds, saves and shared prefixes, with every KV type.
 #[test]
 fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
-    for (i, name) in SELECTING.into_iter().enumerate() {
+    for (i, name) in SELECTING.into_iter().chain([BLOCKS]).enumerate() {
         let models = [1, 2].map(|n| family(name, n));
         let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 6) } else { (&CASES[..], 16) };
         // Channel scales of these tests are those of separate values.
@@ -63,7 +65,8 @@ fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
 /// A latent vector per layer, and a key of the index in layers that select tokens.
 #[test]
 fn the_cache_stores_the_keys_of_each_index() {
-    for (name, per_token) in SELECTING.into_iter().zip([2 * (192 + 32 + 48), 4 * (128 + 32) + 2 * 64]) {
+    let per_token = [2 * (192 + 32 + 48), 4 * (128 + 32) + 2 * 64, 3 * 2 * 2 * 64 + 2 * 48];
+    for (name, per_token) in SELECTING.into_iter().chain([BLOCKS]).zip(per_token) {
         let model = Model::from_gguf(Arc::new(fixture(name)), OpenOptions::default()).unwrap();
         let kv = KvOptions::symmetric("f32".parse().unwrap());
         let mut session = model.session(SessionOptions { n_ctx: Some(160), kv }).unwrap();
@@ -103,6 +106,10 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
         (each, "deepseek32.attention.indexer.top_k", None, "attention.indexer.top_k"),
         (each, "deepseek32.attention.indexer.top_k", u32(0), "expected a positive number, got 0"),
         (each, "deepseek32.attention.q_lora_rank", u32(0), "expected a rank"),
+        (BLOCKS, "minimax-m3.attention.indexer.head_count", u32(1), "a head for each of 2 KV heads, got 1"),
+        (BLOCKS, "minimax-m3.attention.indexer.block_size", u32(0), "expected a positive number, got 0"),
+        (BLOCKS, "minimax-m3.attention.indexer.local_blocks", u32(4), "expected at most the 3"),
+        (BLOCKS, "minimax-m3.attention.indexer.key_length", u32(30), "expected an even size from 32 to 1024"),
     ];
     for (name, key, value, want) in keys {
         let error = error_of(changed(name, Some((key, value)), ""));

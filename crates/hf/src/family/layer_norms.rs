@@ -1,6 +1,6 @@
 //! Families with LayerNorms, whose biases GGUF stores as they are.
 
-use super::{Default, Family, GELU, LAYER_EPS, QWEN2, Windows};
+use super::{Default, EXPERTS, Experts, Family, GELU, LAYER_EPS, MILLION, QWEN2, Windows};
 use crate::tensor_transform::Transform;
 
 /// Epsilon in GGUF.
@@ -39,6 +39,17 @@ pub(super) const PHI2: Family = Family {
         ("mlp.fc2.bias", "ffn_down.bias", Transform::Whole),
     ],
     fixed: &[("qk_layernorm", 0.0)],
+    ..QWEN2
+};
+
+/// Phi-3.5-MoE, whose epsilon has the name of RMSNorm's.
+pub(super) const PHI_MOE: Family = Family {
+    class: "PhimoeForCausalLM",
+    arch: "phimoe",
+    defaults: &[MILLION],
+    windows: Windows::All,
+    experts: Some(Experts { width: None, ..EXPERTS }),
+    fixed: &[("router_jitter_noise", 0.01), ("num_experts_per_tok", 2.0)],
     ..QWEN2
 };
 

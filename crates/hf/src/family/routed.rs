@@ -154,3 +154,29 @@ pub(super) const STEP35: Family = Family {
     fixed: &[("norm_expert_weight", 1.0), ("moe_every_n_layer", 1.0), ("use_head_wise_attn_gate", 1.0)],
     ..QWEN2
 };
+
+/// MiniMax M3. Its routers always normalize weights; experts have the width that most families have
+/// for dense layers.
+pub(super) const MINIMAX_M3: Family = Family {
+    class: "MiniMaxM3SparseForConditionalGeneration",
+    is_multimodal: true,
+    arch: "minimax-m3",
+    defaults: &[("routed_scaling_factor", Default::Number(2.0))],
+    norms_minus_one: true,
+    width: "dense_intermediate_size",
+    activations: &["silu", "swigluoai"],
+    experts: Some(Experts { width: Some("intermediate_size"), ..BY_SIGMOID }),
+    layers: Layers::SelectingBlocks,
+    tensors: &[
+        ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole),
+        ("block_sparse_moe.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", Transform::Whole),
+        ("block_sparse_moe.shared_experts.up_proj.weight", "ffn_up_shexp.weight", Transform::Whole),
+        ("block_sparse_moe.shared_experts.down_proj.weight", "ffn_down_shexp.weight", Transform::Whole),
+        ("self_attn.index_q_proj.weight", "indexer.q_proj.weight", Transform::Whole),
+        ("self_attn.index_k_proj.weight", "indexer.k_proj.weight", Transform::Whole),
+        ("self_attn.index_q_norm.weight", "indexer.q_norm.weight", Transform::Whole),
+        ("self_attn.index_k_norm.weight", "indexer.k_norm.weight", Transform::Whole),
+    ],
+    fixed: &[("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)],
+    ..QWEN2
+};

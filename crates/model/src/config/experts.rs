@@ -187,7 +187,7 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(RouterScores, bool), Mo
         0 if SELECTION_BIAS.iter().any(|name| keys.has_tensor(name)) && !rule.adds_to_softmax => {
             Ok((RouterScores::Sigmoid, normalizes))
         }
-        0 => Ok((rule.scores, normalizes)),
+        0 => Ok((rule.scores, normalizes && rule.scores != RouterScores::SparseMixer)),
         1 => Ok((RouterScores::Softmax, normalizes)),
         2 => Ok((RouterScores::Sigmoid, normalizes)),
         // A softmax over the selected experts alone.

@@ -8,8 +8,18 @@
 //! A query attends to the tokens s of the largest I. The keys k are a cache of their own, beside
 //! the latent vectors of attention. A layer may attend to the selection of an earlier one
 //! (IndexCache, arXiv 2603.12201).
+//!
+//! An index of blocks has a query head for each KV head of usual attention (MiniMax M3):
+//!
+//! ```text
+//! q[h] = rope(norm(W_q n))[h],  k = rope(norm(W_k n))                     per token
+//! I[t, h, b] = max_s q[t, h] · k_s                                        s in block b, s <= t
+//! ```
+//!
+//! A query attends to the last blocks and to the others of the largest I.
 
 use kvant_backend::Pairing;
+use kvant_kv::KvLayerShape;
 
 use super::{Keys, Latent};
 use crate::ModelError;
@@ -22,12 +32,35 @@ pub struct TokenIndex {
     pub n_heads: usize,
     /// Size of a query head and of the key.
     pub dim: usize,
-    /// Tokens that a query attends to.
+    /// Tokens that a query attends to, or blocks of them.
     pub n_used: usize,
+    /// The blocks that it selects instead of tokens.
+    pub blocks: Option<TokenBlocks>,
     /// Pair order of RoPE, which rotates as many values as in attention.
     pub pairing: Pairing,
     /// Whether the layer selects tokens, rather than attending to those of the layer before.
     pub selects: bool,
+}
+
+/// Blocks of tokens that an index selects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBlocks {
+    /// Tokens of a block.
+    pub size: usize,
+    /// The last blocks, which each query attends to.
+    pub n_local: usize,
+}
+
+impl TokenIndex {
+    /// Returns the tokens of a selected block: one where tokens are selected.
+    pub fn block_size(&self) -> usize {
+        self.blocks.map_or(1, |blocks| blocks.size)
+    }
+
+    /// Returns the selections of a query: of blocks, one for each KV head.
+    pub fn n_lists(&self) -> usize {
+        self.blocks.map_or(1, |_| self.n_heads)
+    }
 }
 
 /// Largest size of a key, and most heads: several times those of any model.
@@ -39,28 +72,69 @@ pub(super) fn read(
     keys: &Keys,
     family: &Family,
     latent: Option<Latent>,
-    n_layers: usize,
+    heads: &[KvLayerShape],
 ) -> Result<Vec<Option<TokenIndex>>, ModelError> {
-    const HEADS: &str = "attention.indexer.head_count";
-    const DIM: &str = "attention.indexer.key_length";
-    let (Some(rule), Some(latent)) = (family.index, latent) else { return Ok(vec![None; n_layers]) };
-    let (n_heads, dim, n_used) = (keys.size(HEADS)?, keys.size(DIM)?, keys.size("attention.indexer.top_k")?);
+    const N_USED: &str = "attention.indexer.top_k";
+    let n_layers = heads.len();
+    let Some(rule) = family.index.filter(|rule| rule.of_blocks || latent.is_some()) else {
+        return Ok(vec![None; n_layers]);
+    };
+    let (n_heads, dim, n_used) = (keys.size(HEADS)?, keys.size(DIM)?, keys.size(N_USED)?);
     if n_heads > MAX_HEADS {
         return Err(keys.bad(HEADS, &format!("at most {MAX_HEADS} heads"), n_heads));
     }
-    if dim % 2 != 0 || !(latent.n_rot..=MAX_DIM).contains(&dim) {
-        let expected = format!("an even size from {} to {MAX_DIM}", latent.n_rot);
+    let n_rot = match latent {
+        Some(latent) => latent.n_rot,
+        None => keys.size_or("rope.dimension_count", heads[0].k_head_dim)?,
+    };
+    if dim % 2 != 0 || !(n_rot..=MAX_DIM).contains(&dim) {
+        let expected = format!("an even size from {n_rot} to {MAX_DIM}");
         return Err(keys.bad(DIM, &expected, dim));
     }
-    if latent.q_rank.is_none() {
+    let index = TokenIndex { n_heads, dim, n_used, blocks: None, pairing: rule.pairing, selects: true };
+    if rule.of_blocks {
+        return read_blocks(keys, index, heads);
+    }
+    if latent.is_some_and(|latent| latent.q_rank.is_none()) {
         return Err(keys.bad("attention.q_lora_rank", "a rank, as the index reads low-rank queries", 0));
     }
     let selects = match rule.may_share {
         true => read_selecting(keys, n_layers)?,
         false => vec![true; n_layers],
     };
-    let index = |selects| Some(TokenIndex { n_heads, dim, n_used, pairing: rule.pairing, selects });
-    Ok(selects.into_iter().map(index).collect())
+    Ok(selects.into_iter().map(|selects| Some(TokenIndex { selects, ..index })).collect())
+}
+
+const HEADS: &str = "attention.indexer.head_count";
+const DIM: &str = "attention.indexer.key_length";
+
+/// Reads the blocks that layers with the tensors of an index select.
+fn read_blocks(
+    keys: &Keys,
+    index: TokenIndex,
+    heads: &[KvLayerShape],
+) -> Result<Vec<Option<TokenIndex>>, ModelError> {
+    const LOCAL: &str = "attention.indexer.local_blocks";
+    let (size, n_local) = (keys.size("attention.indexer.block_size")?, keys.count(LOCAL)?);
+    if n_local > index.n_used {
+        return Err(keys.bad(
+            LOCAL,
+            &format!("at most the {} that a query attends to", index.n_used),
+            n_local,
+        ));
+    }
+    let of_layer = |(layer, heads): (usize, &KvLayerShape)| {
+        let has_index = keys.gguf.find_info(&format!("blk.{layer}.indexer.k_proj.weight")).is_some();
+        if has_index && heads.n_kv_heads != index.n_heads {
+            return Err(keys.bad(
+                HEADS,
+                &format!("a head for each of {} KV heads", heads.n_kv_heads),
+                index.n_heads,
+            ));
+        }
+        Ok(has_index.then_some(TokenIndex { blocks: Some(TokenBlocks { size, n_local }), ..index }))
+    };
+    heads.iter().enumerate().map(of_layer).collect()
 }
 
 /// Reads which layers select tokens: those with the tensors of an index, unless the file names

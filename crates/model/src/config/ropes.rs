@@ -93,6 +93,20 @@ pub(super) fn read(
     Ok(ropes)
 }
 
+/// Reads which layers have RoPE, for families whose files may have a pattern: all without one.
+pub(super) fn read_pattern(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<bool>, ModelError> {
+    const PATTERN: &str = "attention.rope_pattern";
+    let pattern = match family.no_rope {
+        NoRope::FromPattern => keys.gguf.meta().find::<Vec<u32>>(&keys.key(PATTERN))?,
+        _ => None,
+    };
+    let Some(pattern) = pattern else { return Ok(vec![true; n_layers]) };
+    if pattern.len() < n_layers {
+        return Err(keys.bad(PATTERN, &format!("{n_layers} layers"), pattern.len()));
+    }
+    Ok(pattern.into_iter().map(|has_rope| has_rope != 0).collect())
+}
+
 /// Returns the default base of sliding-window layers; `None` if they use that of all others.
 fn default_window_base(keys: &Keys, windows: Windows) -> Result<Option<f32>, ModelError> {
     Ok(match windows.rope {

@@ -50,8 +50,8 @@ pub struct Activations<B: Backend> {
     pub(super) index_q: B::Buffer,
     pub(super) index_k: [B::Buffer; 2],
     pub(super) index_heads: B::Buffer,
-    /// Positions of the tokens that rows attend to, `[rows, n_used]`: those of the last layer that
-    /// selected some.
+    /// Positions of the tokens that rows attend to, or numbers of blocks, `[rows, n_lists, n_used]`:
+    /// those of the last layer that selected some.
     pub(super) selected: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
@@ -138,7 +138,7 @@ impl<B: Backend> Decoder<B> {
         let has_own_output = shares(SharedExpert::Beside)
             || c.layers
                 .iter()
-                .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.norms.shared));
+                .any(|layer| layer.experts.is_some() && (layer.norms.after || layer.stores_norm()));
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
         let state_rank = || {
             widest(|layer| {
@@ -182,7 +182,7 @@ impl<B: Backend> Decoder<B> {
             index_q: widest(|layer| layer.index.map_or(0, |of| of.n_heads * of.dim))?,
             index_k: [index_key()?, index_key()?],
             index_heads: widest(|layer| layer.index.map_or(0, |of| of.n_heads))?,
-            selected: widest(|layer| layer.index.map_or(0, |of| of.n_used))?,
+            selected: widest(|layer| layer.index.map_or(0, |of| of.n_lists() * of.n_used))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
             expert_output: buffer(if has_own_output { c.n_embd } else { latent })?,

@@ -10,11 +10,11 @@
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
+use kvant_backend::{Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
 
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
-use crate::{ExpertSpec, LayerSpec, ModelError};
+use crate::{ExpertSpec, LayerSpec, ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
     /// Adds the feed-forward layer and the selected experts of layer `index`, with the layer's
@@ -93,14 +93,7 @@ impl<B: Backend> Decoder<B> {
         if let Some(deviations) = spec.sparsity {
             return Ok(backend.gate_sparsely(hidden, gates, rows, spec.n_ff, deviations)?);
         }
-        let gate = match spec.activation {
-            Activation::Silu => Gate::Silu,
-            Activation::Gelu => Gate::Gelu,
-            Activation::Relu => Gate::Relu,
-            Activation::NormalCdf => Gate::NormalCdf,
-            Activation::Bounded | Activation::Limited { .. } => unreachable!("refused with its weights"),
-        };
-        Ok(backend.gate(hidden, n, gates, gate)?)
+        Ok(backend.activate(hidden, n, gates, spec.activation)?)
     }
 
     /// Adds the experts to the residual stream; beside a dense layer or before a norm, their output
@@ -115,16 +108,19 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
-        // In MoE families every sublayer has an RMSNorm of its own, or attention has stored the
-        // normalized input of both.
-        let is_shared = spec.norms.shared;
-        let [of_router, norm] = match &experts.beside {
-            Some(beside) => [&beside.router, &beside.before].map(|norm| Some(self.normed(norm))),
-            None => [self.norm(&layer.ffn_norm); 2],
+        let is_stored = spec.stores_norm();
+        let [of_router, norm] = match (&experts.beside, self.norm(&layer.ffn_norm)) {
+            (Some(beside), _) => [&beside.router, &beside.before].map(|norm| Some(self.normed(norm))),
+            (None, Some(norm)) if spec.norms.kind == NormKind::Layer => {
+                backend.layer_norm(&act.x, rows, norm, None, &mut act.spare)?;
+                [None; 2]
+            }
+            // Without one, attention has stored the normalized input of both sublayers.
+            (None, norm) => [norm; 2],
         };
         let output = |w, bias, y| Output { w, bias, y, accumulate: false };
         let router_logits = output(router, router_bias.as_ref(), &mut act.router);
-        let x = if is_shared { &act.spare } else { &act.x };
+        let x = if is_stored { &act.spare } else { &act.x };
         let input = Input { x, norm: of_router, first_row: 0, rows };
         match (&experts.shared_gate, &experts.latent) {
             (Some(w), _) => {
@@ -148,11 +144,11 @@ impl<B: Backend> Decoder<B> {
                 backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
             }
             None => {
-                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some() || is_shared;
+                let is_apart = experts.beside.is_some() || layer.ffn_after.is_some() || is_stored;
                 let apart = is_apart.then_some(&mut *from_experts);
-                let x = if is_shared { &mut act.spare } else { &mut act.x };
+                let x = if is_stored { &mut act.spare } else { &mut act.x };
                 backend.moe_ffn(x, rows, norm, choice, weights, apart)?;
-                if is_shared {
+                if is_stored {
                     backend.add(&mut act.x, from_experts, rows * self.config.n_embd)?;
                 }
             }

@@ -1,10 +1,13 @@
 //! Attention to selected tokens; [`TokenIndex`] has the equations.
 
-use kvant_backend::{Backend, Heads, KvBatchEntry, Norm, Page, RopeParams, Selected, Selection};
+use kvant_backend::{
+    Backend, BlockSelection, Heads, KvBatchEntry, Norm, Page, RopeParams, Selected, Selection,
+};
 
-use super::{Decoder, StepContext, StepRows, kv_entries};
-use crate::weights::{IndexWeights, LatentAttention};
-use crate::{ModelError, TokenIndex};
+use super::mla::output;
+use super::{Decoder, Product, StepContext, StepRows, kv_entries};
+use crate::weights::{BlockIndexWeights, IndexWeights, LatentAttention};
+use crate::{ModelError, TokenBlocks, TokenIndex};
 
 /// Epsilon of the LayerNorm of keys, which no file gives.
 const KEY_EPS: f32 = 1e-6;
@@ -35,6 +38,43 @@ impl<B: Backend> Decoder<B> {
         Ok(backend.select_tokens(selection, index_entries, q, heads, step_tiles, &mut act.selected)?)
     }
 
+    /// Selects the blocks of tokens that the rows of layer `index` attend to, if it has an index of
+    /// them.
+    pub(super) fn select_blocks(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
+        weights: Option<&BlockIndexWeights<B>>,
+    ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        let (Some(weights), Some(of)) = (weights, spec.index) else { return Ok(()) };
+        let (TokenIndex { n_heads, dim, n_used, .. }, Some(TokenBlocks { size, n_local })) = (of, of.blocks)
+        else {
+            return Ok(());
+        };
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
+        let input =
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
+        let [keys, _] = &mut act.index_k;
+        let outputs = &mut [output(&weights.queries, &mut act.index_q), output(&weights.key, keys)];
+        self.project(backend, Product { input, low_rank: None }, outputs, &mut act.low)?;
+        let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
+        let [q_norm, k_norm] = weights.norms.each_ref().map(|norm| Some(self.normed(norm)));
+        backend.rope(&mut act.index_q, rows, Heads { n: n_heads, dim }, q_norm, rope, angles)?;
+        backend.rope(keys, rows, Heads { n: 1, dim }, k_norm, rope, angles)?;
+        let of_index = StepRows { what: "keys of the index", x: &act.index_k[0], width: dim, n: rows };
+        self.check_rows(backend, step.parts, index, of_index)?;
+        let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
+        let index_entries = &mut index_entries(entries);
+        let keys = &act.index_k[0];
+        // A shared-KV tensor has no values of its own.
+        backend.kv_append(index_entries, keys, keys, act.step_tiles.as_mut())?;
+        let selection = BlockSelection { n_heads, n_used, size, n_local };
+        let (q, step_tiles) = (&act.index_q, act.step_tiles.as_ref());
+        Ok(backend.select_blocks(selection, index_entries, q, step_tiles, &mut act.selected)?)
+    }
+
     /// Normalizes the key, and rotates it and the queries.
     fn place_index(
         &self,
@@ -62,19 +102,21 @@ impl<B: Backend> Decoder<B> {
         step: &mut StepContext<'_, '_, B>,
         index: usize,
         kv: usize,
-        TokenIndex { n_used, .. }: TokenIndex,
+        of: TokenIndex,
     ) -> Result<(), ModelError> {
+        let (n_used, block, n_lists) = (of.n_used, of.block_size(), of.n_lists());
         let (backend, act) = (step.backend, &mut *step.act);
         let params = self.layers()[index].attend_params();
         let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
         let (q, step_tiles) = (&act.q, act.step_tiles.as_ref());
         // Sequences with rows that attend to all tokens, before the others.
-        entries.sort_by_key(|part| part.rows.start >= n_used);
-        let n_whole = entries.partition_point(|part| part.rows.start < n_used);
+        let has_whole = |part: &KvBatchEntry<'_, B::Page>| part.rows.start < n_used * block;
+        entries.sort_by_key(|part| !has_whole(part));
+        let n_whole = entries.partition_point(has_whole);
         if n_whole > 0 {
             backend.attend(&params, &entries[..n_whole], q, None, step_tiles, &mut act.attended)?;
         }
-        let selected = Selected { positions: &act.selected, n_used };
+        let selected = Selected { numbers: &act.selected, n_used, block, n_lists };
         Ok(backend.attend_selected(&params, entries, q, selected, step_tiles, &mut act.attended)?)
     }
 }

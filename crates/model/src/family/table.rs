@@ -239,14 +239,14 @@ pub(super) static FAMILIES: &[Family] = &[
     // V3.2.
     Family {
         name: "deepseek32",
-        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false }),
+        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false, of_blocks: false }),
         has_mtp: false,
         ..DEEPSEEK2
     },
     // GLM-5.
     Family {
         name: "glm-dsa",
-        index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true }),
+        index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true, of_blocks: false }),
         has_mtp: false,
         experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
         ..DEEPSEEK2
@@ -312,6 +312,13 @@ pub(super) static FAMILIES: &[Family] = &[
         experts: Some(BY_SIGMOID),
         ..QWEN2
     },
+    Family {
+        name: "minimax-m3",
+        activation: Activation::Bounded,
+        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false, of_blocks: true }),
+        experts: Some(SEVERAL_BY_SIGMOID),
+        ..QWEN3
+    },
     Family { name: "granitemoe", factors: Factors::Named, experts: Some(SEVERAL), ..LLAMA },
     Family {
         name: "granitehybrid",
@@ -341,6 +348,13 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "stablelm", ..ORION },
     STARCODER2,
     Family { name: "phi2", norms: Norms { shared: true, ..ORION.norms }, windows: None, ..STARCODER2 },
+    // Phi-3.5-MoE.
+    Family {
+        name: "phimoe",
+        windows: Some(WINDOWS),
+        experts: Some(ExpertRule { normalizes: false, scores: RouterScores::SparseMixer, ..EXPERTS }),
+        ..ORION
+    },
     // Minitron.
     NEMOTRON,
     Family { name: "jais2", ..NEMOTRON },

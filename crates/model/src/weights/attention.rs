@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 
 use super::low_rank::RowsOf;
-use super::{KV_TENSORS, LatentAttention, Loader, LowRank};
+use super::{BlockIndexWeights, KV_TENSORS, LatentAttention, Loader, LowRank};
 use crate::config::LayerState;
 use crate::family::OutputGates;
 use crate::{Config, ModelError};
@@ -27,6 +27,8 @@ pub(crate) struct Attention<B: Backend> {
     pub(crate) gate: Option<B::Matrix>,
     /// Projections of K and V, if the layer has its own.
     pub(crate) kv: Option<KvWeights<B>>,
+    /// Selection of the blocks of tokens that a query attends to.
+    pub(crate) index: Option<BlockIndexWeights<B>>,
     /// LoRA weights of the input GEMM (queries, keys, values, gates), and of the output projection.
     pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
@@ -100,6 +102,7 @@ impl<B: Backend> Loader<'_, B> {
             sinks: self.vector_if(spec.sinks.then_some(heads.n_heads), &name("attn_sinks.weight"))?,
             gate,
             kv,
+            index: self.block_index(c, index)?,
             low_rank: [of_input, of_output],
         })
     }

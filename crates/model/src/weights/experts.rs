@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use kvant_backend::{Backend, WeightSource};
+use kvant_backend::{Backend, Experts as _, WeightSource};
 use kvant_gguf::{LoadOnlyType, TensorInfo};
 
 use super::Loader;
@@ -64,7 +64,16 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
+        let norms = c.layers[index].norms;
+        // That of a norm before other products as well is refused as unused.
+        let norm_bias = match (norms.shared, shared, latent) {
+            (false, SharedExpert::None, None) => {
+                self.norm_bias(norms.kind, &name(norms.before_ffn), c.n_embd, None)?
+            }
+            _ => None,
+        };
         let router_bias = self.optional_vector(&name("ffn_gate_inp.bias"), n)?;
+        let router_bias = self.behind_norm(norm_bias.as_ref(), &router, router_bias)?;
         let [given, unsuffixed] = SELECTION_BIAS.map(name);
         let selection_bias = if self.has(&given) { given } else { unsuffixed };
         let selection_bias = self.optional_vector(&selection_bias, n)?;
@@ -85,6 +94,16 @@ impl<B: Backend> Loader<'_, B> {
             }
         };
         let down = self.expert_stack(&down, [n_ff, width, n])?;
+        let biases = match (norm_bias, biases) {
+            (None, biases) => biases,
+            (Some(norm_bias), None) => {
+                Some(self.experts_behind_norm(&norm_bias, [gate.as_ref().unwrap_or(&up), &up], c.n_embd)?)
+            }
+            (Some(_), Some(_)) => {
+                let what = format!("biases of experts behind a norm with one ('{}')", c.family.name);
+                return Err(ModelError::Unsupported { what });
+            }
+        };
         let latent = match latent {
             Some(width) => Some([
                 self.matrix(&name("ffn_latent_down.weight"), c.n_embd, width)?,
@@ -113,6 +132,27 @@ impl<B: Backend> Loader<'_, B> {
             latent,
             beside,
         })
+    }
+
+    /// Returns the biases of gate, up and down of experts behind a norm: the first two matrices of
+    /// each times the norm's, and zeros.
+    fn experts_behind_norm(
+        &self,
+        norm_bias: &B::Buffer,
+        gate_and_up: [&B::Experts; 2],
+        n_embd: usize,
+    ) -> Result<[B::Buffer; 3], ModelError> {
+        let n = gate_and_up[0].n_experts();
+        let mut x = self.backend.buffer(n * n_embd)?;
+        for e in 0..n {
+            self.backend.copy(norm_bias, 0, &mut x, e * n_embd, n_embd)?;
+        }
+        let [gate, up] = gate_and_up.map(|w| {
+            let mut y = self.backend.buffer(n * w.n_out())?;
+            self.backend.project_per_expert(&x, 1, w, &mut y)?;
+            Ok::<_, ModelError>(y)
+        });
+        Ok([gate?, up?, self.upload(&vec![0.0; n * n_embd])?])
     }
 
     /// Loads the factors on the weights of `n` experts.

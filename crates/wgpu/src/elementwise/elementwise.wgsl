@@ -28,15 +28,13 @@ fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = activated(p.kind, p.factor, g[i], y[i]);
 }
 
-// s(g) y, s the logistic function, SiLU, GELU, ReLU, the normal distribution function, the identity
-// or softplus.
+// s(g) y, s the logistic function, SiLU, the identity, softplus or GELU.
 fn gated_by(kind: u32, g: f32, y: f32) -> f32 {
     if kind == GATE_SIGMOID { return gated(y, g); }
     if kind == GATE_SILU { return gated(g, g) * y; }
     if kind == GATE_PLAIN { return g * y; }
     if kind == GATE_SOFTPLUS { return (select(g, 0.0f, g < 0.0f) + log_1p(exponential(-abs(g)))) * y; }
-    let other = select(RELU, NORMAL_CDF, kind == GATE_NORMAL_CDF);
-    return activated(select(other, GELU, kind == GATE_GELU), 0.0f, g, y);
+    return activated(GELU, 0.0f, g, y);
 }
 
 // y = s(g) y.

@@ -19,8 +19,6 @@ pub(crate) static SOURCE: Source = Source {
             .whole("THREADS", THREADS)
             .whole("GATE_SIGMOID", Gate::Sigmoid as usize)
             .whole("GATE_SILU", Gate::Silu as usize)
-            .whole("GATE_GELU", Gate::Gelu as usize)
-            .whole("GATE_NORMAL_CDF", Gate::NormalCdf as usize)
             .whole("GATE_PLAIN", Gate::Plain as usize)
             .whole("GATE_SOFTPLUS", Gate::Softplus as usize)
     },

@@ -5,7 +5,7 @@ struct RouteParams {
     rows: u32,
     n_experts: u32,
     n_used: u32,
-    is_sigmoid: u32,
+    scores: u32,           // softmax (0), sigmoid (1) or SparseMixer (2)
     normalizes: u32,
     has_selection_bias: u32,
     has_scales: u32,
@@ -55,10 +55,10 @@ fn compute_softmax(first: u32) {
 fn selection_score(first: u32, e: u32) -> u32 {
     let logit = logits[first + e];
     let bits = bitcast<u32>(logit);
-    let is_logit = p.is_sigmoid == 0u && p.has_selection_bias == 0u;
+    let is_logit = p.scores != 1u && p.has_selection_bias == 0u;
     if is_logit || is_invalid(bits) { return bits; }
     var score = 0.0f;
-    if p.is_sigmoid != 0u { score = sigmoid(logit); } else { score = exponential(logit - row_max) / row_total; }
+    if p.scores == 1u { score = sigmoid(logit); } else { score = exponential(logit - row_max) / row_total; }
     if p.has_selection_bias != 0u { score += selection_bias[e]; }
     return bitcast<u32>(score);
 }
@@ -85,7 +85,7 @@ fn select_groups(first: u32, thread: u32) {
             }
         }
         var sum = best_bits;
-        if p.is_sigmoid != 0u && second != 0u && !is_invalid(best_bits) {
+        if p.scores == 1u && second != 0u && !is_invalid(best_bits) {
             sum = bitcast<u32>(bitcast<f32>(best_bits) + bitcast<f32>(second_bits));
         }
         group_keys[g] = key_of(sum);
@@ -99,6 +99,22 @@ fn select_groups(first: u32, thread: u32) {
         is_selected[g] = select(0u, 1u, before < p.groups_used);
     }
     workgroupBarrier();
+}
+
+// Returns the sum of SparseMixer for the expert in `slot`, of the row whose slots begin at
+// `first_slot`.
+fn near_total(first: u32, first_slot: u32, slot: u32) -> f32 {
+    let top = logits[first + experts[slot]];
+    var total = 0.0f;
+    for (var e = 0u; e < p.n_experts; e++) {
+        var is_left = true;
+        for (var before = first_slot; before < slot; before++) { is_left = is_left && experts[before] != e; }
+        let logit = logits[first + e];
+        // A product, since a quotient of zeros counts as near.
+        let is_far = top - logit > NEARNESS * max(abs(logit), top);
+        if is_left && !is_far { total += exponential(logit - top); }
+    }
+    return total;
 }
 
 // Runs the router, with a workgroup for each row. One expert after the other: the best of those
@@ -115,7 +131,7 @@ fn route(
     let size = p.n_experts / p.n_expert_groups;
     // Without a selection bias, scores have the order of logits.
     let by_logit = p.has_selection_bias == 0u;
-    let is_biased_softmax = !by_logit && p.is_sigmoid == 0u;
+    let is_biased_softmax = !by_logit && p.scores != 1u;
     if is_biased_softmax { compute_softmax(first); }
     select_groups(first, thread);
     var last_key = 0xffffffffu;
@@ -146,14 +162,14 @@ fn route(
         if thread == 0u { experts[row * p.n_used + j] = last_id; }
         if j == 0u { max_logit = select(logit, row_max, is_biased_softmax); }
         // All threads have the same sum.
-        if p.is_sigmoid != 0u {
+        if p.scores == 1u {
             total += sigmoid(logit);
         } else if p.normalizes != 0u {
             total += exponential(logit - max_logit);
         }
         sums[thread] = 0.0f;
     }
-    if p.is_sigmoid != 0u {
+    if p.scores == 1u {
         total = select(1.0f, total + MIN_SCORE, p.normalizes != 0u);
     } else if p.normalizes == 0u {
         for (var e = thread; e < p.n_experts; e += THREADS) { sums[thread] += exponential(logits[first + e] - max_logit); }
@@ -165,7 +181,11 @@ fn route(
         let slot = row * p.n_used + j;
         let logit = logits[first + experts[slot]];
         var score = 0.0f;
-        if p.is_sigmoid != 0u { score = sigmoid(logit); } else { score = exponential(logit - max_logit); }
+        if p.scores == 1u { score = sigmoid(logit); } else { score = exponential(logit - max_logit); }
+        if p.scores == 2u {
+            score = 1.0f;
+            total = near_total(first, row * p.n_used, slot);
+        }
         var weight = p.scale * (score / total);
         if p.has_scales != 0u { weight *= scales[experts[slot]]; }
         weights[slot] = select(weight, bitcast<f32>(p.nan_bits), has_invalid);

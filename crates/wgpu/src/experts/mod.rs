@@ -20,6 +20,7 @@ pub(crate) static ROUTE: Source = Source {
     parts: &[MATH, RANK, Part { name: "experts.wgsl", text: include_str!("experts.wgsl") }],
     constants: || {
         let constants = Constants::default().whole("THREADS", 32).whole("MAX_GROUPS", MAX_GROUPS);
+        let constants = constants.float("NEARNESS", RouterScores::NEARNESS);
         constants.float("MIN_SCORE", RouterScores::SUM_EPSILON)
     },
 };
@@ -40,7 +41,7 @@ struct RouteParams {
     rows: u32,
     n_experts: u32,
     n_used: u32,
-    is_sigmoid: u32,
+    scores: u32,
     normalizes: u32,
     has_selection_bias: u32,
     has_scales: u32,
@@ -150,7 +151,11 @@ fn route(
         rows: rows as u32,
         n_experts: n_experts as u32,
         n_used: routing.n_used as u32,
-        is_sigmoid: u32::from(routing.scores == RouterScores::Sigmoid),
+        scores: match routing.scores {
+            RouterScores::Softmax => 0,
+            RouterScores::Sigmoid => 1,
+            RouterScores::SparseMixer => 2,
+        },
         normalizes: routing.normalizes.into(),
         has_selection_bias: selection_bias.is_some().into(),
         has_scales: scales.is_some().into(),

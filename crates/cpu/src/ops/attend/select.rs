@@ -1,11 +1,12 @@
-//! Selection of the tokens that a row attends to: see [`kvant_backend::Backend::select_tokens`].
+//! Selection of the tokens that a row attends to: see [`kvant_backend::Backend::select_tokens`] and
+//! [`kvant_backend::Backend::select_blocks`].
 //!
 //! Rows whose queries are in one tile read every key in the same form, so that they share its
 //! decoding. A vector holds one dim of the sixteen tokens of a tile.
 
 use std::ops::Range;
 
-use kvant_backend::{KvBatchEntry, Selection, TILES_PER_BLOCK};
+use kvant_backend::{BlockSelection, KvBatchEntry, Selection, TILES_PER_BLOCK};
 use kvant_codec::tile::{TILE, prepare_query};
 
 use super::view::View;
@@ -69,7 +70,8 @@ fn select_in_tile(
     let q = &args.q[first_row * n_heads * head_dim..][..n * n_heads * head_dim];
     let queries = prepare(pool, &keys, q, &mut scratch.queries);
     let weights = &args.weights[first_row * n_heads..][..n * n_heads];
-    let scores = score(isa, pool, &keys, &positions, [queries, weights], &mut scratch.scores);
+    let of_rows = Queries { n_rows: n, queries, weights, floor: 0.0 };
+    let scores = score(isa, pool, &keys, &positions, of_rows, &mut scratch.scores);
 
     let width = scores.len() / n;
     let selected = DisjointMut::new(&mut selected[first_row * n_used..(first_row + n) * n_used]);
@@ -77,6 +79,66 @@ fn select_in_tile(
         let scores = &scores[row * width..][..=positions.start + row];
         // SAFETY: one call of this job writes each row.
         largest(scores, unsafe { selected.part(row * n_used..(row + 1) * n_used) });
+    });
+}
+
+/// The operands of the op that selects blocks. Shapes have been checked.
+#[derive(Clone, Copy)]
+pub(crate) struct SelectBlocksArgs<'a> {
+    pub selection: BlockSelection,
+    pub parts: &'a [KvBatchEntry<'a, CpuPage>],
+    /// `[rows, n_heads * head_dim]`
+    pub q: &'a [f32],
+    pub step_tiles: Option<&'a CpuPage>,
+}
+
+/// Selects the blocks of each row that has more than `n_used`, into `selected` `[rows, n_heads,
+/// n_used]`.
+pub(crate) fn select_blocks(
+    mut context: KernelContext<'_, Scratch>,
+    args: SelectBlocksArgs<'_>,
+    selected: &mut [f32],
+) {
+    let BlockSelection { n_used, size, .. } = args.selection;
+    for part in args.parts {
+        let rows = part.rows;
+        let mut next = rows.start.max(n_used * size);
+        while next < rows.end() {
+            let end = rows.end().min((next / TILE + 1) * TILE);
+            select_blocks_in_tile(context.reborrow(), args, part, next..end, selected);
+            next = end;
+        }
+    }
+}
+
+/// Selects the blocks of the rows at `positions`, which are in one tile.
+fn select_blocks_in_tile(
+    KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
+    args: SelectBlocksArgs<'_>,
+    part: &KvBatchEntry<'_, CpuPage>,
+    positions: Range<usize>,
+    selected: &mut [f32],
+) {
+    let BlockSelection { n_heads, n_used, size, n_local } = args.selection;
+    let keys = View::new(part, &part.layer.k[0], args.step_tiles);
+    let first = (part.rows.first + positions.start - part.rows.start) * n_heads;
+    let (n, head_dim) = (positions.len() * n_heads, keys.tensor.spec.head_dim);
+    let q = &args.q[first * head_dim..][..n * head_dim];
+    let queries = prepare(pool, &keys, q, &mut scratch.queries);
+    // A head by itself, of any sign.
+    let of_heads = Queries { n_rows: n, queries, weights: &vec![1.0; n], floor: f32::NEG_INFINITY };
+    let scores = score(isa, pool, &keys, &positions, of_heads, &mut scratch.scores);
+
+    let width = scores.len() / n;
+    let selected = DisjointMut::new(&mut selected[first * n_used..(first + n) * n_used]);
+    pool.for_each(n, &|head| {
+        let scores = &scores[head * width..][..=positions.start + head / n_heads];
+        let largest_of = |block: &[f32]| block.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut of_blocks: Vec<f32> = scores.chunks(size).map(largest_of).collect();
+        let n_others = of_blocks.len() - n_local;
+        of_blocks[n_others..].fill(f32::INFINITY);
+        // SAFETY: one call of this job writes each list.
+        largest(&of_blocks, unsafe { selected.part(head * n_used..(head + 1) * n_used) });
     });
 }
 
@@ -94,16 +156,28 @@ fn prepare<'a>(pool: &Pool, keys: &View<'_>, q: &[f32], queries: &'a mut Vec<f32
     queries
 }
 
-/// Returns the scores of all tokens up to each position, `[rows, tokens]` in whole tiles.
+/// Queries of rows.
+#[derive(Clone, Copy)]
+struct Queries<'a> {
+    n_rows: usize,
+    /// `[rows, n_heads, dim]`
+    queries: &'a [f32],
+    /// `[rows, n_heads]`
+    weights: &'a [f32],
+    /// The least product of a query and a key that counts.
+    floor: f32,
+}
+
+/// Returns the scores of all tokens up to the last position, `[rows, tokens]` in whole tiles.
 fn score<'a>(
     isa: Isa,
     pool: &Pool,
     keys: &View<'_>,
     positions: &Range<usize>,
-    [queries, weights]: [&[f32]; 2],
+    Queries { n_rows: n, queries, weights, floor }: Queries<'_>,
     scores: &'a mut Vec<f32>,
 ) -> &'a [f32] {
-    let (n, dim, tile_of_rows) = (positions.len(), keys.dim(), positions.start / TILE);
+    let (dim, tile_of_rows) = (keys.dim(), positions.start / TILE);
     let n_tiles = positions.end.div_ceil(TILE);
     let width = n_tiles * TILE;
     scores.clear();
@@ -123,7 +197,7 @@ fn score<'a>(
                 // SAFETY: one call of this job writes these tokens of each row.
                 let out = unsafe { out.part(i * width + first..i * width + first + TILE) };
                 let out: &mut [f32; TILE] = out.try_into().expect("a tile of scores");
-                let scores = TileScores { keys: &tile, queries, weights, out };
+                let scores = TileScores { keys: &tile, queries, weights, floor, out };
                 with_lanes!(isa, lanes => lanes.run(scores), _ => scores.run_scalar());
             }
         }
@@ -139,6 +213,7 @@ struct TileScores<'a> {
     queries: &'a [f32],
     /// `[n_heads]`
     weights: &'a [f32],
+    floor: f32,
     out: &'a mut [f32; TILE],
 }
 
@@ -151,7 +226,7 @@ impl TileScores<'_> {
         for (token, out) in self.out.iter_mut().enumerate() {
             let of_head = |(query, &weight): (&[f32], &f32)| {
                 let products = query.iter().zip(self.keys).map(|(&q, k)| f64::from(q) * f64::from(k[token]));
-                f64::from(weight) * products.sum::<f64>().max(0.0)
+                f64::from(weight) * products.sum::<f64>().max(f64::from(self.floor))
             };
             *out =
                 self.queries.chunks_exact(self.keys.len()).zip(self.weights).map(of_head).sum::<f64>() as f32;
@@ -164,8 +239,8 @@ impl Op for TileScores<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Self { keys, queries, weights, out } = self;
-        let dim = keys.len();
+        let Self { keys, queries, weights, floor, out } = self;
+        let (dim, floor) = (keys.len(), lanes.splat(floor));
         let mut total = lanes.splat(0.0);
         let mut heads = weights.chunks_exact(HEADS).zip(queries.chunks_exact(HEADS * dim));
         for (weights, queries) in &mut heads {
@@ -178,7 +253,7 @@ impl Op for TileScores<'_> {
                 }
             }
             for (sum, &weight) in sums.into_iter().zip(weights) {
-                total = lanes.mul_add(lanes.max(sum, lanes.splat(0.0)), lanes.splat(weight), total);
+                total = lanes.mul_add(lanes.max(sum, floor), lanes.splat(weight), total);
             }
         }
         let rest = weights.len() / HEADS * HEADS;
@@ -187,7 +262,7 @@ impl Op for TileScores<'_> {
             for (key, &q) in keys.iter().zip(query) {
                 sum = lanes.mul_add(lanes.load(key), lanes.splat(q), sum);
             }
-            total = lanes.mul_add(lanes.max(sum, lanes.splat(0.0)), lanes.splat(weight), total);
+            total = lanes.mul_add(lanes.max(sum, floor), lanes.splat(weight), total);
         }
         lanes.store(total, out);
     }

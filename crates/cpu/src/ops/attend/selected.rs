@@ -22,11 +22,29 @@ pub(crate) struct Scratch {
     values: Vec<f32>,
 }
 
-/// Positions of the selected tokens, ascending, `[rows, n_used]`.
+/// Numbers of the selected blocks of tokens, ascending, `[rows, n_lists, n_used]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Positions<'a> {
+pub(crate) struct Blocks<'a> {
     pub of_rows: &'a [f32],
     pub n_used: usize,
+    /// Tokens of a block.
+    pub size: usize,
+    /// One for all KV heads, or one for each.
+    pub n_lists: usize,
+}
+
+impl Blocks<'_> {
+    /// Writes the positions of the tokens that a KV head of a row attends to, up to its own.
+    fn tokens(&self, row: usize, kv_head: usize, position: usize, tokens: &mut Vec<usize>) {
+        let list = row * self.n_lists + kv_head.min(self.n_lists - 1);
+        let blocks = self.of_rows[list * self.n_used..][..self.n_used].iter();
+        let of_block = |&block: &f32| {
+            let first = block as usize * self.size;
+            first..(first + self.size).min(position + 1)
+        };
+        tokens.clear();
+        tokens.extend(blocks.flat_map(of_block));
+    }
 }
 
 /// Query heads that share the loads of keys and values.
@@ -35,18 +53,20 @@ const HEADS: usize = 4;
 const DECODED: usize = 64;
 const LANES: usize = 16;
 
-/// Attends to the selected tokens of each row that has more than `n_used`.
+/// Attends to the tokens of the selected blocks of each row that has more than `n_used`.
 pub(crate) fn attend_selected(
     mut context: KernelContext<'_, Scratch>,
     args: AttendArgs<'_>,
-    Positions { of_rows, n_used }: Positions<'_>,
+    blocks: Blocks<'_>,
     out: &mut [f32],
 ) {
+    let mut tokens = Vec::new();
     for part in args.parts {
-        for position in part.rows.start.max(n_used)..part.rows.end() {
+        for position in part.rows.start.max(blocks.n_used * blocks.size)..part.rows.end() {
             let row = part.rows.first + position - part.rows.start;
-            let row = Row { part, position, row, selected: &of_rows[row * n_used..][..n_used] };
             for kv_head in 0..args.p.n_kv_heads {
+                blocks.tokens(row, kv_head, position, &mut tokens);
+                let row = Row { part, position, row, selected: &tokens };
                 attend_row(context.reborrow(), args, row, kv_head, out);
             }
         }
@@ -61,7 +81,7 @@ struct Row<'a> {
     /// Index in the batch.
     row: usize,
     /// Positions of the tokens.
-    selected: &'a [f32],
+    selected: &'a [usize],
 }
 
 fn attend_row(
@@ -86,7 +106,7 @@ fn attend_row(
             for (i, &token) in selected.iter().enumerate().skip(first).take(DECODED) {
                 // SAFETY: one call of this job writes each token.
                 let decoded = unsafe { decoded.part(i * dim..(i + 1) * dim) };
-                view.read(position / TILE, token as usize, decoded);
+                view.read(position / TILE, token, decoded);
             }
         });
     }

@@ -2,9 +2,11 @@
 //! `tools/reference/folders.py`): opened as GGUF, they have the bits of the fixtures, which equal
 //! `transformers`, and the same logits.
 
+mod blocks;
 mod damaged;
 mod draft_heads;
 mod embedders;
+mod heads_by_layer;
 mod saved;
 
 use std::fs;

@@ -98,6 +98,15 @@ fn add_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mu
             };
             chosen.extend(best.iter().map(|best| (best.id, routing.scale * (score(best) / total))));
         }
+        RouterScores::SparseMixer => {
+            for (j, Candidate { id, logit: top }) in best.iter().enumerate() {
+                let is_left = |e: usize| best[..j].iter().all(|before| before.id as usize != e);
+                let left = logits.iter().enumerate().filter(|(e, _)| is_left(*e)).map(|(_, logit)| *logit);
+                let near = left.filter(|logit| RouterScores::is_near(*logit, *top));
+                let total: f32 = near.map(|logit| exp(logit - top)).sum();
+                chosen.push((*id, routing.scale / total));
+            }
+        }
     }
 }
 
@@ -186,6 +195,22 @@ mod tests {
         let weights = routes.weights.clone();
         routes.choose(choice(&logits, routing), 4);
         assert_eq!((groups(&routes), routes.weights.clone()), (vec![(1, &[0][..]), (2, &[0])], weights));
+    }
+
+    #[test]
+    fn sparse_mixer_shares_weights_among_near_experts_that_are_left() {
+        let routing = Routing { scores: RouterScores::SparseMixer, normalizes: false, scale: 1.0, ..USUAL };
+        let mut routes = Routes::default();
+        routes.choose(choice(&[1.0, 2.0, 1.97, 1.9, -3.0], routing), 5);
+        assert_eq!(groups(&routes), [(1, &[0][..]), (2, &[0])]);
+        // 1.97 is within 2 % of 2, and 1.9 is not within 2 % of 1.97.
+        for (got, want) in routes.weights.iter().zip([1.0 / (1.0 + (-0.03_f32).exp()), 1.0]) {
+            assert!((got - want).abs() <= 1e-6, "{got} for {want}");
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            routes.choose(choice(&[0.0, 1.0, bad, 2.0], routing), 4);
+            assert!(routes.weights.iter().any(|weight| weight.is_nan()), "{:?}", routes.weights);
+        }
     }
 
     #[test]

@@ -32,8 +32,8 @@ impl ExpertSelector {
         }
         of_experts.clear();
         match (routing.scores, selection_bias) {
-            (RouterScores::Softmax, None) => of_experts.extend_from_slice(logits),
-            (RouterScores::Softmax, Some(selection_bias)) => {
+            (RouterScores::Softmax | RouterScores::SparseMixer, None) => of_experts.extend_from_slice(logits),
+            (RouterScores::Softmax | RouterScores::SparseMixer, Some(selection_bias)) => {
                 let max = max_logit(logits);
                 of_experts.extend(logits.iter().map(|&logit| exp(logit - max)));
                 let total: f32 = of_experts.iter().sum();
