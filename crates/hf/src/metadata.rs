@@ -328,7 +328,9 @@ fn write_dense(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
         return Err(config.bad("mlp_layer_types", "dense ones before all others", list(kinds)));
     }
     let mut n = dense.len().max(n_dense) as u32;
-    for key in ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"] {
+    // A list of kinds decides, whatever its rule says.
+    let rules = ["first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"];
+    for key in if kinds.is_empty() { &rules[..] } else { &[] } {
         n = n.max(config.find_size(key)?.unwrap_or(0));
     }
     if n > 0 {

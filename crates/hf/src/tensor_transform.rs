@@ -14,9 +14,9 @@ pub(crate) enum Transform {
     Whole,
     /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
     Taps,
-    /// The same of a convolution of queries, keys or values alone, as `[channels, 1, taps]`.
+    /// The same of a convolution of queries, keys or values alone, as `[1, channels, 1, taps]`.
     OwnTaps,
-    /// Per-head values, `[n]` or `[1, 1, n, 1]`, as a column.
+    /// Per-head values as a column, which `[1, 1, n, 1]` is already.
     Column,
     /// The only row of a matrix.
     Row,
@@ -126,12 +126,13 @@ impl Transform {
         match (self, shape) {
             (Self::Whole | Self::GatesOfHeads | Self::GatesOfDims, shape) => Ok((shape.to_vec(), Vec::new())),
             (Self::Row, &[1, n]) => Ok((vec![n], Vec::new())),
-            (Self::Column, &[n] | &[1, 1, n, 1]) => Ok((vec![n, 1], Vec::new())),
+            (Self::Column, &[1, 1, _, 1]) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Column, &[n]) => Ok((vec![n, 1], Vec::new())),
             (Self::Groups, &[n]) if sizes.space.is_some_and(|space| n.is_multiple_of(space.n_groups)) => {
                 let groups = sizes.space.map_or(1, |space| space.n_groups);
                 Ok((vec![groups, n / groups], Vec::new()))
             }
-            (Self::OwnTaps, &[n, 1, taps] | &[n, taps]) => Ok((vec![n, 1, taps], Vec::new())),
+            (Self::OwnTaps, &[n, 1, taps] | &[n, taps]) => Ok((vec![1, n, 1, taps], Vec::new())),
             (Self::Taps, &[n, 1, taps]) => Ok((vec![n, taps], Vec::new())),
             (Self::Columns { first, step }, &[e, n_in, n_out])
                 if e == experts && n_out.is_multiple_of(step) =>
