@@ -15,10 +15,21 @@ const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
 const NEMOTRON: &str = "nemotronh-h64-g2-space";
 const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
 const KIMI: &str = "kimilinear-latent128-kda";
+const LING3: &str = "bailingmoe3-latent128-kda-bounded";
 /// Every layer also has attention.
 const FALCON: &str = "falconh1-h64-g2-beside-normed";
-const ALL: [&str; 9] =
-    [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS, KIMI, FALCON];
+const ALL: [&str; 10] = [
+    LFM2,
+    QWEN35,
+    QWEN3_NEXT,
+    GRANITE,
+    GRANITE_OF_EXPERTS,
+    NEMOTRON,
+    NEMOTRON_OF_EXPERTS,
+    KIMI,
+    LING3,
+    FALCON,
+];
 
 fn fixture(name: &str) -> Gguf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
@@ -140,7 +151,7 @@ fn states_are_counted_beside_keys_and_values() {
 #[test]
 fn faulty_recurrent_files_are_refused_with_one_line() {
     let u32 = Value::U32;
-    let keys: [(&str, &str, Value<'_>, &str); 26] = [
+    let keys: [(&str, &str, Value<'_>, &str); 31] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
         (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
         (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),
@@ -193,6 +204,22 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
         (KIMI, "kimi-linear.attention.head_count", u32(2), "blk.0.attn_q.weight"),
         (KIMI, "kimi-linear.attention.head_count_kv", u32(1), "blk.0.attn_kv_a_mqa.weight"),
         (KIMI, "kimi-linear.ssm.conv_kernel", u32(3), "blk.0.ssm_conv1d_q.weight"),
+        (LING3, "bailingmoe3.kda.gate_lower_bound", Value::F32(0.0), "expected a negative number, got 0"),
+        (
+            LING3,
+            "bailingmoe3.kda.gate_lower_bound",
+            Value::F32(f32::NAN),
+            "expected a negative number, got NaN",
+        ),
+        (LING3, "bailingmoe3.kda.gate_lower_bound", u32(5), "bailingmoe3.kda.gate_lower_bound"),
+        // Rates of bounded decays are positive.
+        (
+            LING3,
+            "bailingmoe3.kda.safe_gate",
+            Value::Bool(false),
+            "ssm_a: expected decay factors of at most 0",
+        ),
+        (LING3, "bailingmoe3.attention.head_count", u32(2), "blk.0.attn_q.weight"),
         (GRANITE, "granitehybrid.ssm.time_step_rank", u32(8), "blk.0.ssm_in.weight"),
         (GRANITE, "granitehybrid.ssm.group_count", u32(2), "blk.0.ssm_in.weight"),
         (
