@@ -197,6 +197,9 @@ fn models_of_experts() {
         ("qwen2moe-h64-g1-shared.gguf", DType::F32),
         ("qwen3moe-h64-g2-dense1.gguf", DType::F32),
         ("gptoss-h64-g4-window24-sinks.gguf", DType::Q8_0),
+        ("phimoe-h64-g2-longrope-short.gguf", DType::F32),
+        ("laguna-h64-g2-g3-window20-yarn.gguf", DType::F32),
+        ("step35-h64-g2-g3-window20-llama3.gguf", DType::F32),
     ]);
 }
 
