@@ -15,8 +15,8 @@ const NESTED: [(&str, &str); 5] = [
     ("sparse_local_block", "index_local_blocks"),
 ];
 
-/// Adds the keys of `transformers` to a configuration of the checkpoint. Faulty values stay, and the
-/// readers of the keys report them.
+/// Adds the keys of `transformers` to a configuration of the checkpoint. Faulty values stay, and
+/// the readers of the keys report them.
 pub(crate) fn add_usual_keys(all: &mut Map<String, Value>) {
     let nested = all.get("sparse_attention_config").and_then(Value::as_object).cloned().unwrap_or_default();
     for (theirs, usual) in NESTED {

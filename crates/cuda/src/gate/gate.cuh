@@ -1,8 +1,8 @@
 // The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for
 // GELU z = g (A + B g^2). For the bounded SiLU z = RATE g, g is at most LIMIT, and 1 + u replaces
 // u, which is clamped to [-LIMIT, LIMIT]. ReLU is g where it is positive; the normal distribution
-// function has GELU's z and 1 instead of g. The limited SiLU is at most `limit`, and u is clamped to
-// [-limit, limit].
+// function has GELU's z and 1 instead of g. The limited SiLU is at most `limit`, and u is clamped
+// to [-limit, limit].
 
 #pragma once
 

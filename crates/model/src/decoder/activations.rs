@@ -50,8 +50,8 @@ pub struct Activations<B: Backend> {
     pub(super) index_q: B::Buffer,
     pub(super) index_k: [B::Buffer; 2],
     pub(super) index_heads: B::Buffer,
-    /// Positions of the tokens that rows attend to, or numbers of blocks, `[rows, n_lists, n_used]`:
-    /// those of the last layer that selected some.
+    /// Positions of the tokens that rows attend to, or numbers of blocks, `[rows, n_lists,
+    /// n_used]`: those of the last layer that selected some.
     pub(super) selected: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
