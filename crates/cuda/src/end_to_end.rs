@@ -232,7 +232,6 @@ fn sink_and_recurrent_logits_match_the_cpu() {
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for model in [
         "gptoss-h64-g4-window24-sinks.gguf",
-        "phimoe-h64-g2-longrope-short.gguf",
         "laguna-h64-g2-g3-window20-yarn.gguf",
         "step35-h64-g2-g3-window20-llama3.gguf",
         "lfm2-h64-g2-conv3.gguf",

@@ -124,7 +124,9 @@ fn read_blocks(
         ));
     }
     let of_layer = |(layer, heads): (usize, &KvLayerShape)| {
-        let has_index = keys.gguf.find_info(&format!("blk.{layer}.indexer.k_proj.weight")).is_some();
+        let parts = ["q_proj", "k_proj", "q_norm", "k_norm"];
+        let has = |part: &str| keys.gguf.find_info(&format!("blk.{layer}.indexer.{part}.weight")).is_some();
+        let has_index = parts.into_iter().any(has);
         if has_index && heads.n_kv_heads != index.n_heads {
             return Err(keys.bad(
                 HEADS,
