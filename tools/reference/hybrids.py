@@ -91,7 +91,7 @@ LING3_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "f_proj.weight", "0.self_a
 
 HYBRIDS = [
     Spec(
-        "bailingmoe3-latent128-kda-bounded",
+        "bailingmoe3-latent128-kda-bound",
         hidden=64,
         heads=4,
         kv_heads=4,

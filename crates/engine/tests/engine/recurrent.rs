@@ -15,7 +15,7 @@ const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
 const NEMOTRON: &str = "nemotronh-h64-g2-space";
 const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
 const KIMI: &str = "kimilinear-latent128-kda";
-const LING3: &str = "bailingmoe3-latent128-kda-bounded";
+const LING3: &str = "bailingmoe3-latent128-kda-bound";
 /// Every layer also has attention.
 const FALCON: &str = "falconh1-h64-g2-beside-normed";
 const ALL: [&str; 10] = [
