@@ -186,6 +186,7 @@ FAMILIES = {
     "internlm2": Family(LlamaConfig, gguf.MODEL_ARCH.INTERNLM2, interleaved_rope=True),
     "xverse": Family(LlamaConfig, gguf.MODEL_ARCH.XVERSE, interleaved_rope=True),
     "baichuan": Family(LlamaConfig, gguf.MODEL_ARCH.BAICHUAN, interleaved_rope=True),
+    "nanbeige": Family(LlamaConfig, gguf.MODEL_ARCH.LLAMA, interleaved_rope=True, arch_name="nanbeige"),
     "exaone": Family(LlamaConfig, gguf.MODEL_ARCH.EXAONE),
     "pangu": Family(Qwen2Config, gguf.MODEL_ARCH.PANGU_EMBED),
 }

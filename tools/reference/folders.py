@@ -19,6 +19,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from looped import NanbeigeForCausalLM, once
 from make_fixtures import build_model
 from models import SPECS
 from safetensors.torch import load_file
@@ -31,7 +32,7 @@ CONVERTED = (
     "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gemma4 granite granitehybrid smollm3 olmo2 olmo3 phi3 glm4 "
     "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 deepseek32 glmdsa glm4moelite seedoss glm4moe dots1 ernie45 "
     "exaone4 olmoe granitemoe commandr arcee graniteh nemotronh nemotronhmoe ernie45moe hunyuan "
-    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3"
+    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige"
 ).split()
 
 
@@ -105,7 +106,9 @@ def main() -> None:
             (rows.shape[-1], row.tobytes()): (name, i) for name, rows in views.items() for i, row in enumerate(rows)
         }
         with tempfile.TemporaryDirectory() as folder:
-            beside_a_vision_encoder(build_model(spec)).save_pretrained(folder)
+            model = build_model(spec)
+            model = once(model) if isinstance(model, NanbeigeForCausalLM) else beside_a_vision_encoder(model)
+            model.save_pretrained(folder)
             config = json.loads(Path(folder, "config.json").read_text())
             saved = load_file(Path(folder, "model.safetensors"))
         listed = []

@@ -28,6 +28,7 @@ import gguf
 import numpy as np
 import torch
 from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, multiplied, space_parts, write_states
+from looped import repeated
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
@@ -67,6 +68,8 @@ def model_of(config: PreTrainedConfig) -> torch.nn.Module:
         return MuseGlimmerForCausalLM._from_config(config)
     if isinstance(config, Mistral4Config):
         return Mistral4ForCausalLM._from_config(config)
+    if hasattr(config, "num_loops"):
+        return repeated(config)
     if type(config) in OF_CONFIG:
         return OF_CONFIG[type(config)]._from_config(config)
     return AutoModelForCausalLM.from_config(config)
@@ -361,6 +364,9 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         if numbers := numbers_of_xielu(model, name):
             add([number.item() for number in numbers])
     write_states(writer, spec)
+    if "num_loops" in spec.extra:
+        writer.add_uint32("nanbeige.num_loops", spec.extra["num_loops"])
+        writer.add_bool("nanbeige.skip_loop_final_norm", spec.extra["skip_loop_final_norm"])
     if "kv_lora_rank" in spec.extra:
         write_latent(writer, spec)
     elif "n_routed_experts" in spec.extra:

@@ -1,5 +1,6 @@
 """Tiny models of families with a layer or an activation that no other has."""
 
+from looped import LOOPED
 from spec import LLAMA3, N_VOCAB, YARN, Spec
 
 GROWING = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7, "llama_4_scaling_beta": 0.6}
@@ -17,6 +18,7 @@ COHERE2_MOE = {
 }
 
 OWN_LAYERS = [
+    *LOOPED,
     Spec(
         "mistral4-latent128-yarn-growing",
         hidden=48,

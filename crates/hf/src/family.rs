@@ -313,6 +313,7 @@ static FAMILIES: &[Family] = &[
         experts: Some(Experts { width: None, ..EXPERTS }),
         ..LLAMA
     },
+    Family { class: "NanbeigeForCausalLM", arch: "nanbeige", ..LLAMA },
     Family { class: "ArceeForCausalLM", arch: "arcee", activations: &["relu2"], ..LLAMA },
     QWEN2,
     Family { class: "Qwen2MoeForCausalLM", arch: "qwen2moe", experts: Some(EXPERTS), ..QWEN2 },

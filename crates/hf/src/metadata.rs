@@ -104,6 +104,10 @@ pub(crate) fn write(
     if let Some(experts) = family.experts.filter(|_| sizes.n_experts > 0) {
         write_experts(&mut keys, config, experts, &sizes)?;
     }
+    if let Some(n) = config.find_size("num_loops")? {
+        keys.set("num_loops", n)?;
+        keys.set("skip_loop_final_norm", config.find_bool("skip_loop_final_norm")?.unwrap_or(false))?;
+    }
     check_scale(config, family, &sizes)?;
     check_no_rope_layers(config, family, &sizes)?;
     check_fixed(config, family)?;

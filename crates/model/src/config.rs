@@ -4,12 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Activation, AttendParams, Routing, Xielu};
-use kvant_gguf::{Gguf, Value};
+use kvant_gguf::Gguf;
 use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
 mod experts;
 mod heads;
 mod index;
+mod keys;
+mod loops;
 mod mla;
 mod recurrence;
 mod ropes;
@@ -19,6 +21,8 @@ mod xielu;
 pub(crate) use experts::SELECTION_BIAS;
 pub use heads::OutputGate;
 pub use index::{TokenBlocks, TokenIndex};
+pub(crate) use keys::Keys;
+pub use loops::Loops;
 pub use mla::Latent;
 pub use recurrence::{RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
@@ -37,8 +41,10 @@ pub struct Config {
     pub family: &'static Family,
     /// Hidden size: width of the residual stream.
     pub n_embd: usize,
-    /// The decoder layers, in order.
+    /// The decoder layers, in order, over all runs.
     pub layers: Vec<LayerSpec>,
+    /// How often the layers of the file run.
+    pub loops: Loops,
     /// Number of multi-token prediction (MTP) layers after them in the file (DeepSeek-V3, arXiv
     /// 2412.19437).
     pub n_mtp: usize,
@@ -316,12 +322,15 @@ impl Config {
             NormKind::Layer if keys.has(LAYER_EPS) || !keys.has(RMS_EPS) => LAYER_EPS,
             _ => RMS_EPS,
         })?;
+        let mut layers = (0..n_layers).map(layer).collect();
+        let loops = loops::read(&keys, &mut layers)?;
         let mut config = Self {
             family,
             n_embd,
             n_mtp,
             mtp: None,
-            layers: (0..n_layers).map(layer).collect(),
+            layers,
+            loops,
             norm_eps,
             after_eps: family.after_eps.unwrap_or(norm_eps),
             output_norm: norms.kind,
@@ -346,6 +355,7 @@ impl Config {
             family: encoder.decoder_family(),
             n_embd: encoder.n_embd,
             layers: Vec::new(),
+            loops: Loops::once(0),
             n_mtp: 0,
             mtp: None,
             norm_eps: encoder.eps,
@@ -374,7 +384,14 @@ impl Config {
     /// Returns the shape of the [MTP layer](Self::mtp) as a model of its own.
     pub fn of_mtp(&self) -> Option<Self> {
         let layers = vec![self.mtp?];
-        Some(Self { layers, n_mtp: 0, mtp: None, per_layer_embedding_size: None, ..self.clone() })
+        Some(Self {
+            layers,
+            loops: Loops::once(1),
+            n_mtp: 0,
+            mtp: None,
+            per_layer_embedding_size: None,
+            ..self.clone()
+        })
     }
 
     fn read_factors(&mut self, keys: &Keys) -> Result<(), ModelError> {
@@ -530,119 +547,3 @@ fn scale_of(scale: Scale, n_layers: usize, n_embd: usize, heads: KvLayerShape) -
 
 /// Key of the width of the per-layer embeddings.
 pub(crate) const PER_LAYER: &str = "embedding_length_per_layer_input";
-/// Reads `{arch}.key` values.
-pub(crate) struct Keys<'a> {
-    pub(crate) gguf: &'a Gguf,
-    pub(crate) arch: &'a str,
-}
-
-impl Keys<'_> {
-    pub(crate) fn key(&self, key: &str) -> String {
-        format!("{}.{key}", self.arch)
-    }
-
-    pub(crate) fn has(&self, key: &str) -> bool {
-        self.gguf.meta().value(&self.key(key)).is_some()
-    }
-
-    /// Returns whether any layer has a tensor of this name.
-    fn has_tensor(&self, name: &str) -> bool {
-        let matches = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
-        self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(matches))
-    }
-
-    /// Reads a size from 1 to 2³¹.
-    pub(crate) fn size(&self, key: &str) -> Result<usize, ModelError> {
-        let value: u32 = self.gguf.meta().get(&self.key(key))?;
-        match value {
-            1..=0x7fff_ffff => Ok(value as usize),
-            _ => Err(self.bad(key, "a positive number", value)),
-        }
-    }
-
-    pub(crate) fn size_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
-        if self.has(key) { self.size(key) } else { Ok(default) }
-    }
-
-    /// Reads a number per layer, or one for all layers.
-    fn of_layers(&self, key: &str, n_layers: usize) -> Result<Vec<usize>, ModelError> {
-        if !matches!(self.gguf.meta().value(&self.key(key)), Some(Value::Array(_))) {
-            return Ok(vec![self.size(key)?; n_layers]);
-        }
-        let numbers: Vec<u32> = self.gguf.meta().get(&self.key(key))?;
-        if numbers.len() < n_layers {
-            return Err(self.bad(key, &format!("{n_layers} layers"), numbers.len()));
-        }
-        Ok(numbers.into_iter().take(n_layers).map(|n| n as usize).collect())
-    }
-
-    /// Reads a size that files may give per layer and that must be the same in all of these layers.
-    fn size_of(&self, key: &str, layers: &[bool]) -> Result<usize, ModelError> {
-        let all = self.of_layers(key, layers.len())?;
-        let sizes: Vec<usize> = all.into_iter().zip(layers).filter(|(_, is)| **is).map(|(n, _)| n).collect();
-        match sizes.iter().find(|&n| n != &sizes[0]) {
-            None => match sizes.first().copied().unwrap_or(0) {
-                n @ 1..=0x7fff_ffff => Ok(n),
-                n => Err(self.bad(key, "a positive number", n)),
-            },
-            Some(other) => {
-                Err(self.bad(key, "the same number in all layers", format!("{} and {other}", sizes[0])))
-            }
-        }
-    }
-
-    /// Reads a number, 0 if absent.
-    pub(crate) fn count(&self, key: &str) -> Result<usize, ModelError> {
-        Ok(self.gguf.meta().find::<u32>(&self.key(key))?.unwrap_or(0) as usize)
-    }
-
-    pub(crate) fn float(&self, key: &str) -> Result<f32, ModelError> {
-        let value: f32 = self.gguf.meta().get(&self.key(key))?;
-        if value.is_finite() && value >= 0.0 {
-            Ok(value)
-        } else {
-            Err(self.bad(key, "a finite number", value))
-        }
-    }
-
-    pub(crate) fn float_or(&self, key: &str, default: f32) -> Result<f32, ModelError> {
-        if self.has(key) { self.float(key) } else { Ok(default) }
-    }
-
-    /// Reads a number above 0; `None` if absent or 0, which means disabled.
-    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
-        self.positive_or(key, None)
-    }
-
-    pub(crate) fn flag_or(&self, key: &str, default: bool) -> Result<bool, ModelError> {
-        Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
-    }
-
-    /// As [`Keys::positive`], but `default` if absent.
-    pub(crate) fn positive_or(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
-        if self.has(key) { Ok(Some(self.float(key)?).filter(|&x| x > 0.0)) } else { Ok(default) }
-    }
-
-    pub(crate) fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str, ModelError> {
-        Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
-    }
-
-    pub(crate) fn refuse(&self, key: &str, feature: &str) -> Result<(), ModelError> {
-        if self.count(key)? > 0 {
-            return Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) });
-        }
-        Ok(())
-    }
-
-    /// Rejects a number above 0.
-    pub(crate) fn refuse_positive(&self, key: &str, feature: &str) -> Result<(), ModelError> {
-        match self.positive(key)? {
-            Some(_) => Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) }),
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn bad(&self, key: &str, expected: &str, got: impl std::fmt::Display) -> ModelError {
-        ModelError::Value { key: self.key(key), expected: expected.to_owned(), got: got.to_string() }
-    }
-}

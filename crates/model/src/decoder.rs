@@ -207,9 +207,9 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Returns the bytes of weights that decoding one token reads: all except an embedding that is
-    /// not the output matrix, and unselected experts.
+    /// not the output matrix, and unselected experts; layers as often as they run.
     pub fn weight_bytes_per_token(&self) -> usize {
-        self.weights.n_bytes - self.weights.idle_bytes
+        self.weights.n_bytes - self.weights.idle_bytes + self.weights.repeated_bytes
     }
 
     /// Runs the layers on the entry: the rows of all `parts` in order, each appended to its cache.
@@ -270,6 +270,9 @@ impl<B: Backend> Decoder<B> {
                 }
                 if let Some(by) = layer.out_scale {
                     backend.scale(&mut step.act.x, rows * self.config.n_embd, by)?;
+                }
+                if self.config.loops.is_normed_after(index) {
+                    self.norm_run(&mut step)?;
                 }
                 if let Some(shown) = shown {
                     let layer = self.weights.part.layers().start + index;
@@ -339,6 +342,14 @@ impl<B: Backend> Decoder<B> {
             end += if is_shared { n_bytes(kv) } else { 0 };
         }
         end
+    }
+
+    /// Normalizes the residual stream between two runs of the layers.
+    fn norm_run(&self, step: &mut StepContext<'_, '_, B>) -> Result<(), ModelError> {
+        let (rope, act) = (self.config.ropes[0].params, &mut *step.act);
+        let row = Heads { n: 1, dim: self.config.n_embd };
+        let norm = self.norm(&self.weights.output_norm);
+        Ok(normalize(step.backend, &mut act.x, step.rows, row, norm, rope, &act.angles[0].0)?)
     }
 
     /// Runs the token mixers of layer `index`: attention, a recurrent state, or both.

@@ -65,7 +65,7 @@ impl Config {
     /// A matrix that is missing, or whose rows cannot be read.
     pub fn output_columns(&self, gguf: &Gguf, index: usize) -> Result<Vec<f64>, ModelError> {
         let spec = &self.layers[index];
-        let tensor = gguf.tensor(&format!("blk.{index}.attn_output.weight"))?;
+        let tensor = gguf.tensor(&format!("blk.{}.attn_output.weight", self.loops.in_file(index)))?;
         let (n_in, dtype) = (spec.n_out(), tensor.info.dtype);
         let (dim, ratio) = (spec.heads.v_head_dim, spec.heads.gqa_ratio());
         let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(&tensor, &error))?;
@@ -95,6 +95,7 @@ struct Moments {
 impl Moments {
     fn of(gguf: &Gguf, config: &Config, index: usize) -> Result<Self, ModelError> {
         let spec = &config.layers[index];
+        let index = config.loops.in_file(index);
         let (gains, gates) = (gains(gguf, config, index)?, config.family.gates);
         let layer = Layer { gguf, spec, index, gains, gates };
         let KvLayerShape { n_heads, k_head_dim, .. } = spec.heads;

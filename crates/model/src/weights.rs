@@ -102,7 +102,7 @@ pub struct Weights<B: Backend> {
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
     /// Projections of several residual streams, if the model has them.
     pub(crate) streams: Option<StreamProjections<B>>,
-    pub(crate) layers: Vec<Layer<B>>,
+    pub(crate) layers: Vec<Arc<Layer<B>>>,
     /// `None` if the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
     /// Its bias, `[n_embd]`, for hidden states; empty if it has none. In logits it is part of
@@ -121,6 +121,8 @@ pub struct Weights<B: Backend> {
     /// Bytes that decoding a token never reads: an embedding that is not the output matrix, and the
     /// unselected experts.
     pub(crate) idle_bytes: usize,
+    /// Bytes of layers that decoding one token reads again.
+    pub(crate) repeated_bytes: usize,
 }
 
 impl<B: Backend> Weights<B> {
@@ -162,6 +164,7 @@ impl<B: Backend> Weights<B> {
         let streams = has_streams.then(|| loader.stream_projections(config)).transpose()?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
+        let bytes_before = loader.n_bytes;
         let mut layers = Vec::with_capacity(part.layers().len());
         for index in part.layers() {
             if let LayerState::Shared(with) = config.layers[index].state
@@ -169,11 +172,17 @@ impl<B: Backend> Weights<B> {
             {
                 return Err(ModelError::Apart { layer: index, with });
             }
-            layers.push(loader.layer(config, index)?);
+            let in_file = config.loops.in_file(index);
+            if in_file < index {
+                layers.push(Arc::clone(&layers[in_file]));
+                continue;
+            }
+            layers.push(Arc::new(loader.layer(config, index)?));
             // Repacked weights need no second copy in memory.
             gguf.release();
             progress(loader.n_bytes as f32 / total);
         }
+        let repeated_bytes = (config.loops.n - 1) * (loader.n_bytes - bytes_before);
         let output_norm = match part.is_last() {
             true => Some(loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?),
             false => None,
@@ -222,6 +231,7 @@ impl<B: Backend> Weights<B> {
             n_vocab,
             n_bytes: loader.n_bytes,
             idle_bytes,
+            repeated_bytes,
         })
     }
 }

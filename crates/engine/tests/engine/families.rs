@@ -552,3 +552,27 @@ fn baichuan_of_13b_is_refused() {
     let error = open(gguf).unwrap_err();
     assert_eq!(error, "not supported yet: ALiBi, the positions of Baichuan of 13B (40 layers)");
 }
+
+/// Each run of the layers has a cache of its own, and weights are stored and read as often as they
+/// are.
+#[test]
+fn layers_may_run_several_times() {
+    let name = "nanbeige-h64-g2-loops3";
+    let runs = |n| [("nanbeige.num_loops", Some(Value::U32(n)))];
+    let models = [1, 2, 3].map(|n| open(changed(name, &runs(n), None)).unwrap());
+    let layers = models.each_ref().map(|model| model.config().kv_shape().layers.len());
+    assert_eq!(layers, [2, 4, 6]);
+    let stored = models.each_ref().map(|model| model.weight_bytes());
+    assert!(stored[0] == stored[1] && stored[1] == stored[2], "{stored:?}");
+    let logits = models.map(|model| logits(&model, 8));
+    assert!(logits[0] != logits[1] && logits[1] != logits[2]);
+    for (n, want) in
+        [(0, "num_loops: expected a positive number"), (65, "num_loops: expected at most 64, got 65")]
+    {
+        let error = open(changed(name, &runs(n), None)).unwrap_err();
+        assert!(error.contains(want) && !error.contains('\n'), "{error}");
+    }
+    let shared = ("nanbeige.attention.shared_kv_layers", Some(Value::U32(1)));
+    let error = open(changed(name, &[shared], None)).unwrap_err();
+    assert!(error.contains("shared_kv_layers") || error.contains("several runs"), "{error}");
+}

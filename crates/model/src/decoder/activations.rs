@@ -1,5 +1,7 @@
 //! Activation buffers of a step.
 
+use std::sync::Arc;
+
 use kvant_backend::{Backend, BackendError, Matrix as _, StateHeads};
 
 use super::{Decoder, LoraScratch};
@@ -113,7 +115,7 @@ fn separate_width(layer: &LayerSpec) -> usize {
 impl<B: Backend> Decoder<B> {
     /// Returns the width of the widest gates that any layer keeps in a buffer of their own.
     fn widest_gates(&self) -> usize {
-        let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
+        let of_layer = |(weights, spec): (&Arc<Layer<B>>, &LayerSpec)| {
             let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
             let is_apart = spec.sparsity.is_some() || weights.ffn.as_ref().is_some_and(FeedForward::is_apart);
             spec.n_gates().max(of_state).max(if is_apart { spec.n_ff } else { 0 })

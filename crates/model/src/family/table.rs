@@ -361,6 +361,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "internlm2", experts: None, ..LLAMA },
     Family { name: "xverse", experts: None, ..LLAMA },
     Family { name: "baichuan", experts: None, ..LLAMA },
+    Family { name: "nanbeige", experts: None, ..LLAMA },
     // GLM-4 and GLM-Edge.
     Family { name: "chatglm", experts: None, ..LLAMA },
     // EXAONE 3 and 3.5.

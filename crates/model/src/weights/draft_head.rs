@@ -103,7 +103,7 @@ impl<B: Backend> Weights<B> {
             entry: Some(entry),
             per_layer: None,
             streams: None,
-            layers,
+            layers: layers.into_iter().map(Arc::new).collect(),
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),
             output_bias: None,
@@ -114,6 +114,7 @@ impl<B: Backend> Weights<B> {
             n_vocab,
             n_bytes,
             idle_bytes: 0,
+            repeated_bytes: 0,
         })
     }
 }

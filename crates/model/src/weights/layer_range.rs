@@ -216,6 +216,10 @@ impl LayerRange {
 /// sequence cover all parts alike. The first layer of a part must select its own tokens.
 pub(super) fn check_part(config: &Config, part: &LayerRange) -> Result<(), ModelError> {
     let Range { start, end } = part.layers();
+    if config.loops.n > 1 && !(part.is_first() && part.is_last()) {
+        let what = format!("layers {start} to {} on their own device, as all run several times", end - 1);
+        return Err(ModelError::Unsupported { what });
+    }
     if config.layers[start].index.is_some_and(|index| !index.selects) {
         let what = format!(
             "layers {start} to {} on their own device, as layer {start} attends to the tokens that an earlier one selects",

@@ -80,7 +80,7 @@ impl<B: Backend> Weights<B> {
             entry: Some(DraftEntry::Pairs(entry)),
             per_layer: None,
             streams: None,
-            layers: vec![layer],
+            layers: vec![Arc::new(layer)],
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),
             output_bias: None,
@@ -90,6 +90,7 @@ impl<B: Backend> Weights<B> {
             n_vocab: self.n_vocab,
             n_bytes,
             idle_bytes: 0,
+            repeated_bytes: 0,
         }))
     }
 }
