@@ -30,7 +30,7 @@ pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
-pub(crate) use recurrent::{Entering, HeadWeights, Recurrent, RuleWeights};
+pub(crate) use recurrent::{Entering, Factored, HeadWeights, KimiEntering, Recurrent, RuleWeights};
 pub(crate) use streams::{AltUp, Coefficients, StreamProjections};
 
 use crate::config::{DIVISORS, LayerState};

@@ -196,7 +196,7 @@ fn read_bound(keys: &Keys) -> Result<Option<f32>, ModelError> {
 }
 
 fn check_dim(keys: &Keys, key: &str, dim: usize) -> Result<(), ModelError> {
-    if dim % StateHeads::COLUMNS == 0 && dim <= StateHeads::MAX_K_DIM {
+    if dim.is_multiple_of(StateHeads::COLUMNS) && dim <= StateHeads::MAX_K_DIM {
         return Ok(());
     }
     let what = format!("heads of a multiple of 16 up to {}", StateHeads::MAX_K_DIM);

@@ -1,8 +1,7 @@
 //! Recurrent layers: short convolutions and linear attention.
 
 use kvant_backend::{
-    Backend, Columns, Gate, Heads, Input, Matrix as _, Norm, Output, Pairing, RopeParams, StateInputs,
-    StateRule,
+    Backend, Columns, Gate, Heads, Input, Norm, Output, Pairing, RopeParams, StateInputs, StateRule,
 };
 
 use super::batch_entries::state_entries;
@@ -10,7 +9,7 @@ use super::mla::output;
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows};
 use crate::ModelError;
 use crate::config::{RecurrentMixer, StateKind};
-use crate::weights::{Entering, HeadWeights, Recurrent, RuleWeights};
+use crate::weights::{Entering, Factored, HeadWeights, KimiEntering, Recurrent, RuleWeights};
 
 /// Epsilon of the L2 norm of queries and keys by Kimi's rule.
 const KIMI_EPS: f32 = 1e-6;
@@ -40,39 +39,51 @@ impl<B: Backend> Decoder<B> {
                     None => project(&mut [qkv, gate, step])?,
                 }
             }
-            Entering::Kimi { qkv: [q, k, v], gate, step, write } => {
+            Entering::Kimi(KimiEntering { qkv: [q, k, v], gate, step: of_step, write }) => {
                 let [low_gate, low_step] = &mut act.state_low_rank;
                 project(&mut [
                     output(q, &mut act.q),
                     output(k, &mut act.k),
                     output(v, &mut act.v),
                     output(&gate.first, if gate.second.is_some() { low_gate } else { &mut act.gates }),
-                    output(&step.first, if step.second.is_some() { low_step } else { &mut act.steps }),
+                    output(&of_step.first, if of_step.second.is_some() { low_step } else { &mut act.steps }),
                     output(write, &mut act.writes),
                 ])?;
-                let [low_gate, low_step] = &act.state_low_rank;
-                for (of, x, y) in [(gate, low_gate, &mut act.gates), (step, low_step, &mut act.steps)] {
-                    let Some((w, low_rank)) = &of.second else { continue };
-                    let input = Input { x, norm: None, first_row: 0, rows };
-                    let product = Product { input, low_rank: low_rank.as_ref() };
-                    self.project(backend, product, &mut [output(w, y)], &mut act.low)?;
-                }
-                let n = q.n_out();
-                for (i, x) in [&act.q, &act.k, &act.v].into_iter().enumerate() {
-                    let columns = Columns { width: 3 * n, first: i * n };
-                    backend.copy_columns(x, [rows, n], &mut act.entering, columns)?;
-                }
+                self.join_kimi(step, spec.recurrence.map_or(0, |of| of.separate_width()), [gate, of_step])?;
             }
         }
+        let act = &mut *step.act;
         let width = spec.recurrence.map_or(0, |of| of.conv().n_in());
         let inputs = StepRows { what: "inputs", x: &act.entering, width, n: rows };
         self.check_rows(backend, step.parts, index, inputs)
     }
 
+    /// Computes the second factors of gates and time steps, and joins queries, keys and values.
+    fn join_kimi(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        width: usize,
+        [gate, of_step]: [&Factored<B>; 2],
+    ) -> Result<(), ModelError> {
+        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
+        let [low_gate, low_step] = &act.state_low_rank;
+        for (of, x, y) in [(gate, low_gate, &mut act.gates), (of_step, low_step, &mut act.steps)] {
+            let Some((w, low_rank)) = &of.second else { continue };
+            let input = Input { x, norm: None, first_row: 0, rows };
+            let product = Product { input, low_rank: low_rank.as_ref() };
+            self.project(backend, product, &mut [output(w, y)], &mut act.low)?;
+        }
+        let parts = [&act.q, &act.k, &act.v];
+        for (i, x) in parts.into_iter().enumerate() {
+            let columns = Columns { width: parts.len() * width, first: i * width };
+            backend.copy_columns(x, [rows, width], &mut act.entering, columns)?;
+        }
+        Ok(())
+    }
+
     /// Computes `x += W_out y`: y is the convolution of the input, or the output of its heads with
     /// a state: `norm(s) * silu(W_gate n)`, by Kimi's rule `norm(s) * sigmoid(W_gate n)`, or
-    /// `norm(s * silu(W_gate n))`. The layer's states begin
-    /// at index `first`.
+    /// `norm(s * silu(W_gate n))`. The layer's states begin at index `first`.
     pub(super) fn recurrent_mixer(
         &self,
         step: &mut StepContext<'_, '_, B>,

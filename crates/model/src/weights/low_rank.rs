@@ -70,6 +70,9 @@ impl RowsOf {
 /// Matrices of one input, and the LoRA weights of their GEMMs, if any.
 pub(super) type Group<B, const N: usize> = ([<B as Backend>::Matrix; N], Option<LowRank<B>>);
 
+/// The same for any number of matrices.
+pub(super) type AnyGroup<B> = (Vec<<B as Backend>::Matrix>, Option<LowRank<B>>);
+
 /// Columns of an activation that some kernels process together.
 const STEP: usize = 32;
 
@@ -93,11 +96,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Loads the same for any number of matrices.
-    pub(super) fn group_of(
-        &mut self,
-        n_in: usize,
-        rows: &[RowsOf],
-    ) -> Result<(Vec<B::Matrix>, Option<LowRank<B>>), ModelError> {
+    pub(super) fn group_of(&mut self, n_in: usize, rows: &[RowsOf]) -> Result<AnyGroup<B>, ModelError> {
         let mut matrices = Vec::with_capacity(rows.len());
         let mut dtype = DType::F16;
         for rows in rows {

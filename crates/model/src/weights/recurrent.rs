@@ -37,16 +37,19 @@ pub(crate) enum Entering<B: Backend> {
         write: Option<B::Matrix>,
     },
     /// To those of Kimi's rule.
-    Kimi {
-        /// To queries, keys and values, `[n_heads * k_dim, n_embd]` each.
-        qkv: [B::Matrix; 3],
-        /// To the output gates, `[n_heads * v_dim]`.
-        gate: Factored<B>,
-        /// To the time steps, `[n_heads * k_dim]`.
-        step: Factored<B>,
-        /// To the write strengths, `[n_heads, n_embd]`.
-        write: B::Matrix,
-    },
+    Kimi(KimiEntering<B>),
+}
+
+/// Projections to the inputs of heads by Kimi's rule.
+pub(crate) struct KimiEntering<B: Backend> {
+    /// To queries, keys and values, `[n_heads * k_dim, n_embd]` each.
+    pub(crate) qkv: [B::Matrix; 3],
+    /// To the output gates, `[n_heads * v_dim]`.
+    pub(crate) gate: Factored<B>,
+    /// To the time steps, `[n_heads * k_dim]`.
+    pub(crate) step: Factored<B>,
+    /// To the write strengths, `[n_heads, n_embd]`.
+    pub(crate) write: B::Matrix,
 }
 
 /// A projection that may be of low rank.
@@ -219,7 +222,7 @@ impl<B: Backend> Loader<'_, B> {
             rule: RuleWeights::KimiDelta,
             norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
         };
-        let entering = Entering::Kimi { qkv: [q, k, v], gate, step, write };
+        let entering = Entering::Kimi(KimiEntering { qkv: [q, k, v], gate, step, write });
         Ok(Front { entering, low_rank, kernel, heads: Some(heads) })
     }
 
