@@ -25,14 +25,11 @@ impl<B: Backend> Decoder<B> {
             return Ok(());
         };
         self.place_index(step, index, of, weights)?;
-        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        let [_, keys] = &act.index_k;
-        let of_index = StepRows { what: "keys of the index", x: keys, width: of.dim, n: rows };
-        self.check_rows(backend, step.parts, index, of_index)?;
+        // The second are the normalized ones.
+        self.append_index(step, index, kv, 1)?;
+        let (backend, act) = (step.backend, &mut *step.act);
         let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
         let index_entries = &mut index_entries(entries);
-        // A shared-KV tensor has no values of its own.
-        backend.kv_append(index_entries, keys, keys, act.step_tiles.as_mut())?;
         let selection = Selection { n_heads: of.n_heads, n_used: of.n_used };
         let (q, heads, step_tiles) = (&act.index_q, &act.index_heads, act.step_tiles.as_ref());
         Ok(backend.select_tokens(selection, index_entries, q, heads, step_tiles, &mut act.selected)?)
@@ -63,16 +60,30 @@ impl<B: Backend> Decoder<B> {
         let [q_norm, k_norm] = weights.norms.each_ref().map(|norm| Some(self.normed(norm)));
         backend.rope(&mut act.index_q, rows, Heads { n: n_heads, dim }, q_norm, rope, angles)?;
         backend.rope(keys, rows, Heads { n: 1, dim }, k_norm, rope, angles)?;
-        let of_index = StepRows { what: "keys of the index", x: &act.index_k[0], width: dim, n: rows };
-        self.check_rows(backend, step.parts, index, of_index)?;
+        self.append_index(step, index, kv, 0)?;
+        let act = &mut *step.act;
         let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
         let index_entries = &mut index_entries(entries);
-        let keys = &act.index_k[0];
-        // A shared-KV tensor has no values of its own.
-        backend.kv_append(index_entries, keys, keys, act.step_tiles.as_mut())?;
         let selection = BlockSelection { n_heads, n_used, size, n_local };
         let (q, step_tiles) = (&act.index_q, act.step_tiles.as_ref());
         Ok(backend.select_blocks(selection, index_entries, q, step_tiles, &mut act.selected)?)
+    }
+
+    /// Appends the keys of layer `index`'s index, in buffer `of` of them, to the caches.
+    fn append_index(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
+        of: usize,
+    ) -> Result<(), ModelError> {
+        let (backend, act) = (step.backend, &mut *step.act);
+        let (keys, dim) = (&act.index_k[of], self.layers()[index].index.map_or(0, |index| index.dim));
+        let of_index = StepRows { what: "keys of the index", x: keys, width: dim, n: step.rows };
+        self.check_rows(backend, step.parts, index, of_index)?;
+        let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
+        // A shared-KV tensor has no values of its own.
+        Ok(backend.kv_append(&mut index_entries(entries), keys, keys, act.step_tiles.as_mut())?)
     }
 
     /// Normalizes the key, and rotates it and the queries.
