@@ -8,7 +8,6 @@
 //! matrix, so that a small shape shows the kernels without memory latency. Figures are the best of
 //! several runs; GB/s counts the bytes of the file's format.
 
-use std::hint::black_box;
 use std::time::Instant;
 
 use kvant_backend::{Backend, Input, Output, SharedBytes, WeightSource};
@@ -23,24 +22,6 @@ fn best_seconds(runs: usize, mut job: impl FnMut()) -> f64 {
         start.elapsed().as_secs_f64()
     });
     timed.fold(f64::INFINITY, f64::min)
-}
-
-fn read_bandwidth(threads: usize) -> f64 {
-    let words = vec![1u64; 32 << 20];
-    let seconds = best_seconds(5, || {
-        std::thread::scope(|scope| {
-            for part in words.chunks(words.len().div_ceil(threads)) {
-                scope.spawn(move || {
-                    let mut sums = [0u64; 32];
-                    for chunk in part.as_chunks::<32>().0 {
-                        sums.iter_mut().zip(chunk).for_each(|(sum, word)| *sum ^= word);
-                    }
-                    black_box(sums)
-                });
-            }
-        });
-    });
-    (8 * words.len()) as f64 / seconds / 1e9
 }
 
 /// Returns matrices of one random panel repeated, at least one and as many as `n_bytes` hold, and
@@ -79,7 +60,7 @@ fn main() {
     println!(
         "{threads} threads, {} kernels, {n_out} x {n_in}; plain read {:.1} GB/s",
         device.isa().name(),
-        read_bandwidth(threads)
+        device.read_bandwidth().expect("memory") / 1e9
     );
     println!(
         "{:8} {:>9} {:>7} {:>7} {:>7} {:>7} | {:>7} {:>7} {:>7}",

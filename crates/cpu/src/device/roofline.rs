@@ -3,7 +3,10 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use kvant_backend::BackendError;
+
 use crate::device::CpuDevice;
+use crate::ops::matmul::panel::{Line, Lines};
 
 /// Far more than any cache holds.
 const BYTES: usize = 1 << 30;
@@ -13,9 +16,15 @@ const LANES: usize = 64;
 
 impl CpuDevice {
     /// Returns the bytes per second that all threads of this device together read from memory, the
-    /// best of several passes.
-    pub fn read_bandwidth(&self) -> f64 {
-        let words = vec![1_u64; BYTES / size_of::<u64>()];
+    /// best of several passes. The memory is of the kind that holds weights.
+    ///
+    /// # Errors
+    /// [`BackendError::OutOfMemory`].
+    pub fn read_bandwidth(&self) -> Result<f64, BackendError> {
+        let mut lines = Lines::zeroed(BYTES / size_of::<Line>())?;
+        // Pages that nobody has written all are the same one.
+        lines.as_mut_slice().fill(Line([1; 64]));
+        let words: &[u64] = bytemuck::cast_slice(lines.as_slice());
         let share = words.len() / self.pool().n_threads();
         let best = (0..PASSES)
             .map(|_| {
@@ -26,7 +35,7 @@ impl CpuDevice {
                 started.elapsed().as_secs_f64()
             })
             .fold(f64::INFINITY, f64::min);
-        (share * self.pool().n_threads() * size_of::<u64>()) as f64 / best
+        Ok((share * self.pool().n_threads() * size_of::<u64>()) as f64 / best)
     }
 }
 

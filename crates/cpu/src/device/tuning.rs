@@ -38,7 +38,7 @@ const KNOBS: [Tunable; 3] = [
     Tunable {
         name: "prefetch",
         place: |tuning| &mut tuning.prefetch,
-        candidates: &[0, 1024, 2048, 4096, 8192, 16384],
+        candidates: &[0, 512, 1024, 2048, 4096, 8192, 16384],
         rows: 1,
     },
     Tunable {

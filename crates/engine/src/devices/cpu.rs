@@ -42,7 +42,7 @@ pub fn report(n_threads: Option<usize>) -> Result<DeviceReport<CpuDetails>, Erro
 
 impl OpenDevice for CpuDevice {
     fn memory_bandwidth(&self) -> Result<f64, Error> {
-        Ok(self.read_bandwidth())
+        Ok(self.read_bandwidth()?)
     }
 
     fn free_bytes(&self) -> Result<Option<usize>, Error> {

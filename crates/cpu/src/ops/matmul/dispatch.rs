@@ -96,7 +96,7 @@ pub(crate) fn project<'a>(
             let outputs = unsafe { product.outputs(panels, 0..rows) };
             with_set!(isa,
                 set => with_tile_rows!(rows, T => {
-                    gemv::multiply::<_, T>(set.vectors(), outputs, tiles, tuning.prefetch);
+                    gemv::multiply::<_, T>(set.vectors(), outputs, tiles, tuning.prefetch_for(T));
                 }),
                 _ => file_rows(outputs, x)
             );

@@ -35,7 +35,7 @@ mod kernel_set;
 mod kernels;
 mod matrix;
 mod outputs;
-mod panel;
+pub(crate) mod panel;
 mod partition;
 pub(crate) mod prefill_precision;
 mod product;

@@ -460,7 +460,7 @@ impl MoeStage<'_> {
             // SAFETY: by the contract of this function.
             let outputs = unsafe { product.outputs(panels, 0..rows) };
             return with_tile_rows!(rows, T => {
-                gemv::multiply::<_, T>(set.vectors(), outputs, tiles, self.tuning.prefetch);
+                gemv::multiply::<_, T>(set.vectors(), outputs, tiles, self.tuning.prefetch_for(T));
             });
         }
         let block = row_block::<S>(rows, self.tuning.row_block, 1);

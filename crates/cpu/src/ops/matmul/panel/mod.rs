@@ -75,8 +75,7 @@ use kvant_backend::BackendError;
 use kvant_codec::fields::{FieldSpec, Fields};
 use kvant_codec::{DType, fp8};
 
-pub(crate) use lines::Line;
-use lines::Lines;
+pub(crate) use lines::{Line, Lines};
 
 use super::partition::Partition;
 use crate::host::disjoint::DisjointMut;
