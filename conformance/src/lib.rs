@@ -74,6 +74,7 @@ list! {
     "soft_cap": ops::soft_cap::run,
     "xielu": ops::xielu::run,
     "mix_streams": ops::streams::mix,
+    "connect_streams": ops::streams::connect,
     "scale_by_rms": ops::streams::scale,
     "gate_sparsely": ops::streams::gate,
     "add": ops::scale::add,

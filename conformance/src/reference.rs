@@ -46,6 +46,10 @@ pub fn activate(activation: Activation, g: f64) -> f64 {
         Activation::Relu => g.max(0.0),
         Activation::NormalCdf => 1.0 / (1.0 + (-gelu_exponent(g)).exp()),
         Activation::Limited { limit } => (g / (1.0 + (-g).exp())).min(f64::from(limit)),
+        Activation::Clamped { limit } => {
+            let g = g.min(f64::from(limit));
+            g / (1.0 + (-g).exp())
+        }
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED.map(f64::from);
             let g = g.min(limit);

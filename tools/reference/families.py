@@ -38,6 +38,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
+    HYV4Config,
     Jais2Config,
     KimiLinearConfig,
     LagunaConfig,
@@ -123,6 +124,8 @@ FAMILIES = {
     "deepseek3": Family(DeepseekV3Config, gguf.MODEL_ARCH.DEEPSEEK2),
     "deepseek32": Family(DeepseekV32Config, gguf.MODEL_ARCH.DEEPSEEK2, arch_name="deepseek32"),
     "glmdsa": Family(GlmMoeDsaConfig, gguf.MODEL_ARCH.GLM_DSA),
+    # With the tensor names of GLM-5.
+    "hyv4": Family(HYV4Config, gguf.MODEL_ARCH.GLM_DSA, arch_name="hy_v4"),
     "glm4moelite": Family(Glm4MoeLiteConfig, gguf.MODEL_ARCH.DEEPSEEK2),
     "mistral4": Family(Mistral4Config, gguf.MODEL_ARCH.MISTRAL4),
     # Ling 3, with the tensor names of Kimi Linear.

@@ -27,6 +27,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from connected import CONNECTIONS, LAST, connected_parts, is_connection, write_connections
 from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, multiplied, space_parts, write_states
 from looped import repeated
 from models import SPECS
@@ -88,7 +89,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
             if spec.family.unscaled and name.endswith(("q_norm.weight", "k_norm.weight")):
                 values *= 1.2 * weight.shape[-1] ** -0.25
             values -= norm_offset(spec, name)
-        elif name.endswith(("router.scale", "per_expert_scale", "correct_output_scale", ".D")):
+        elif name.endswith(("router.scale", "per_expert_scale", "correct_output_scale", ".D", "_hc.scale", "hc_scale")):
             values = 1 + 0.3 * torch.randn_like(weight)
         elif name.endswith("A_log"):  # decay time of states: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
@@ -353,7 +354,7 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_array(f"{spec.family.arch_name}.attention.rope_pattern", [int(bool(theta)) for theta in spec.extra["layer_rope_theta"]])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in spec.extra["layer_types"]])
     if "indexer_types" in spec.extra:
-        arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
+        arch = spec.family.arch_name or gguf.MODEL_ARCH_NAMES[spec.family.arch]
         writer.add_array(f"{arch}.attention.indexer.types", [kind == "full" for kind in spec.extra["indexer_types"]])
     for name, add in {
         "alpha_p": writer.add_xielu_alpha_p,
@@ -371,6 +372,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         write_latent(writer, spec)
     elif "n_routed_experts" in spec.extra:
         writer.add_expert_weights_norm(spec.extra.get("norm_topk_prob", True))
+    if "hc_mult" in spec.extra:
+        write_connections(writer, spec)
     if "index_block_size" in spec.extra:  # MiniMax M3
         arch = spec.family.arch_name
         writer.add_uint32(f"{arch}.attention.indexer.block_size", spec.extra["index_block_size"])
@@ -487,6 +490,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
         if name.endswith(UNTRAINED):  # with the other selection biases
             pass
+        elif hasattr(model.config, "hc_mult") and (is_connection(name) or ".self_attn." in name and "sinks" not in name and "kv_b_proj" not in name):
+            yield from connected_parts(model.config, name, weight)
         elif "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
         elif "self_attn.conv1d" in name or "forget_gate" in name or is_gate_of_state(model.config, name):
@@ -585,6 +590,8 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "router.per_expert_scale": "ffn_down_exps.scale",
         "sinks.weight": "attn_sinks.weight",
         "self_attn.g_proj.weight": "attn_gate.weight",
+        "self_attn.gate_proj.weight": "attn_gate.weight",
+        **CONNECTIONS,
         "indexer.wq_b.weight": "indexer.attn_q_b.weight",
         "indexer.wk.weight": "indexer.attn_k.weight",
         "indexer.q_proj.weight": "indexer.q_proj.weight",
@@ -602,7 +609,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight", "router.gate.weight"))
         is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
-        is_exact = is_matrix and not is_router and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # inexact after their factors
+        is_exact = is_matrix and not is_router and not is_connection(name) and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # inexact after their factors
         kind = torch.float16 if is_exact else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
@@ -611,7 +618,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         for end, called in scales.items():
             if name.endswith(end):
                 given = f"blk.{name.split('.')[2]}.{called}"
-        yield given, stored.numpy()
+        yield LAST.get(name, given), stored.numpy()
 
 
 def write_golden(path: Path, tokens: list[int], logits: torch.Tensor) -> None:

@@ -194,7 +194,8 @@ impl<'a, B: Backend> Batch<'a, B> {
         what: &dyn Fn() -> String,
     ) -> Result<Vec<f32>> {
         let numbers = self.subject.upload(numbers);
-        let selected = Selected { numbers: &numbers, n_used, block, n_lists };
+        let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
+        let selected = Selected { numbers: &numbers, n_used, block, n_lists, sinks: sinks.as_ref() };
         self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
             device.attend_selected(params, entries, q, selected, step_tiles, out)
         })

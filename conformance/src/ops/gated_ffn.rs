@@ -44,7 +44,7 @@ const fn case(has_norm: bool, activation: Activation, is_ungated: bool) -> Case 
     Case { has_norm, activation, is_ungated }
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     case(false, Activation::Silu, false),
     case(true, Activation::Silu, false),
     case(false, Activation::Gelu, false),
@@ -56,6 +56,7 @@ const CASES: [Case; 11] = [
     case(true, Activation::NormalCdf, true),
     case(false, Activation::Limited { limit: 3.0 }, false),
     case(true, Activation::Limited { limit: 7.0 }, true),
+    case(false, Activation::Clamped { limit: 2.0 }, false),
 ];
 
 /// Roundings of `g / (1 + exp(-z)) * u` besides those of g and u: three of exp, six for an
@@ -119,6 +120,7 @@ pub fn activate<B: Backend>(subject: &DeviceUnderTest<B>) {
         Activation::Relu,
         Activation::NormalCdf,
         Activation::Limited { limit: 3.0 },
+        Activation::Clamped { limit: 3.0 },
     ];
     for (len, activation) in product(&[0, 1, 255, 257, 5000], &all) {
         let what = || subject.case("activate", format_args!("{len} values, {activation:?}"));
@@ -143,7 +145,7 @@ pub fn activate<B: Backend>(subject: &DeviceUnderTest<B>) {
 pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
     let (slope, of_z) = match activation {
         // The largest slope, at 2.4: 1.0998.
-        Activation::Silu | Activation::Limited { .. } => (1.1, 0.0),
+        Activation::Silu | Activation::Limited { .. } | Activation::Clamped { .. } => (1.1, 0.0),
         Activation::Relu => (1.0, 0.0),
         // As SiLU, whose slope is unchanged by a rate in z: `a(g) = silu(r g) / r`. A rounding of z
         // changes it by `z^2 s (1 - s) / r`, at most 0.258 (r = 1.702).
@@ -162,7 +164,7 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
             let value = 1.0 + u.value.clamp(-limit, limit);
             Expected { value, tolerance: u.tolerance + roundings(1) * value.abs() }
         }
-        Activation::Limited { limit } => {
+        Activation::Limited { limit } | Activation::Clamped { limit } => {
             Expected { value: u.value.clamp(-f64::from(limit), f64::from(limit)), ..u }
         }
         _ => u,

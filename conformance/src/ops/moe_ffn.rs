@@ -162,6 +162,7 @@ pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         (5, Activation::NormalCdf, true, false),
         (3, Activation::Limited { limit: 3.0 }, true, true),
         (17, Activation::Limited { limit: 7.0 }, false, false),
+        (3, Activation::Clamped { limit: 2.0 }, true, false),
     ];
     for (types, (rows, activation, has_norm, has_biases)) in skipped.combine(&types, &cases) {
         let of = Case { types, n: 256, n_ff: 256, n_experts: 3, ..USUAL };

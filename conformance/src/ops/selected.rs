@@ -54,7 +54,14 @@ pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let latent = Shape { shared_kv: true, ..shape };
     let shapes = [
         Shape { k_head_dim: 576, v_head_dim: 512, group: 16, sink_tiles: 1, ..latent },
-        Shape { k_head_dim: 224, v_head_dim: 192, group: 5, scaled: Scaled::All, ..latent },
+        Shape {
+            k_head_dim: 224,
+            v_head_dim: 192,
+            group: 5,
+            scaled: Scaled::All,
+            sinks: Some([1.0, 0.5]),
+            ..latent
+        },
         Shape { k_head_dim: 96, v_head_dim: 80, group: 1, n_kv_heads: 2, ..latent },
         Shape { n_kv_heads: 2, group: 3, scaled: Scaled::All, alpha: 1.02, ..shape },
         Shape { k_head_dim: 40, v_head_dim: 64, group: 2, soft_cap: Some(1.0), ..shape },

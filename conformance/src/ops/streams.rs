@@ -1,6 +1,6 @@
 //! Layers with several residual streams, and sparse feed-forward layers beside them.
 
-use kvant_backend::{Activation, Backend, Streams};
+use kvant_backend::{Activation, Backend, HyperConnections, Streams};
 
 use crate::DeviceUnderTest;
 use crate::judge::{Expected, roundings};
@@ -53,6 +53,98 @@ fn mixed_streams_equal_their_equation<B: Backend>(
         Expected { value, tolerance: roundings(n_in + 1) * sizes }
     };
     subject.expect(&y, &(0..n_out * rows * width).map(want).collect::<Vec<_>>(), &what);
+}
+
+/// Roundings of a gate: a product with the scale, a sum, an exponential, a sum and a quotient, the
+/// epsilon and the factor.
+const CONNECTION_ROUNDINGS: usize = 12;
+
+/// Compares `connect_streams` with its equation, with and without writing.
+pub fn connect<B: Backend>(subject: &DeviceUnderTest<B>) {
+    if !subject.device().info().selects_tokens {
+        let [x, mut y] = [8, 8].map(|n| subject.upload(&vec![1.0; n]));
+        let connections = connections(2, 2, &x);
+        let result = subject.device().connect_streams(connections, &x, &x, 1, &mut y, None);
+        return subject.expect_refusal("connect_streams", "any connections", result);
+    }
+    for (width, rows) in SHAPES {
+        for n in [1, 2, 4, 5] {
+            connections_equal_their_equation(subject, [n, width, rows], true);
+            connections_equal_their_equation(subject, [n, width, rows], false);
+        }
+    }
+    let [x, numbers, mut reads, mut writes] = [8, 6, 4, 12].map(|n| subject.upload(&vec![1.0; n]));
+    let mut refused = |case: &str, [n, width, rows]: [usize; 3], is_written: bool| {
+        let writes = is_written.then_some(&mut writes);
+        let connections = connections(n, width, &numbers);
+        let result = subject.device().connect_streams(connections, &x, &x, rows, &mut reads, writes);
+        subject.expect_refusal("connect_streams", case, result);
+    };
+    refused("no streams", [0, 1, 1], true);
+    refused("six numbers of three", [2, 1, 1], false);
+    refused("ten values of eight", [2, 5, 1], true);
+    refused("twelve products of eight", [2, 1, 3], true);
+}
+
+/// Returns connections of n streams with these numbers.
+fn connections<Buffer>(n: usize, width: usize, numbers: &Buffer) -> HyperConnections<'_, Buffer> {
+    HyperConnections { n, width, numbers, norm_eps: 1e-5, eps: 1e-6, magnitude: 2.5 }
+}
+
+fn connections_equal_their_equation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    [n, width, rows]: [usize; 3],
+    is_written: bool,
+) {
+    let of_them = format_args!("{rows} rows, {n} streams of {width}, written: {is_written}");
+    let what = || subject.case("connect_streams", of_them);
+    let kinds = if is_written { 2 } else { 1 };
+    let (products, streams) = (gaussian(1, rows * kinds * n, 2.0), gaussian(2, n * rows * width, 3.0));
+    let numbers = gaussian(3, kinds * (1 + n), 1.0);
+    let mut reads = subject.guarded(&vec![f32::NAN; rows * n]);
+    let mut writes = subject.guarded(&vec![f32::NAN; rows * n * (n + 1)]);
+    let [on_products, on_streams, on_numbers] = [&products, &streams, &numbers].map(|x| subject.upload(x));
+    let connections = connections(n, width, &on_numbers);
+    let (to, written) = (&mut reads, is_written.then_some(&mut writes));
+    let result = subject.device().connect_streams(connections, &on_products, &on_streams, rows, to, written);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let root = |row: usize| {
+        let of = |stream: usize| reference::norm(&streams[(stream * rows + row) * width..][..width]).powi(2);
+        ((0..n).map(of).sum::<f64>() / (n * width) as f64 + 1e-5).sqrt()
+    };
+    // The argument of a gate has an absolute error, of which the gate has at most its whole.
+    let gate = |row: usize, kind: usize, i: usize| {
+        let [product, scale, base] =
+            [products[(row * kinds + kind) * n + i], numbers[kind], numbers[kinds + kind * n + i]];
+        let scaled = f64::from(product) / root(row) * f64::from(scale);
+        let value = 1.0 / (1.0 + (-(scaled + f64::from(base))).exp());
+        let sizes =
+            roundings(width.div_ceil(2) + n + 4) * scaled.abs() + roundings(2) * f64::from(base.abs());
+        Expected { value, tolerance: (sizes + roundings(CONNECTION_ROUNDINGS)) * value }
+    };
+    let read = |row: usize, j: usize| {
+        let Expected { value, tolerance } = gate(row, 0, j);
+        Expected { value: value + f64::from(connections.eps), tolerance }
+    };
+    let want: Vec<_> = (0..rows * n).map(|at| read(at / n, at % n)).collect();
+    subject.expect(&reads, &want, &what);
+    if !is_written {
+        return;
+    }
+    let write = |at: usize| {
+        let (row, i, j) = (at / (n * (n + 1)), at / (n + 1) % n, at % (n + 1));
+        let Expected { value, tolerance } = gate(row, 1, i);
+        let magnitude = f64::from(connections.magnitude);
+        let out = magnitude * value + f64::from(connections.eps);
+        let off = magnitude * tolerance + roundings(1) * out;
+        if j == n {
+            return Expected { value: out, tolerance: off };
+        }
+        let Expected { value: read, tolerance } = read(row, j);
+        let value = f64::from(u8::from(i == j)) - out * read;
+        Expected { value, tolerance: off * read + out * tolerance + roundings(2) * (1.0 + out * read) }
+    };
+    subject.expect(&writes, &(0..rows * n * (n + 1)).map(write).collect::<Vec<_>>(), &what);
 }
 
 /// Compares `scale_by_rms` with its equation.

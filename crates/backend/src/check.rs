@@ -10,8 +10,8 @@ use crate::device::{
 };
 use crate::kv::{batch_rows, check_append};
 use crate::{
-    Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams, RouterScores, Streams,
+    Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, HyperConnections, InputSquares,
+    KvBatchEntry, Norm, Rope, RopeParams, RouterScores, Streams,
 };
 
 /// Checks [`Backend::write`].
@@ -240,6 +240,27 @@ pub(crate) fn check_mix_streams<B: Buffer>(
     BackendError::check_at_least(OP, "number of coefficients", len(n_out, n_in), coefs.n_values())?;
     BackendError::check_at_least(OP, "length of the streams", len(n_in, width), x.n_values())?;
     BackendError::check_at_least(OP, "length of the result", len(n_out, width), y.n_values())
+}
+
+/// Checks [`Backend::connect_streams`]: products, streams and what a sublayer reads, and what it
+/// writes.
+pub(crate) fn check_connect_streams<B: Buffer>(
+    HyperConnections { n, width, numbers, .. }: HyperConnections<'_, B>,
+    [products, streams, reads]: [&B; 3],
+    rows: usize,
+    writes: Option<&B>,
+) -> Result<()> {
+    const OP: &str = "connect_streams";
+    let kinds = if writes.is_some() { 2 } else { 1 };
+    let len = |n: usize, each: usize| rows.saturating_mul(n).saturating_mul(each);
+    BackendError::check_at_least(OP, "streams", 1, n)?;
+    BackendError::check_at_least(OP, "values of a row", 1, width)?;
+    BackendError::check_equal(OP, "scales and bases", kinds * (1 + n), numbers.n_values())?;
+    BackendError::check_at_least(OP, "number of products", len(n, kinds), products.n_values())?;
+    BackendError::check_at_least(OP, "length of the streams", len(n, width), streams.n_values())?;
+    BackendError::check_at_least(OP, "number of coefficients", rows.saturating_mul(n), reads.n_values())?;
+    let Some(writes) = writes else { return Ok(()) };
+    BackendError::check_at_least(OP, "number of coefficients", len(n, n + 1), writes.n_values())
 }
 
 /// Checks that two operands of the op `op` have as many rows of `width` values.

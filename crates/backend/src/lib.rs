@@ -36,8 +36,9 @@ pub use kv::{
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};
 pub use params::{
-    Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads, Norm,
-    Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, Streams, Xielu,
+    Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads,
+    HyperConnections, Norm, Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, Streams,
+    Xielu,
 };
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};
 pub use table::decode_embedding_rows;

@@ -5,10 +5,11 @@
 use std::sync::Arc;
 
 use crate::check::{
-    check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
-    check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
-    check_mix_streams, check_project, check_project_each, check_read, check_rope, check_rope_append,
-    check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
+    check_add_normed, check_attend_all, check_broken_row, check_connect_streams, check_copy,
+    check_copy_columns, check_embed, check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn,
+    check_layer_norm, check_matrix, check_mix_streams, check_project, check_project_each, check_read,
+    check_rope, check_rope_append, check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch,
+    check_write, check_xielu,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
@@ -20,8 +21,8 @@ use crate::kv::{
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
-    Heads, InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection, ShortConv,
-    StateBatchEntry, StateHeads, StateInputs, Streams, Xielu,
+    Heads, HyperConnections, InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, Xielu,
 };
 
 /// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
@@ -346,6 +347,36 @@ ops! {
     ) -> Result<()>
         where check_mix_streams(coefs, x, rows, streams, y);
 
+    /// Computes how a sublayer reads and writes n residual streams, as coefficients of
+    /// [`Backend::mix_streams`]. With p the products of a row of all streams, divided by the root
+    /// mean square of that row of `streams` `[n, rows, width]`, s the scales and b the bases:
+    ///
+    /// ```text
+    /// in[j] = sigmoid(s[0] p[j] + b[j]) + eps
+    /// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + eps
+    /// reads[row, j] = in[j],  writes[row, i, j] = (i == j) - out[i] in[j],  writes[row, i, n] = out[i]
+    /// ```
+    ///
+    /// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; the streams become
+    /// `stream[i] + out[i] f(x)`, linear combinations of themselves and, as the last, y. `products`
+    /// is `[rows, 2 n]`, `reads` `[rows, n]` and `writes` `[rows, n, n + 1]`. Behind the last layer
+    /// nothing is written, and `products` is `[rows, n]`. A device without [token
+    /// selection](DeviceInfo::selects_tokens) returns an error.
+    fn connect_streams(
+        &self,
+        connections: HyperConnections<'_, Self::Buffer>,
+        products: &Self::Buffer,
+        streams: &Self::Buffer,
+        rows: usize,
+        reads: &mut Self::Buffer,
+        writes: Option<&mut Self::Buffer>,
+    ) -> Result<()>
+        where check_connect_streams(connections, [products, streams, reads], rows, writes.as_deref()) => {
+        _ = (connections, products, streams, rows, reads, writes);
+        let (requested, has) = ("hyper-connections".to_owned(), "one residual stream".to_owned());
+        Err(BackendError::Unsupported { op: "connect_streams", requested, has })
+    };
+
     /// Multiplies each of the first `rows` rows of `x` `[rows, width]` by the root mean square of
     /// the same row of `like`.
     fn scale_by_rms(&self, x: &mut Self::Buffer, like: &Self::Buffer, rows: usize, width: usize)
@@ -502,9 +533,8 @@ ops! {
         Err(no_selection("select_blocks"))
     };
 
-    /// As [`Backend::attend`] without sinks, for the rows with more blocks than `n_used`, over the
-    /// tokens of their [selected](Backend::select_tokens) blocks alone. Leaves the other rows of
-    /// `out` unchanged.
+    /// As [`Backend::attend`], for the rows with more blocks than `n_used`, over the tokens of their
+    /// [selected](Backend::select_tokens) blocks alone. Leaves the other rows of `out` unchanged.
     fn attend_selected(
         &self,
         params: &AttendParams,

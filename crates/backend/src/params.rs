@@ -42,15 +42,20 @@ pub enum Activation {
         /// L, above 0.
         limit: f32,
     },
+    /// SiLU of a clamped gate, `g = min(g, L)`, and `max(-L, min(u, L))` replaces u (Hunyuan 4).
+    Clamped {
+        /// L, above 0.
+        limit: f32,
+    },
 }
 
 impl Activation {
     /// The rate and the limit of [`Activation::Bounded`].
     pub const BOUNDED: [f32; 2] = [1.702, 7.0];
 
-    /// Returns the limit of [`Activation::Limited`]; 0 for others.
+    /// Returns the limit of [`Activation::Limited`] and [`Activation::Clamped`]; 0 for others.
     pub fn limit(self) -> f32 {
-        if let Self::Limited { limit } = self { limit } else { 0.0 }
+        if let Self::Limited { limit } | Self::Clamped { limit } = self { limit } else { 0.0 }
     }
 
     /// `√(8/π)`, and `0.044715 √(8/π)`.
@@ -81,6 +86,31 @@ pub struct Streams {
     /// Values of a row of a stream.
     pub width: usize,
 }
+
+/// Hyper-connections (arXiv 2409.19606): how a sublayer reads and writes several residual streams.
+#[derive(Debug)]
+pub struct HyperConnections<'a, Buffer> {
+    /// Number of streams.
+    pub n: usize,
+    /// Values of a row of a stream.
+    pub width: usize,
+    /// A scale for reading and one for writing, then n bases for each.
+    pub numbers: &'a Buffer,
+    /// Added to the mean square of a row of all streams.
+    pub norm_eps: f32,
+    /// Added to every gate.
+    pub eps: f32,
+    /// Factor on the gates of what a sublayer writes.
+    pub magnitude: f32,
+}
+
+impl<Buffer> Clone for HyperConnections<'_, Buffer> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buffer> Copy for HyperConnections<'_, Buffer> {}
 
 /// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///
@@ -180,6 +210,8 @@ pub struct Selected<'a, Buffer> {
     pub block: usize,
     /// One for all KV heads, or one for each.
     pub n_lists: usize,
+    /// Attention sinks beside them, as of [`Backend::attend`](crate::Backend::attend).
+    pub sinks: Option<&'a Buffer>,
 }
 
 impl<Buffer> Clone for Selected<'_, Buffer> {

@@ -7,6 +7,7 @@ mod gemma;
 mod hybrids;
 mod layer_norms;
 mod routed;
+mod selecting;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
@@ -14,6 +15,7 @@ use hybrids::{
 };
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
+use selecting::{DEEPSEEK32, GLM_DSA, HY_V4};
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -111,7 +113,9 @@ pub(crate) enum Layers {
     Latent,
     /// The same over selected tokens: DeepSeek Sparse Attention.
     Selecting,
-    /// The same in some layers; the others are Kimi's delta rules.
+    /// The same with several residual streams, which every sublayer reads and writes.
+    Connected,
+    /// MLA in some layers; the others are Kimi's delta rules.
     Kimi,
     /// All layers are attention, some of them over selected blocks of tokens.
     SelectingBlocks,
@@ -523,21 +527,9 @@ static FAMILIES: &[Family] = &[
     Family { class: "Qwen3_5MoeForConditionalGeneration", is_multimodal: true, ..QWEN35_MOE },
     Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
     DEEPSEEK3,
-    Family {
-        class: "DeepseekV32ForCausalLM",
-        arch: "deepseek32",
-        layers: Layers::Selecting,
-        fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0), ("indexer_rope_interleave", 0.0)],
-        ..DEEPSEEK3
-    },
-    Family {
-        class: "GlmMoeDsaForCausalLM",
-        arch: "glm-dsa",
-        layers: Layers::Selecting,
-        defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), ("routed_scaling_factor", Default::Number(2.5))],
-        fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0), ("indexer_rope_interleave", 1.0)],
-        ..DEEPSEEK
-    },
+    DEEPSEEK32,
+    GLM_DSA,
+    HY_V4,
     KIMI_LINEAR,
     LING3,
     Family { class: "BailingMoeV3ForCausalLM", ..LING3 },
@@ -551,7 +543,7 @@ static FAMILIES: &[Family] = &[
 impl Layers {
     /// Returns whether layers are multi-head latent attention.
     pub fn are_latent(self) -> bool {
-        matches!(self, Self::Latent | Self::Selecting | Self::Kimi)
+        matches!(self, Self::Latent | Self::Selecting | Self::Connected | Self::Kimi)
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use serde_json::Value as JsonValue;
 
 use crate::block_index;
+use crate::connections;
 use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
@@ -267,8 +268,11 @@ pub(crate) fn write(
         write_latent(keys, config, latent)?;
         return match family.layers {
             Layers::Kimi => write_kimi(keys, config, sizes),
-            Layers::Selecting => {
+            Layers::Selecting | Layers::Connected => {
                 keys.set("attention.head_count_kv", 1_u32)?;
+                if family.layers == Layers::Connected {
+                    connections::write(keys, config)?;
+                }
                 write_index(keys, config, sizes)
             }
             _ => keys.set("attention.head_count_kv", 1_u32),

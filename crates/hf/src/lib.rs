@@ -15,6 +15,7 @@
 
 mod adapter;
 mod block_index;
+mod connections;
 mod draft_head;
 mod encoder;
 mod error;

@@ -37,6 +37,8 @@ pub(crate) struct Sizes {
     pub is_tied: Option<bool>,
     /// Of MLA layers.
     pub latent: Option<Mla>,
+    /// Size of a head of their index.
+    pub index_dim: Option<usize>,
     /// Of gated-delta layers.
     pub delta: Option<Delta>,
     /// Of state-space layers.
@@ -177,6 +179,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         n_ctx: read_context(config, family)?,
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
         latent,
+        index_dim: config.find_size("index_head_dim")?.map(|dim| dim as usize),
         delta: Delta::of(config, family)?,
         space: Space::of(config, family)?,
         full,

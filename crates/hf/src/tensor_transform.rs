@@ -39,6 +39,8 @@ pub(crate) enum Transform {
     LatentKeys,
     /// The value part: `[heads, values, latent]`.
     LatentValues,
+    /// Of MLA's heads of this kind, the last rows, which RoPE rotates: neighbours instead of halves.
+    LastNeighbours(HeadsOf),
     /// A gate for each head of attention, `[heads, inputs]`; other shapes are another tensor.
     GatesOfHeads,
     /// A gate for each dim of the heads of a state; other shapes are another tensor.
@@ -54,6 +56,16 @@ pub(crate) enum Transform {
     Tiled { behind_keys: bool, per_value: bool },
     /// Columns of the value heads, in that order.
     TiledColumns,
+}
+
+/// Kind of heads of MLA whose last rows RoPE rotates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeadsOf {
+    Queries,
+    /// The latent vector and the part of a key with RoPE.
+    Latent,
+    /// Queries or the key of an index.
+    Index,
 }
 
 /// A strided selection of tensor values: count and stride per dimension, outermost first.
@@ -161,6 +173,7 @@ impl Transform {
                 Ok((vec![n / 2, n_in], vec![view(half * all, &[(all, 1)])]))
             }
             (Self::LatentKeys | Self::LatentValues, &[rows, rank]) => self.of_latent(rows, rank, sizes),
+            (Self::LastNeighbours(kind), shape) => last_neighbours(kind, shape, sizes),
             (Self::DeltaQkv | Self::DeltaGate, &[rows, row]) => self.of_delta(rows, row, sizes),
             (Self::Tiled { behind_keys, per_value }, shape) => tiled(behind_keys, per_value, shape, sizes),
             (Self::TiledColumns, &[rows, row]) => tiled_columns(rows, row, sizes),
@@ -202,6 +215,29 @@ impl Transform {
             _ => (vec![heads * shared, row], vec![of_each(2 * key + shared, shared)]),
         })
     }
+}
+
+/// Interleaves the halves of the last rows of each head.
+fn last_neighbours(kind: HeadsOf, shape: &[usize], sizes: &Sizes) -> Result<TransformedShape, String> {
+    let Some(latent) = sizes.latent else { return Err("none".to_owned()) };
+    let dim = match kind {
+        HeadsOf::Queries => latent.k_dim + latent.n_rot,
+        HeadsOf::Latent => latent.rank + latent.n_rot,
+        HeadsOf::Index => sizes.index_dim.unwrap_or(0),
+    };
+    let (n, n_rot) = (shape[0], latent.n_rot);
+    let Some(plain) = dim.checked_sub(n_rot).filter(|_| n_rot % 2 == 0 && n.is_multiple_of(dim)) else {
+        return Err(format!("heads of {dim} rows, of which the last {n_rot} are rotated"));
+    };
+    let row = shape[1..].iter().product::<usize>();
+    let of_head = |head: usize| {
+        let turned = View {
+            first: (head * dim + plain) * row,
+            steps: vec![(n_rot / 2, row), (2, n_rot / 2 * row), (row, 1)],
+        };
+        [View { first: head * dim * row, steps: vec![(plain * row, 1)] }, turned]
+    };
+    Ok((shape.to_vec(), (0..n / dim).flat_map(of_head).collect()))
 }
 
 /// Reorders rows, or single values, of value heads so that sharing heads are as many apart as there

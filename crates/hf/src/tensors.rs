@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvant_codec::DType;
 use kvant_gguf::GgufWriter;
 
+use crate::connections;
 use crate::error::{HfError, TensorFault};
 use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
@@ -235,6 +236,9 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
     if let Some((ours, part)) = streams::stacked(name) {
         return Some(Target { place: (0, ours.to_owned()), part, cut: Transform::Whole });
     }
+    if let Some(ours) = connections::behind_layers(name) {
+        return Some(Target { place: (0, ours.to_owned()), part: 0, cut: Transform::Whole });
+    }
     let ours = match name {
         "lm_head.weight" => OUTPUT,
         "lm_head.bias" => "output.bias",
@@ -303,7 +307,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
     let marks = match family.layers {
         Layers::OwnHeads | Layers::Streams => PER_KIND_HEADS_MARKERS,
         Layers::Halved => SUBLAYER_MARKERS,
-        Layers::Selecting => SELECTING_MARKERS,
+        Layers::Selecting | Layers::Connected => SELECTING_MARKERS,
         Layers::Kimi => KIMI_MARKERS,
         Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
         _ => LAYER_TYPE_MARKERS,
@@ -397,6 +401,7 @@ fn recipe_of(
     let is_kept = shape.len() == 1
         || [ROUTER, "ssm_norm"].contains(&module)
         || TAPS.contains(&module)
+        || connections::is_projection(module)
         || !name.ends_with(".weight");
     if of_experts && !first.is_stacked() || streams::is_stack(name) {
         shape.push(parts.len());

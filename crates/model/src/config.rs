@@ -26,6 +26,7 @@ pub use loops::Loops;
 pub use mla::Latent;
 pub use recurrence::{RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
+pub use streams::ResidualStreams;
 
 use crate::ModelError;
 use crate::SharedExpert;
@@ -69,8 +70,8 @@ pub struct Config {
     pub logit_soft_cap: Option<f32>,
     /// Width of the per-layer embeddings, if the model has them (Gemma 3n and 4).
     pub per_layer_embedding_size: Option<usize>,
-    /// Number of residual streams: one, except with alternating updates (Gemma 3n).
-    pub n_streams: usize,
+    /// The residual streams.
+    pub streams: ResidualStreams,
     /// Statistics of the layers' K and V, once [computed from the
     /// weights](Self::weight_statistics).
     pub statistics: Option<Arc<WeightStatistics>>,
@@ -198,7 +199,8 @@ impl LayerSpec {
     pub fn n_gates(&self) -> usize {
         match self.gate {
             Some(gate) if gate.is_per_head => self.heads.n_heads,
-            Some(_) => self.n_out(),
+            // Those of MLA multiply values of the model's size.
+            Some(_) => self.latent.map_or(self.n_out(), |latent| self.heads.n_heads * latent.v_dim),
             None => 0,
         }
     }
@@ -340,7 +342,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap,
             per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
-            n_streams: streams::read(&keys)?,
+            streams: streams::read(&keys, family)?,
             statistics: None,
         };
         config.read_factors(&keys)?;
@@ -367,7 +369,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap: None,
             per_layer_embedding_size: None,
-            n_streams: 1,
+            streams: ResidualStreams::One,
             statistics: None,
         }
     }

@@ -22,6 +22,7 @@ use crate::{Config, EmbeddingRows, LayerSpec, ModelError, NormKind, Position, Qk
 mod activations;
 mod batch_entries;
 mod block_draft;
+mod connections;
 mod draft_head;
 mod entry;
 mod feed_forward;
@@ -37,6 +38,7 @@ mod streams;
 
 pub use activations::Activations;
 use batch_entries::kv_entries;
+use connections::connections_of;
 pub use entry::Entry;
 use entry::InputTokens;
 use products::{Branch, LoraScratch, Product, Residual};
@@ -253,7 +255,8 @@ impl<B: Backend> Decoder<B> {
                 if let Some(weights) = &layer.altup {
                     self.predict(&mut step, index, weights)?;
                 }
-                self.token_mixer(&mut step, index)?;
+                let [of_mixer, of_ffn] = connections_of(layer);
+                self.connect(&mut step, of_mixer, |step| self.token_mixer(step, index))?;
                 if layer.altup.is_some() {
                     backend.scale(&mut step.act.x, rows * self.config.n_embd, FRAC_1_SQRT_2)?;
                 }
@@ -262,7 +265,7 @@ impl<B: Backend> Decoder<B> {
                     backend.read(&step.act.q, 0, &mut q)?;
                     on_queries(kv, &q);
                 }
-                self.feed_forward(&mut step, index)?;
+                self.connect(&mut step, of_ffn, |step| self.feed_forward(step, index))?;
                 match (&layer.altup, &layer.per_layer) {
                     (None, None) => {}
                     (None, Some(weights)) => self.per_layer_embeddings(&mut step, index, weights)?,
@@ -281,6 +284,9 @@ impl<B: Backend> Decoder<B> {
             }
             if let Some(weights) = &self.weights.streams {
                 self.leave_streams(&mut step, weights)?;
+            }
+            if let Some(weights) = &self.weights.last_connection {
+                self.read_streams(&mut step, weights)?;
             }
             self.capture(&mut step, self.weights.layers.len())?;
             match logits {
@@ -471,7 +477,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if let Some(of) = spec.index {
-            self.attend_to_selected(step, index, kv, of)?;
+            self.attend_to_selected(step, index, kv, of, weights.sinks.as_ref())?;
         } else {
             let entries = &mut kv_entries(step.parts, kv, first_offset);
             let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());

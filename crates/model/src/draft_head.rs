@@ -80,7 +80,7 @@ impl DraftHeadConfig {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
         let is_block = arch == DFLASH.name;
         // Such a model computes a multiple of its residual stream, or several of them.
-        if target.family.factors == Factors::Named || target.n_streams > 1 {
+        if target.family.factors == Factors::Named || target.streams.n() > 1 {
             return unsupported(format!("a draft head for a model of the family {}", target.family.name));
         }
         let mut config = Config::of_family(gguf, if is_block { &DFLASH } else { &EAGLE3 })?;

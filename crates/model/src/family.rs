@@ -29,6 +29,8 @@ pub struct Family {
     pub(crate) xielu: bool,
     /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
     pub(crate) single_sublayer: bool,
+    /// Whether a limit of SiLU is one of its input instead of its output.
+    pub(crate) clamps_gates: bool,
     /// Positions of norms.
     pub(crate) norms: Norms,
     /// Whether token embeddings are normalized, to a mean square of one.
@@ -49,6 +51,8 @@ pub struct Family {
     pub(crate) gates: OutputGates,
     /// Whether attention is multi-head latent attention (MLA).
     pub(crate) mla: bool,
+    /// Whether every sublayer reads and writes several residual streams (hyper-connections).
+    pub(crate) connects_streams: bool,
     /// Selection of the tokens that a query attends to (DeepSeek Sparse Attention).
     pub(crate) index: Option<IndexRule>,
     /// Tensor of the norm before the logits.
@@ -185,10 +189,14 @@ pub(crate) enum OutputGates {
 }
 
 /// How layers select the tokens that a query attends to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct IndexRule {
     /// Pair order of RoPE in the index.
     pub pairing: Pairing,
+    /// Whether RoPE rotates the last values of a head instead of the first.
+    pub rotates_last: bool,
+    /// Epsilon of the LayerNorm of keys; that of the file when `None`.
+    pub key_eps: Option<f32>,
     /// Whether layers may attend to the selection of the layer before.
     pub may_share: bool,
     /// Whether it selects blocks of tokens, for each KV head by itself (MiniMax Sparse Attention).

@@ -21,7 +21,8 @@ mod statistics;
 mod weights;
 
 pub use config::{
-    Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, RecurrentMixer, TokenBlocks, TokenIndex,
+    Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, RecurrentMixer, ResidualStreams,
+    TokenBlocks, TokenIndex,
 };
 pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
 pub use draft_head::{DraftHeadConfig, Drafting};

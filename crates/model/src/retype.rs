@@ -25,7 +25,7 @@ pub fn for_rows(row_len: usize, dtype: DType) -> DType {
 /// Parts of the names of tensors that are never quantized although they have rows, as in llama.cpp:
 /// they are small, and their values are not summed over many products, so errors would not average
 /// out.
-const KEPT: [&str; 36] = [
+const KEPT: [&str; 39] = [
     // Per-head norms.
     "_norm.weight",
     // Routers: quantization would change the selected experts.
@@ -35,6 +35,10 @@ const KEPT: [&str; 36] = [
     "altup",
     "laurel",
     "per_layer_model_proj",
+    // Hyper-connections.
+    "hc_attn_fn.weight",
+    "hc_ffn_fn.weight",
+    "output_hc_fn.weight",
     // Convolutions of a few taps.
     "ssm_conv1d",
     "shortconv.conv.weight",

@@ -10,6 +10,7 @@ use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod attention;
+mod connections;
 mod draft_head;
 mod experts;
 mod index;
@@ -23,6 +24,7 @@ mod recurrent;
 mod streams;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
+pub(crate) use connections::Connection;
 pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
 pub(crate) use experts::{Beside, Experts};
 pub(crate) use index::{BlockIndexWeights, IndexWeights};
@@ -36,7 +38,7 @@ pub(crate) use streams::{AltUp, Coefficients, StreamProjections};
 use crate::config::{DIVISORS, LayerState};
 use crate::linear::upload;
 use crate::retype::convert;
-use crate::{Config, LayerSpec, ModelError, Norms, SharedExpert};
+use crate::{Config, LayerSpec, ModelError, Norms, ResidualStreams, SharedExpert};
 use layer_range::{check_part, layer_of};
 use low_rank::RowsOf;
 use norm_bias::OutputBiases;
@@ -64,6 +66,8 @@ pub struct Layer<B: Backend> {
     pub(crate) per_layer: Option<PerLayer<B>>,
     /// Alternating updates of several residual streams, if the model has them.
     pub(crate) altup: Option<AltUp<B>>,
+    /// Hyper-connections of the token mixer and of the feed-forward layer, if the model has them.
+    pub(crate) connections: Option<[Connection<B>; 2]>,
     /// Factor on the residual stream after the layer.
     pub(crate) out_scale: Option<f32>,
 }
@@ -102,6 +106,8 @@ pub struct Weights<B: Backend> {
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
     /// Projections of several residual streams, if the model has them.
     pub(crate) streams: Option<StreamProjections<B>>,
+    /// What the final norm reads of connected streams.
+    pub(crate) last_connection: Option<Connection<B>>,
     pub(crate) layers: Vec<Arc<Layer<B>>>,
     /// `None` if the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
@@ -160,8 +166,11 @@ impl<B: Backend> Weights<B> {
             .per_layer_embedding_size
             .map(|n| loader.per_layer_inputs(config, n, n_vocab))
             .transpose()?;
-        let has_streams = config.n_streams > 1;
-        let streams = has_streams.then(|| loader.stream_projections(config)).transpose()?;
+        let has_altup = matches!(config.streams, ResidualStreams::Alternating { .. });
+        let streams = has_altup.then(|| loader.stream_projections(config)).transpose()?;
+        let are_connected = matches!(config.streams, ResidualStreams::Connected { .. });
+        let last_connection =
+            are_connected.then(|| loader.connection(config, "output_hc", false)).transpose()?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
         let bytes_before = loader.n_bytes;
@@ -221,6 +230,7 @@ impl<B: Backend> Weights<B> {
             entry: None,
             per_layer,
             streams,
+            last_connection,
             layers,
             output_norm,
             output_norm_bias: of_norm,
@@ -279,7 +289,17 @@ impl<'a, B: Backend> Loader<'a, B> {
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
             per_layer: c.per_layer_embedding_size.map(|n| self.per_layer(c, index, n)).transpose()?,
-            altup: (c.n_streams > 1).then(|| self.altup(c, index)).transpose()?,
+            altup: match c.streams {
+                ResidualStreams::Alternating { .. } => Some(self.altup(c, index)?),
+                _ => None,
+            },
+            connections: match c.streams {
+                ResidualStreams::Connected { .. } => {
+                    let [mixer, ffn] = ["hc_attn", "hc_ffn"].map(|of| self.connection(c, &name(of), true));
+                    Some([mixer?, ffn?])
+                }
+                _ => None,
+            },
             out_scale: self.optional_number(&name("layer_output_scale.weight"))?,
         })
     }

@@ -143,11 +143,11 @@ pub(crate) fn check_attend_selected<P: Page, B: Buffer>(
     p: &AttendParams,
     parts: &[KvBatchEntry<'_, P>],
     q_out: [&B; 2],
-    Selected { numbers, n_used, block, n_lists }: Selected<'_, B>,
+    Selected { numbers, n_used, block, n_lists, sinks }: Selected<'_, B>,
     step_tiles: Option<&P>,
 ) -> Result<()> {
     const OP: &str = "attend_selected";
-    check_attend(p, parts, q_out, None, step_tiles)?;
+    check_attend(p, parts, q_out, sinks, step_tiles)?;
     BackendError::check_at_least(OP, "tokens of a block", 1, block)?;
     if n_lists != 1 {
         BackendError::check_equal(OP, "lists of a row", p.n_kv_heads, n_lists)?;

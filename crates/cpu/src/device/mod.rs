@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
-    DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input, InputSquares, KernelChoice, Kernels,
-    KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router, Selected, Selection, ShortConv,
-    StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource, Xielu, limits,
+    DeviceInfo, ExpertWeights, Experts, Gate, Heads, HyperConnections, Input, InputSquares, KernelChoice,
+    Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router, Selected, Selection,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource, Xielu, limits,
 };
 use kvant_codec::DType;
 
@@ -27,6 +27,7 @@ use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::norm::LayerNorm;
+use crate::ops::streams::StreamCoefs;
 use crate::ops::{
     append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap, streams, xielu,
 };
@@ -410,6 +411,20 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
+    fn connect_streams(
+        &self,
+        connections: HyperConnections<'_, CpuBuffer>,
+        products: &CpuBuffer,
+        streams: &CpuBuffer,
+        rows: usize,
+        reads: &mut CpuBuffer,
+        writes: Option<&mut CpuBuffer>,
+    ) -> Result<()> {
+        let coefs = StreamCoefs { reads: reads.as_mut_slice(), writes: writes.map(CpuBuffer::as_mut_slice) };
+        streams::connect_streams(connections, products.as_slice(), streams.as_slice(), rows, coefs);
+        Ok(())
+    }
+
     fn scale_by_rms(&self, x: &mut CpuBuffer, like: &CpuBuffer, rows: usize, width: usize) -> Result<()> {
         streams::scale_by_rms(&self.pool, x.as_mut_slice(), like.as_slice(), rows, width);
         Ok(())
@@ -518,12 +533,13 @@ impl Kernels for CpuDevice {
         params: &AttendParams,
         parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
-        Selected { numbers, n_used, block, n_lists }: Selected<'_, CpuBuffer>,
+        Selected { numbers, n_used, block, n_lists, sinks }: Selected<'_, CpuBuffer>,
         step_tiles: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
-        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks: None, step_tiles };
+        let sinks = sinks.map(CpuBuffer::as_slice);
+        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles };
         let blocks = Blocks { of_rows: numbers.as_slice(), n_used, size: block, n_lists };
         selected::attend_selected(self.context(scratch), args, blocks, out.as_mut_slice());
         Ok(())

@@ -1,9 +1,10 @@
-//! Ops of layers with several residual streams (AltUp, arXiv 2301.13310), and of sparse
-//! feed-forward layers beside them (statistical top-k, arXiv 2506.06644). Each processes a row by
-//! itself.
+//! Ops of layers with several residual streams (AltUp, arXiv 2301.13310; hyper-connections, arXiv
+//! 2409.19606), and of sparse feed-forward layers beside them (statistical top-k, arXiv
+//! 2506.06644). Each processes a row by itself.
 
-use kvant_backend::{Activation, Streams};
+use kvant_backend::{Activation, HyperConnections, Streams};
 
+use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
 use crate::ops::matmul::gate as activate;
@@ -30,6 +31,45 @@ pub(crate) fn mix_streams(
             y.iter_mut().zip(x).for_each(|(y, x)| *y += c * x);
         }
     });
+}
+
+/// What a sublayer reads of the streams and, unless nothing is written, what it writes.
+pub(crate) struct StreamCoefs<'a> {
+    pub reads: &'a mut [f32],
+    pub writes: Option<&'a mut [f32]>,
+}
+
+/// Computes the coefficients of [`kvant_backend::Backend::connect_streams`].
+pub(crate) fn connect_streams(
+    HyperConnections { n, width, numbers, norm_eps, eps, magnitude }: HyperConnections<'_, CpuBuffer>,
+    products: &[f32],
+    streams: &[f32],
+    rows: usize,
+    StreamCoefs { reads, mut writes }: StreamCoefs<'_>,
+) {
+    let kinds = if writes.is_some() { 2 } else { 1 };
+    let (scales, bases) = numbers.as_slice().split_at(kinds);
+    for (row, (products, reads)) in
+        products.chunks_exact(kinds * n).zip(reads.chunks_exact_mut(n)).take(rows).enumerate()
+    {
+        let squares = |stream: usize| sum_of(&streams[(stream * rows + row) * width..][..width], |v| v * v);
+        let mean = (0..n).map(squares).sum::<f32>() / (n * width) as f32;
+        let by = 1.0 / (mean + norm_eps).sqrt();
+        let gate = |kind: usize, i: usize| {
+            let at = kind * n + i;
+            1.0 / (1.0 + (-(products[at] * by * scales[kind] + bases[at])).exp())
+        };
+        reads.iter_mut().enumerate().for_each(|(j, read)| *read = gate(0, j) + eps);
+        let Some(writes) = &mut writes else { continue };
+        for (i, writes) in writes[row * n * (n + 1)..][..n * (n + 1)].chunks_exact_mut(n + 1).enumerate() {
+            let out = magnitude * gate(1, i) + eps;
+            // The stream itself, and what the sublayer adds to what it read.
+            for (j, (write, read)) in writes.iter_mut().zip(&*reads).enumerate() {
+                *write = f32::from(u8::from(i == j)) - out * read;
+            }
+            writes[n] = out;
+        }
+    }
 }
 
 /// Multiplies each row of `x` `[rows, width]` by the root mean square of that of `like`.

@@ -1,8 +1,8 @@
 // The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for
 // GELU z = g (A + B g^2). For the bounded SiLU z = RATE g, g is at most LIMIT, and 1 + u replaces
 // u, which is clamped to [-LIMIT, LIMIT]. ReLU is g where it is positive; the normal distribution
-// function has GELU's z and 1 instead of g. The limited SiLU is at most `limit`, and u is clamped
-// to [-limit, limit].
+// function has GELU's z and 1 instead of g. The limited SiLU is at most `limit`, the clamped one
+// that of at most `limit`, and u is clamped to [-limit, limit].
 
 #pragma once
 
@@ -18,6 +18,10 @@ __device__ inline float gated(unsigned activation, float limit, float g, float u
         return g / (1.0f + expf(-(BOUND_RATE * g))) * (1.0f + within(BOUND_LIMIT, u));
     }
     if (activation == LIMITED) return at_most(limit, g / (1.0f + expf(-g))) * within(limit, u);
+    if (activation == CLAMPED) {
+        g = at_most(limit, g);
+        return g / (1.0f + expf(-g)) * within(limit, u);
+    }
     // A comparison, so that NaN is preserved.
     if (activation == RELU) return (g < 0.0f ? 0.0f : g) * u;
     bool is_normal = activation == NORMAL_CDF;

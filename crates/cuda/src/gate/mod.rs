@@ -32,6 +32,7 @@ pub(crate) fn constants(constants: Constants) -> Constants {
     let constants = constants.whole("RELU", number(Activation::Relu) as usize);
     let constants = constants.whole("NORMAL_CDF", number(Activation::NormalCdf) as usize);
     let constants = constants.whole("LIMITED", number(Activation::Limited { limit: 1.0 }) as usize);
+    let constants = constants.whole("CLAMPED", number(Activation::Clamped { limit: 1.0 }) as usize);
     constants.float("BOUND_RATE", rate).float("BOUND_LIMIT", limit)
 }
 
@@ -44,6 +45,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
         Activation::Relu => 3,
         Activation::NormalCdf => 4,
         Activation::Limited { .. } => 5,
+        Activation::Clamped { .. } => 6,
     }
 }
 
@@ -209,8 +211,8 @@ mod tests {
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
         let all = [Activation::Silu, Activation::Gelu, Activation::Bounded, Activation::Relu];
-        let limited = Activation::Limited { limit: 3.0 };
-        for activation in all.into_iter().chain([Activation::NormalCdf, limited]) {
+        let limited = [Activation::Limited { limit: 3.0 }, Activation::Clamped { limit: 3.0 }];
+        for activation in all.into_iter().chain([Activation::NormalCdf]).chain(limited) {
             for n in [0, 1, 255, 256, 257, g.len()] {
                 let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
@@ -219,10 +221,11 @@ mod tests {
                     let [rate, limit] = Activation::BOUNDED.map(f64::from);
                     let (g, u) = match activation {
                         Activation::Bounded => (g.min(limit), 1.0 + u.clamp(-limit, limit)),
+                        Activation::Clamped { .. } => (g.min(3.0), u.clamp(-3.0, 3.0)),
                         _ => (g, u),
                     };
                     let z = match activation {
-                        Activation::Silu | Activation::Limited { .. } => g,
+                        Activation::Silu | Activation::Limited { .. } | Activation::Clamped { .. } => g,
                         Activation::Bounded => rate * g,
                         Activation::Gelu | Activation::NormalCdf => {
                             (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))
@@ -240,7 +243,8 @@ mod tests {
                     // the exponential by as many times |z|, and one rounding of the bounded SiLU's
                     // z does. Subnormal results lose digits, and exponentials beyond f32 give 0.
                     let of_z = match activation {
-                        Activation::Silu | Activation::Relu | Activation::Limited { .. } => 0.0,
+                        Activation::Silu | Activation::Relu => 0.0,
+                        Activation::Limited { .. } | Activation::Clamped { .. } => 0.0,
                         Activation::Gelu | Activation::NormalCdf => 2.5 * z.abs(),
                         Activation::Bounded => 0.5 * z.abs(),
                     };
@@ -259,7 +263,7 @@ mod tests {
                 assert!(got[0].is_nan() && got[1..] == [3.0, 0.0, 3.0, 0.0], "{got:?}");
                 continue;
             }
-            if activation == Activation::Bounded || activation == limited {
+            if activation == Activation::Bounded || limited.contains(&activation) {
                 let (g, u) = ([f32::NAN, 1.0, 200.0, 7.0], [1.0, f32::NAN, 200.0, 7.0]);
                 let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &u));
                 gate(&cx, activation, on_g.ptr(), on_u.ptr(), 4).unwrap();

@@ -142,7 +142,11 @@ fn read_activations(
             let what = format!("limits of other activations than SiLU ({})", keys.key(key));
             return Err(ModelError::Unsupported { what });
         }
-        let of = |limit: Option<f32>| limit.map_or(family.activation, |limit| Activation::Limited { limit });
+        let limited = |limit| match family.clamps_gates {
+            true => Activation::Clamped { limit },
+            false => Activation::Limited { limit },
+        };
+        let of = |limit: Option<f32>| limit.map_or(family.activation, limited);
         Ok(limits.into_iter().map(of).collect())
     };
     Ok([read("swiglu_clamp_shexp")?, read("swiglu_clamp_exp")?])

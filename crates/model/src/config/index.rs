@@ -26,7 +26,7 @@ use crate::ModelError;
 use crate::family::Family;
 
 /// How a layer selects the tokens that a query attends to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenIndex {
     /// Query heads.
     pub n_heads: usize,
@@ -38,6 +38,10 @@ pub struct TokenIndex {
     pub blocks: Option<TokenBlocks>,
     /// Pair order of RoPE, which rotates as many values as in attention.
     pub pairing: Pairing,
+    /// Whether it rotates the last values of a head in the file; loaded, they come first.
+    pub rotates_last: bool,
+    /// Epsilon of the LayerNorm of keys.
+    pub key_eps: f32,
     /// Whether the layer selects tokens, rather than attending to those of the layer before.
     pub selects: bool,
 }
@@ -91,7 +95,10 @@ pub(super) fn read(
         let expected = format!("an even size from {n_rot} to {MAX_DIM}");
         return Err(keys.bad(DIM, &expected, dim));
     }
-    let index = TokenIndex { n_heads, dim, n_used, blocks: None, pairing: rule.pairing, selects: true };
+    let (pairing, rotates_last) = (rule.pairing, rule.rotates_last);
+    let key_eps = rule.key_eps.map_or_else(|| keys.float("attention.layer_norm_rms_epsilon"), Ok)?;
+    let index =
+        TokenIndex { n_heads, dim, n_used, blocks: None, pairing, rotates_last, key_eps, selects: true };
     if rule.of_blocks {
         return read_blocks(keys, index, heads);
     }

@@ -1,4 +1,5 @@
-//! Several residual streams (AltUp), and sparse feed-forward layers beside them (Gemma 3n).
+//! Several residual streams (AltUp, hyper-connections), and sparse feed-forward layers beside the
+//! former (Gemma 3n).
 
 use kvant_backend::Activation;
 
@@ -9,19 +10,62 @@ use crate::family::Family;
 /// Largest number of residual streams.
 const MAX_STREAMS: usize = 16;
 
-/// Reads the number of residual streams: one, unless the file has alternating updates.
-pub(super) fn read(keys: &Keys) -> Result<usize, ModelError> {
-    const COUNT: &str = "altup.num_inputs";
-    if !keys.has(COUNT) {
-        return Ok(1);
+/// The residual streams of a model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ResidualStreams {
+    /// One.
+    One,
+    /// Several, of which a layer processes the first and predicts the others (AltUp).
+    Alternating {
+        /// Number of streams.
+        n: usize,
+    },
+    /// Several, which every sublayer reads and writes by gates (hyper-connections).
+    Connected {
+        /// Number of streams.
+        n: usize,
+        /// Added to every gate.
+        eps: f32,
+        /// Factor on the gates of what a sublayer writes.
+        magnitude: f32,
+    },
+}
+
+impl ResidualStreams {
+    /// Returns the number of streams.
+    pub fn n(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Alternating { n } | Self::Connected { n, .. } => n,
+        }
+    }
+}
+
+/// Reads the residual streams: one, unless the file has alternating updates or the family
+/// hyper-connections.
+pub(super) fn read(keys: &Keys, family: &Family) -> Result<ResidualStreams, ModelError> {
+    const ALTERNATING: &str = "altup.num_inputs";
+    const CONNECTED: &str = "hyper_connection.count";
+    if family.connects_streams {
+        let n = read_count(keys, CONNECTED)?;
+        let [eps, magnitude] = ["epsilon", "magnitude"].map(|of| format!("hyper_connection.{of}"));
+        let (eps, magnitude) = (keys.float(&eps)?, keys.float(&magnitude)?);
+        return Ok(ResidualStreams::Connected { n, eps, magnitude });
+    }
+    if !keys.has(ALTERNATING) {
+        return Ok(ResidualStreams::One);
     }
     keys.refuse("altup.active_idx", "alternating updates of another stream than the first")?;
-    let n = keys.size(COUNT)?;
-    if !(2..=MAX_STREAMS).contains(&n) {
-        return Err(keys.bad(COUNT, &format!("2 to {MAX_STREAMS} streams"), n));
-    }
+    let n = read_count(keys, ALTERNATING)?;
     keys.size(PER_LAYER)?;
-    Ok(n)
+    Ok(ResidualStreams::Alternating { n })
+}
+
+fn read_count(keys: &Keys, key: &str) -> Result<usize, ModelError> {
+    match keys.size(key)? {
+        n if (2..=MAX_STREAMS).contains(&n) => Ok(n),
+        n => Err(keys.bad(key, &format!("2 to {MAX_STREAMS} streams"), n)),
+    }
 }
 
 /// Reads by how many standard deviations a value of each feed-forward layer's gate must exceed

@@ -21,11 +21,14 @@ pub struct Activations<B: Backend> {
     pub(super) captured: B::Buffer,
     /// In a draft head: features of its model, `[rows, features]`.
     pub(super) features: B::Buffer,
-    /// Residual streams, of the model and as predicted, `[n_streams + 1, rows, n_embd]`.
+    /// Residual streams, of the model and as predicted or written, `[n_streams + 1, rows, n_embd]`.
     pub(super) streams: B::Buffer,
     pub(super) predictions: B::Buffer,
-    /// What their router makes of a row, `[rows, n_streams]`.
+    /// What their router makes of a row, `[rows, n_streams]`; or products of connected streams,
+    /// `[rows, 2 n_streams]`.
     pub(super) modalities: B::Buffer,
+    /// Coefficients of what a sublayer reads, `[rows, n_streams]`.
+    pub(super) reads: B::Buffer,
     /// Their coefficients, `[rows, n_streams, n_streams + 1]`.
     pub(super) coefs: B::Buffer,
     /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`. Of
@@ -153,7 +156,7 @@ impl<B: Backend> Decoder<B> {
             Some(DraftEntry::Block(entry)) => entry.fc.n_in(),
             _ => 0,
         };
-        let n_streams = if c.n_streams > 1 { c.n_streams } else { 0 };
+        let n_streams = if c.streams.n() > 1 { c.streams.n() } else { 0 };
         let of_streams = || buffer(if n_streams > 0 { (n_streams + 1) * c.n_embd } else { 0 });
         let n_laurel =
             self.weights.layers.iter().filter_map(|layer| Some(layer.altup.as_ref()?.laurel[0].n_out()));
@@ -165,7 +168,8 @@ impl<B: Backend> Decoder<B> {
             features: buffer(n_features)?,
             streams: of_streams()?,
             predictions: of_streams()?,
-            modalities: buffer(n_streams)?,
+            modalities: buffer(2 * n_streams)?,
+            reads: buffer(n_streams)?,
             coefs: buffer(n_streams * (n_streams + 1))?,
             attention_in: buffer(match c.family.reads_tokens || n_streams > 0 {
                 true => c.n_attention_in(),

@@ -52,6 +52,9 @@ impl<B: Backend> Decoder<B> {
                 if let Some(weights) = &self.weights.streams {
                     self.enter_streams(backend, weights, tokens.len(), act)?;
                 }
+                if self.weights.last_connection.is_some() {
+                    self.fill_streams(backend, tokens.len(), act)?;
+                }
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
             Entry::Pairs(tokens, streams) => {

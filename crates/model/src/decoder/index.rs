@@ -9,9 +9,6 @@ use super::{Decoder, Product, StepContext, StepRows, kv_entries};
 use crate::weights::{BlockIndexWeights, IndexWeights, LatentAttention};
 use crate::{ModelError, TokenBlocks, TokenIndex};
 
-/// Epsilon of the LayerNorm of keys, which no file gives.
-const KEY_EPS: f32 = 1e-6;
-
 impl<B: Backend> Decoder<B> {
     /// Selects the tokens that the rows of layer `index` attend to, if it selects some itself.
     pub(super) fn select_tokens(
@@ -91,14 +88,14 @@ impl<B: Backend> Decoder<B> {
         &self,
         step: &mut StepContext<'_, '_, B>,
         index: usize,
-        TokenIndex { n_heads, dim, pairing, .. }: TokenIndex,
+        TokenIndex { n_heads, dim, pairing, key_eps, .. }: TokenIndex,
         weights: &IndexWeights<B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let spec = &self.layers()[index];
         let [key, normed_key] = &mut act.index_k;
         let [weight, bias] = &weights.key_norm;
-        backend.layer_norm(key, rows, Norm { weight, eps: KEY_EPS }, Some(bias), normed_key)?;
+        backend.layer_norm(key, rows, Norm { weight, eps: key_eps }, Some(bias), normed_key)?;
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         let rope = RopeParams { pairing, ..rope };
         for (x, n) in [(&mut act.index_q, n_heads), (normed_key, 1)] {
@@ -107,13 +104,15 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Computes attention of layer `index`, over the selected tokens alone in rows that have more.
+    /// Computes attention of layer `index`, with these sinks, over the selected tokens alone in rows
+    /// that have more.
     pub(super) fn attend_to_selected(
         &self,
         step: &mut StepContext<'_, '_, B>,
         index: usize,
         kv: usize,
         of: TokenIndex,
+        sinks: Option<&B::Buffer>,
     ) -> Result<(), ModelError> {
         let (n_used, block, n_lists) = (of.n_used, of.block_size(), of.n_lists());
         let (backend, act) = (step.backend, &mut *step.act);
@@ -125,9 +124,9 @@ impl<B: Backend> Decoder<B> {
         entries.sort_by_key(|part| !has_whole(part));
         let n_whole = entries.partition_point(has_whole);
         if n_whole > 0 {
-            backend.attend(&params, &entries[..n_whole], q, None, step_tiles, &mut act.attended)?;
+            backend.attend(&params, &entries[..n_whole], q, sinks, step_tiles, &mut act.attended)?;
         }
-        let selected = Selected { numbers: &act.selected, n_used, block, n_lists };
+        let selected = Selected { numbers: &act.selected, n_used, block, n_lists, sinks };
         Ok(backend.attend_selected(&params, entries, q, selected, step_tiles, &mut act.attended)?)
     }
 }

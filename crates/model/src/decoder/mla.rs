@@ -27,17 +27,22 @@ impl<B: Backend> Decoder<B> {
         let entries = &mut kv_entries(step.parts, kv, first_offset);
         backend.kv_append(entries, &act.k, &act.v, act.step_tiles.as_mut())?;
         match spec.index {
-            Some(of) => self.attend_to_selected(step, index, kv, of)?,
+            Some(of) => self.attend_to_selected(step, index, kv, of, weights.sinks.as_ref())?,
             None => {
-                backend.attend(&params, entries, &act.q, None, act.step_tiles.as_ref(), &mut act.attended)?
+                let (sinks, step_tiles) = (weights.sinks.as_ref(), act.step_tiles.as_ref());
+                backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?
             }
         }
         let act = &mut *step.act;
         let heads = &mut act.q_without_rope;
         backend.project_per_expert(&act.attended, rows, &weights.from_latent, heads)?;
-        if let Some(gate) = spec.gate {
-            let (n, dim) = (rows * spec.heads.n_heads, latent.v_dim);
-            backend.gate_rows(heads, n, dim, &act.gates, gate.function)?;
+        let (n, dim) = (rows * spec.heads.n_heads, latent.v_dim);
+        match spec.gate {
+            Some(gate) if gate.is_per_head => {
+                backend.gate_rows(heads, n, dim, &act.gates, gate.function)?;
+            }
+            Some(gate) => backend.gate(heads, n * dim, &act.gates, gate.function)?,
+            None => {}
         }
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
         let branch = Branch { of: &act.q_without_rope, w, low_rank, bias: None, norm: &layer.attn_after };

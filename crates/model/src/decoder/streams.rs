@@ -47,7 +47,7 @@ impl<B: Backend> Decoder<B> {
         }
         // The first layer has no per-layer embedding before it.
         backend.scale(spare, len, 0.0)?;
-        Ok(backend.copy(spare, 0, streams, self.config.n_streams * len, len)?)
+        Ok(backend.copy(spare, 0, streams, self.config.streams.n() * len, len)?)
     }
 
     /// Predicts the streams of layer `index`. The first becomes the input of attention and, with
@@ -86,7 +86,7 @@ impl<B: Backend> Decoder<B> {
         weights: &AltUp<B>,
         per_layer: Option<&PerLayer<B>>,
     ) -> Result<(), ModelError> {
-        let (backend, rows, n) = (step.backend, step.rows, self.config.n_streams);
+        let (backend, rows, n) = (step.backend, step.rows, self.config.streams.n());
         let len = rows * self.config.n_embd;
         self.router_coefficients(step, weights, &weights.correct, StreamOf::Layer)?;
         let Activations { x, streams, predictions, coefs, attention_in, angles, .. } = &mut *step.act;
@@ -118,7 +118,7 @@ impl<B: Backend> Decoder<B> {
         step: &mut StepContext<'_, '_, B>,
         weights: &StreamProjections<B>,
     ) -> Result<(), ModelError> {
-        let (backend, rows, n) = (step.backend, step.rows, self.config.n_streams);
+        let (backend, rows, n) = (step.backend, step.rows, self.config.streams.n());
         let Activations { x, spare, streams, angles, .. } = &mut *step.act;
         let len = rows * self.config.n_embd;
         backend.copy(streams, 0, x, 0, len)?;
@@ -137,7 +137,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Returns the sizes of a linear combination of streams.
     fn streams(&self) -> Streams {
-        let n = self.config.n_streams;
+        let n = self.config.streams.n();
         Streams { n_in: n + 1, n_out: n, width: self.config.n_embd }
     }
 
@@ -160,7 +160,7 @@ impl<B: Backend> Decoder<B> {
         let output = Output { w: &weights.router, bias: None, y: &mut *modalities, accumulate: false };
         backend.project(input, &mut [output])?;
         // This is tanh.
-        backend.soft_cap(modalities, rows * self.config.n_streams, 1.0)?;
+        backend.soft_cap(modalities, rows * self.config.streams.n(), 1.0)?;
         let input = Input { x: &*modalities, norm: None, first_row: 0, rows };
         let output = Output { w, bias: Some(bias), y: coefs, accumulate: false };
         Ok(backend.project(input, &mut [output])?)

@@ -28,6 +28,7 @@ pub(crate) const LLAMA: Family = Family {
     ungated: false,
     xielu: false,
     single_sublayer: false,
+    clamps_gates: false,
     norms: Norms {
         kind: NormKind::Rms,
         before_ffn: "ffn_norm.weight",
@@ -46,6 +47,7 @@ pub(crate) const LLAMA: Family = Family {
     recurrence: None,
     gates: OutputGates::None,
     mla: false,
+    connects_streams: false,
     index: None,
     output_norm: "output_norm.weight",
     sinks: Sinks::None,
@@ -63,6 +65,15 @@ pub(crate) static EAGLE3: Family = Family { name: "eagle3", experts: None, reads
 
 /// The layers of a DFlash draft head (arXiv 2602.06036), which is no model by itself.
 pub(crate) static DFLASH: Family = Family { name: "dflash", windows: Some(WINDOWS), experts: None, ..QWEN3 };
+
+/// The index of DeepSeek V3.2.
+const INDEX: IndexRule = IndexRule {
+    pairing: Pairing::Halves,
+    rotates_last: false,
+    key_eps: Some(1e-6),
+    may_share: false,
+    of_blocks: false,
+};
 
 /// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {
@@ -237,18 +248,31 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
     DEEPSEEK2,
     // V3.2.
-    Family {
-        name: "deepseek32",
-        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false, of_blocks: false }),
-        has_mtp: false,
-        ..DEEPSEEK2
-    },
+    Family { name: "deepseek32", index: Some(INDEX), has_mtp: false, ..DEEPSEEK2 },
     // GLM-5.
     Family {
         name: "glm-dsa",
-        index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true, of_blocks: false }),
+        index: Some(IndexRule { pairing: Pairing::Interleaved, may_share: true, ..INDEX }),
         has_mtp: false,
         experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
+        ..DEEPSEEK2
+    },
+    // Hunyuan 4: the same with several residual streams, sinks, and gates of attention values.
+    Family {
+        name: "hy_v4",
+        clamps_gates: true,
+        connects_streams: true,
+        index: Some(IndexRule {
+            pairing: Pairing::Interleaved,
+            rotates_last: true,
+            key_eps: None,
+            may_share: true,
+            of_blocks: false,
+        }),
+        gates: OutputGates::Own(Gate::Sigmoid),
+        sinks: Sinks::All,
+        has_mtp: false,
+        experts: Some(ExpertRule { is_required: false, ..SEVERAL_BY_SIGMOID }),
         ..DEEPSEEK2
     },
     // Three of four layers have a state instead.
@@ -315,7 +339,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         name: "minimax-m3",
         activation: Activation::Bounded,
-        index: Some(IndexRule { pairing: Pairing::Halves, may_share: false, of_blocks: true }),
+        index: Some(IndexRule { of_blocks: true, ..INDEX }),
         experts: Some(SEVERAL_BY_SIGMOID),
         ..QWEN3
     },

@@ -103,6 +103,7 @@ impl<B: Backend> Weights<B> {
             entry: Some(entry),
             per_layer: None,
             streams: None,
+            last_connection: None,
             layers: layers.into_iter().map(Arc::new).collect(),
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),

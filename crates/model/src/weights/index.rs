@@ -1,10 +1,12 @@
 //! Weights of an index that selects tokens; [`TokenIndex`] has its equations.
 
+use std::ops::Range;
+
 use kvant_backend::Backend;
 
 use super::Loader;
 use super::low_rank::RowsOf;
-use crate::{Config, ModelError, TokenIndex};
+use crate::{Config, Latent, ModelError, TokenIndex};
 
 /// Weights of an index. Matrices are `[n_out, n_in]`.
 pub(crate) struct IndexWeights<B: Backend> {
@@ -28,22 +30,48 @@ pub(crate) struct BlockIndexWeights<B: Backend> {
     pub(crate) norms: [B::Buffer; 2],
 }
 
+/// Returns the values of a head in a file, in the order of memory: first those that RoPE rotates.
+fn order(TokenIndex { dim, rotates_last, .. }: TokenIndex, latent: Latent) -> Vec<Range<usize>> {
+    match dim - latent.n_rot {
+        0 => vec![0..dim],
+        first if rotates_last => vec![first..dim, 0..first],
+        _ => vec![0..dim],
+    }
+}
+
 impl<B: Backend> Loader<'_, B> {
     /// Returns the rows of the key and of the weights of heads of layer `index`, and those of
-    /// queries.
-    pub(super) fn rows_of_index(TokenIndex { n_heads, dim, .. }: TokenIndex, index: usize) -> [RowsOf; 3] {
-        let rows = |suffix: &str, n| RowsOf::all(format!("blk.{index}.indexer.{suffix}"), n);
-        [rows("attn_k.weight", dim), rows("proj.weight", n_heads), rows("attn_q_b.weight", n_heads * dim)]
+    /// queries; of a head first those that RoPE rotates.
+    pub(super) fn rows_of_index(of: TokenIndex, latent: Latent, index: usize) -> [RowsOf; 3] {
+        let TokenIndex { n_heads, dim, .. } = of;
+        let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
+        let order = order(of, latent);
+        let heads = |suffix, n: usize| {
+            let of_head =
+                |head: usize| order.iter().map(move |part| head * dim + part.start..head * dim + part.end);
+            RowsOf::some(name(suffix), n * dim, (0..n).flat_map(of_head))
+        };
+        [
+            heads("attn_k.weight", 1),
+            RowsOf::all(name("proj.weight"), n_heads),
+            heads("attn_q_b.weight", n_heads),
+        ]
     }
 
-    /// Loads the LayerNorm of the key of layer `index`.
+    /// Loads the LayerNorm of the key of layer `index`, in the order of its rows.
     pub(super) fn index_norm(
         &mut self,
-        TokenIndex { dim, .. }: TokenIndex,
+        of: TokenIndex,
+        latent: Latent,
         index: usize,
     ) -> Result<[B::Buffer; 2], ModelError> {
-        let [weight, bias] = ["weight", "bias"].map(|of| format!("blk.{index}.indexer.k_norm.{of}"));
-        Ok([self.vector(&weight, dim)?, self.vector(&bias, dim)?])
+        let mut part = |kind| {
+            let values = self.values(&format!("blk.{index}.indexer.k_norm.{kind}"), &[of.dim])?;
+            let ordered: Vec<f32> =
+                order(of, latent).into_iter().flat_map(|part| &values[part]).copied().collect();
+            self.upload(&ordered)
+        };
+        Ok([part("weight")?, part("bias")?])
     }
 
     /// Loads the index of layer `index`, if it selects blocks.

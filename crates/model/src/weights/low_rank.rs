@@ -177,8 +177,13 @@ impl<B: Backend> Loader<'_, B> {
         LowRank { ranks: self.ranks.len() - 1, ..low_rank }
     }
 
-    /// Creates a matrix of these values, which fit f16.
-    fn small(&mut self, values: &[f32], n_in: usize, dtype: DType) -> Result<B::Matrix, ModelError> {
+    /// Creates a matrix of these values, which fit the type.
+    pub(super) fn small(
+        &mut self,
+        values: &[f32],
+        n_in: usize,
+        dtype: DType,
+    ) -> Result<B::Matrix, ModelError> {
         let mut bytes = vec![0; values.len() / dtype.block_len() * dtype.block_bytes()];
         kvant_codec::encode(dtype, values, &mut bytes).expect("as many bytes as there are values");
         self.n_bytes += bytes.len();

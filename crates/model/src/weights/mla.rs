@@ -27,7 +27,10 @@ pub(crate) struct LatentAttention<B: Backend> {
     pub(crate) to_latent: B::Experts,
     /// From the latent space to values, `[n_heads, v_dim, rank]`.
     pub(crate) from_latent: B::Experts,
-    /// Output gates, one for each head, `[n_heads, n_embd]`.
+    /// Attention sink of each query head, `[n_heads]`.
+    pub(crate) sinks: Option<B::Buffer>,
+    /// Output gates, one for each head or each of its values, `[n_heads, n_embd]` or `[n_heads *
+    /// v_dim, n_embd]`.
     pub(crate) gate: Option<B::Matrix>,
     pub(crate) wo: B::Matrix,
     pub(crate) low_rank: LatentLowRank<B>,
@@ -70,13 +73,13 @@ impl<B: Backend> Loader<'_, B> {
         let spec = &c.layers[index];
         let q_norm = q_rank.map(|rank| self.vector(&name("attn_q_a_norm.weight"), rank)).transpose()?;
         let token_index = spec.index.filter(|of| of.selects);
-        let index_rows = token_index.map(|of| Self::rows_of_index(of, index));
+        let index_rows = token_index.map(|of| Self::rows_of_index(of, latent, index));
         let mut rows = vec![into, k_rope];
         match q_rank {
             None => rows.extend(queries("attn_q.weight")),
             Some(q_rank) => rows.push(RowsOf::all(name("attn_q_a.weight"), q_rank)),
         }
-        rows.extend(spec.gate.map(|_| RowsOf::all(name("attn_gate.weight"), n)));
+        rows.extend(spec.gate.map(|_| RowsOf::all(name("attn_gate.weight"), spec.n_gates())));
         rows.extend(index_rows.iter().flat_map(|[key, heads, _]| [key.clone(), heads.clone()]));
         let (matrices, input) = self.group_of(c.n_embd, &rows)?;
         let mut matrices = matrices.into_iter();
@@ -96,7 +99,7 @@ impl<B: Backend> Loader<'_, B> {
         let gate = spec.gate.map(|_| next());
         let token_index = match (token_index, of_index_queries) {
             (Some(of), Some(queries)) => {
-                let key_norm = self.index_norm(of, index)?;
+                let key_norm = self.index_norm(of, latent, index)?;
                 Some(IndexWeights { key: next(), heads: next(), queries, key_norm })
             }
             _ => None,
@@ -111,6 +114,7 @@ impl<B: Backend> Loader<'_, B> {
             k_rope,
             to_latent,
             from_latent,
+            sinks: self.vector_if(spec.sinks.then_some(n), &name("attn_sinks.weight"))?,
             gate,
             wo,
             low_rank: LatentLowRank { input, queries: of_parts, output },

@@ -80,6 +80,7 @@ impl<B: Backend> Weights<B> {
             entry: Some(DraftEntry::Pairs(entry)),
             per_layer: None,
             streams: None,
+            last_connection: None,
             layers: vec![Arc::new(layer)],
             output_norm: Some(output_norm),
             output_norm_bias: Vec::new(),

@@ -48,8 +48,8 @@ pub(crate) struct Coefficients<B: Backend> {
 impl<B: Backend> Loader<'_, B> {
     pub(super) fn stream_projections(&mut self, c: &Config) -> Result<StreamProjections<B>, ModelError> {
         let mut all = |name| {
-            let shape = [c.n_embd, c.n_embd, c.n_streams - 1];
-            let each = (0..c.n_streams - 1).map(|i| {
+            let shape = [c.n_embd, c.n_embd, c.streams.n() - 1];
+            let each = (0..c.streams.n() - 1).map(|i| {
                 let source = self.rows(name, &shape, i * c.n_embd..(i + 1) * c.n_embd)?;
                 Ok(self.backend.upload_matrix(source)?)
             });
@@ -61,7 +61,7 @@ impl<B: Backend> Loader<'_, B> {
 
     pub(super) fn altup(&mut self, c: &Config, index: usize) -> Result<AltUp<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}.weight");
-        let (n, n_embd) = (c.n_streams, c.n_embd);
+        let (n, n_embd) = (c.streams.n(), c.n_embd);
         let predict = self.values(&name("altup_predict_coef"), &[n, n * n])?;
         let correct = self.values(&name("altup_correct_coef"), &[n, n])?;
         let left = name("laurel_l");

@@ -25,6 +25,10 @@ fn activated(kind: u32, limit: f32, g: f32, u: f32) -> f32 {
     if kind == GELU { return gated(g, gelu_exponent(g)) * u; }
     if kind == NORMAL_CDF { return gated(u, gelu_exponent(g)); }
     if kind == RELU { return select(g, 0.0f, g < 0.0f) * u; }
+    if kind == CLAMPED {
+        let clamped_g = at_most(limit, g);
+        return gated(clamped_g, clamped_g) * within(limit, u);
+    }
     if kind == LIMITED { return at_most(limit, gated(g, g)) * within(limit, u); }
     let bounded_g = at_most(BOUND_LIMIT, g);
     return gated(bounded_g, BOUND_RATE * bounded_g) * (1.0f + within(BOUND_LIMIT, u));

@@ -34,6 +34,7 @@ pub(crate) fn gate_constants(constants: Constants) -> Constants {
         .whole("RELU", number(Activation::Relu) as usize)
         .whole("NORMAL_CDF", number(Activation::NormalCdf) as usize)
         .whole("LIMITED", number(Activation::Limited { limit: 1.0 }) as usize)
+        .whole("CLAMPED", number(Activation::Clamped { limit: 1.0 }) as usize)
         .float("GELU_A", a)
         .float("GELU_B", b)
         .float("BOUND_RATE", rate)
@@ -49,6 +50,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
         Activation::Relu => 3,
         Activation::NormalCdf => 4,
         Activation::Limited { .. } => 5,
+        Activation::Clamped { .. } => 6,
     }
 }
 

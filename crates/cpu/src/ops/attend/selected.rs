@@ -86,7 +86,7 @@ struct Row<'a> {
 
 fn attend_row(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
-    AttendArgs { p, q, step_tiles, .. }: AttendArgs<'_>,
+    AttendArgs { p, q, sinks, step_tiles, .. }: AttendArgs<'_>,
     Row { part, position, row, selected }: Row<'_>,
     kv_head: usize,
     out: &mut [f32],
@@ -132,7 +132,9 @@ fn attend_row(
         let (mut weights, mut sums) = (vec![0.0; HEADS * n], vec![0.0; HEADS * n_values]);
         let rows = HeadRows { rows: decoded_keys, dim: keys.dim(), of_heads: &queries, out: &mut weights };
         with_lanes!(isa, lanes => lanes.run(Scores(rows)), _ => rows.score());
-        weights.chunks_exact_mut(n).for_each(|scores| softmax(p, scores));
+        for (head, scores) in heads.clone().zip(weights.chunks_exact_mut(n)) {
+            softmax(p, sinks.map(|sinks| sinks[head]), scores);
+        }
         let rows = HeadRows { rows: decoded_values, dim: values.dim(), of_heads: &weights, out: &mut sums };
         with_lanes!(isa, lanes => lanes.run(Sums(rows)), _ => rows.sum());
         for (head, sums) in heads.zip(sums.chunks_exact_mut(n_values)) {
@@ -148,8 +150,8 @@ fn attend_row(
     });
 }
 
-/// Replaces the products of a query and keys by attention weights.
-fn softmax(p: &AttendParams, scores: &mut [f32]) {
+/// Replaces the products of a query and keys by attention weights, beside the sink of their head.
+fn softmax(p: &AttendParams, sink: Option<f32>, scores: &mut [f32]) {
     for score in &mut *scores {
         *score *= p.scale;
         if let Some(cap) = p.soft_cap {
@@ -157,9 +159,10 @@ fn softmax(p: &AttendParams, scores: &mut [f32]) {
             *score = cap * (*score / cap).tanh() + 0.0 * *score;
         }
     }
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
     scores.iter_mut().for_each(|score| *score = (*score - max).exp());
-    let by = 1.0 / scores.iter().map(|&weight| f64::from(weight)).sum::<f64>() as f32;
+    let of_sink = sink.map_or(0.0, |sink| f64::from((sink - max).exp()));
+    let by = 1.0 / (of_sink + scores.iter().map(|&weight| f64::from(weight)).sum::<f64>()) as f32;
     scores.iter_mut().for_each(|weight| *weight *= by);
 }
 

@@ -46,6 +46,12 @@ pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
                 *u = u.clamp(-limit, limit) * gate;
             }
         }
+        Activation::Clamped { limit } => {
+            for (u, g) in u.iter_mut().zip(g) {
+                let g = g.clamp(f32::NEG_INFINITY, limit);
+                *u = u.clamp(-limit, limit) * (g / (1.0 + exp(-g)));
+            }
+        }
     }
 }
 
@@ -96,5 +102,10 @@ mod tests {
         gate(Activation::Limited { limit: max }, &[f32::NAN, 200.0, 8.0, 1.0, 1.0, 1.0, -200.0], &mut u);
         assert!(u[0].is_nan() && u[5].is_nan(), "{u:?}");
         assert!(u[1] == max * max && u[2] == u[1] && u[3] == u[4] && u[6].abs() <= 1e-30, "{u:?}");
+        let mut u = [1.0, 200.0, 7.0, -200.0, -7.0, f32::NAN, 1.0];
+        gate(Activation::Clamped { limit: max }, &g, &mut u);
+        assert!(u[0].is_nan() && u[5].is_nan(), "{u:?}");
+        assert!((u[1] - 48.955).abs() <= 1e-3 && u[2] == u[1] && u[3] == u[4], "{u:?}");
+        assert!(u[6].abs() <= 1e-30, "{u:?}");
     }
 }

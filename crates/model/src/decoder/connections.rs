@@ -1,0 +1,84 @@
+//! Several residual streams that every sublayer reads and writes (hyper-connections, arXiv
+//! 2409.19606), as Hunyuan 4 has them.
+//!
+//! ```text
+//! h[i] = e                                             e: the token's embedding
+//! p = W concat(h) / rms(concat(h))                     of each sublayer
+//! x = Σ_i in[i] h[i],  in[i] = sigmoid(s_in p[i] + b[i]) + eps
+//! h[i] = h[i] + out[i] f(norm(x)),  out[i] = magnitude sigmoid(s_out p[n + i] + b[n + i]) + eps
+//! y = Σ_i in[i] h[i]                                   behind the last layer, as before a sublayer
+//! ```
+//!
+//! A sublayer adds to x, as to a single residual stream: `f = (x + f) - x`. So the streams that it
+//! leaves are linear combinations of those before and of what it made of x, which is behind them in
+//! one buffer `[n + 1, rows, n_embd]`.
+
+use std::mem;
+
+use kvant_backend::{Backend, BackendError, HyperConnections, Input, Output, Streams};
+
+use super::{Activations, Decoder, StepContext};
+use crate::weights::{Connection, Layer};
+use crate::{ModelError, ResidualStreams};
+
+/// Returns the connections of a layer's token mixer and of its feed-forward layer.
+pub(super) fn connections_of<B: Backend>(layer: &Layer<B>) -> [Option<&Connection<B>>; 2] {
+    layer.connections.as_ref().map_or([None; 2], |connections| connections.each_ref().map(Some))
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Copies the embeddings of `rows` tokens to all streams.
+    pub(super) fn fill_streams(
+        &self,
+        backend: &B,
+        rows: usize,
+        act: &mut Activations<B>,
+    ) -> Result<(), BackendError> {
+        let (x, len) = (&act.x, rows * self.config.n_embd);
+        (0..self.config.streams.n()).try_for_each(|i| backend.copy(x, 0, &mut act.streams, i * len, len))
+    }
+
+    /// Runs a sublayer on what it reads of the streams, and writes to them; on the only one without
+    /// connections.
+    pub(super) fn connect<'a, 's>(
+        &self,
+        step: &mut StepContext<'a, 's, B>,
+        connection: Option<&Connection<B>>,
+        sublayer: impl FnOnce(&mut StepContext<'a, 's, B>) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let Some(connection) = connection else { return sublayer(step) };
+        self.read_streams(step, connection)?;
+        sublayer(step)?;
+        let (backend, rows, n, width) =
+            (step.backend, step.rows, self.config.streams.n(), self.config.n_embd);
+        let Activations { x, streams, predictions, coefs, .. } = &mut *step.act;
+        let len = rows * width;
+        backend.copy(x, 0, streams, n * len, len)?;
+        backend.mix_streams(coefs, streams, rows, Streams { n_in: n + 1, n_out: n, width }, predictions)?;
+        mem::swap(streams, predictions);
+        Ok(())
+    }
+
+    /// Makes the residual stream that a sublayer reads, or the final norm, and computes what the
+    /// sublayer writes.
+    pub(super) fn read_streams(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        Connection { parts, numbers, is_written }: &Connection<B>,
+    ) -> Result<(), ModelError> {
+        let (backend, rows, width) = (step.backend, step.rows, self.config.n_embd);
+        let ResidualStreams::Connected { n, eps, magnitude } = self.config.streams else {
+            unreachable!("connections belong to connected streams")
+        };
+        let Activations { x, streams, modalities: products, reads, coefs, .. } = &mut *step.act;
+        for (i, w) in parts.iter().enumerate() {
+            let input = Input { x: &*streams, norm: None, first_row: i * rows, rows };
+            let output = Output { w, bias: None, y: &mut *products, accumulate: i > 0 };
+            backend.project(input, &mut [output])?;
+        }
+        let connections =
+            HyperConnections { n, width, numbers, norm_eps: self.config.norm_eps, eps, magnitude };
+        backend.connect_streams(connections, products, streams, rows, reads, is_written.then_some(coefs))?;
+        Ok(backend.mix_streams(reads, streams, rows, Streams { n_in: n, n_out: 1, width }, x)?)
+    }
+}
