@@ -14,6 +14,10 @@ use crate::{Attention, DeviceUnderTest, Skipped};
 /// blocks.
 const STEPS: [(usize, usize); 5] = [(2, 1), (40, 7), (150, 1), (170, 40), (300, 20)];
 
+/// Such steps and the tokens that their rows attend to: all, some and most of a sequence.
+const SELECTIONS: [((usize, usize), usize); 6] =
+    [((2, 1), 1), ((40, 7), 16), ((40, 7), 150), ((150, 1), 1), ((170, 40), 150), ((300, 20), 16)];
+
 /// Compares `select_tokens` and `select_blocks` with their equations, for every type of keys, for a
 /// few and many heads, and for more selected tokens or blocks than some rows have.
 pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
@@ -23,8 +27,8 @@ pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         return skipped;
     }
     let indexes = [(128, 9), (64, 1), (40, 4), (32, 64)];
-    let cases = skipped.combine(&product(&indexes, &STEPS), &[1, 16, 150]);
-    for (dtype, (((dim, n_heads), (n, rows)), n_used)) in skipped.combine(&DType::KV, &cases) {
+    let cases = product(&indexes, &SELECTIONS);
+    for (dtype, ((dim, n_heads), ((n, rows), n_used))) in skipped.combine(&DType::KV, &cases) {
         let shape = Shape { sink_tiles: 1, ..Shape::shared_kv(dtype, dim, dim) };
         let tokens = [Tokens::gaussian(shape, n, 11), Tokens::gaussian(shape, n.div_ceil(2), 12)];
         selects_the_largest(subject, &tokens, rows, Selection { n_heads, n_used });
@@ -66,8 +70,8 @@ pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         Shape { n_kv_heads: 2, group: 3, scaled: Scaled::All, alpha: 1.02, ..shape },
         Shape { k_head_dim: 40, v_head_dim: 64, group: 2, soft_cap: Some(1.0), ..shape },
     ];
-    let cases = skipped.combine(&product(&shapes, &STEPS), &[1, 16, 150]);
-    for (dtype, ((shape, (n, rows)), n_used)) in skipped.combine(&DType::KV, &cases) {
+    let cases = product(&shapes, &SELECTIONS);
+    for (dtype, (shape, ((n, rows), n_used))) in skipped.combine(&DType::KV, &cases) {
         let shape = Shape { k: dtype, v: dtype, ..shape };
         let tokens = [Tokens::gaussian(shape, n, 13), Tokens::gaussian(shape, n.div_ceil(2), 14)];
         attends_to_the_selected(subject, &tokens, rows, [n_used, 1, 1]);

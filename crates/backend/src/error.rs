@@ -99,10 +99,14 @@ impl BackendError {
         if expected == got { Ok(()) } else { Err(Self::Shape { op, what, expected, got }) }
     }
 
+    /// Returns the error of a device that lacks what was requested of an op.
+    pub(crate) fn unsupported(op: &'static str, requested: &str, has: &str) -> Self {
+        Self::Unsupported { op, requested: requested.to_owned(), has: has.to_owned() }
+    }
+
     /// Returns the error of a device whose LayerNorm has no bias.
     pub fn no_layer_norm_bias() -> Self {
-        let (requested, has) = ("a bias".to_owned(), "LayerNorm without a bias".to_owned());
-        Self::Unsupported { op: "layer_norm", requested, has }
+        Self::unsupported("layer_norm", "a bias", "LayerNorm without a bias")
     }
 
     /// Returns `Ok` when `got >= min`, else [`BackendError::TooShort`]; for buffers that may be

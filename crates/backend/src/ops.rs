@@ -194,21 +194,21 @@ ops! {
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>
         where check_experts(&source, n_experts) => {
         _ = (source, n_experts);
-        let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
-        Err(BackendError::Unsupported { op: "mapped_experts", requested: wanted, has })
+        const WANTED: &str = "experts that stay in the file";
+        Err(BackendError::unsupported("mapped_experts", WANTED, "experts in its memory"))
     };
     /// From now on adds the squares of each input of products with `w`, after its norm, to
     /// `squares`. A device without support returns an error.
     fn watch_inputs(&self, w: &mut Self::Matrix, squares: &Arc<InputSquares>) -> Result<()>
         where check_watch(w.n_in(), 1, squares) => {
         _ = (w, squares);
-        Err(no_input_squares())
+        Err(BackendError::unsupported("watch_inputs", "sums of squared inputs", "products alone"))
     };
     /// As [`Backend::watch_inputs`], with the sums of each expert apart.
     fn watch_expert_inputs(&self, w: &mut Self::Experts, squares: &Arc<InputSquares>) -> Result<()>
         where check_watch(w.n_in(), w.n_experts(), squares) => {
         _ = (w, squares);
-        Err(no_input_squares())
+        Err(BackendError::unsupported("watch_inputs", "sums of squared inputs", "products alone"))
     };
     /// Allocates zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
@@ -354,7 +354,8 @@ ops! {
     /// ```text
     /// in[j] = sigmoid(s[0] p[j] + b[j]) + eps
     /// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + eps
-    /// reads[row, j] = in[j],  writes[row, i, j] = (i == j) - out[i] in[j],  writes[row, i, n] = out[i]
+    /// reads[row, j] = in[j]
+    /// writes[row, i, j] = (i == j) - out[i] in[j],  writes[row, i, n] = out[i]
     /// ```
     ///
     /// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; the streams become
@@ -373,8 +374,7 @@ ops! {
     ) -> Result<()>
         where check_connect_streams(connections, [products, streams, reads], rows, writes.as_deref()) => {
         _ = (connections, products, streams, rows, reads, writes);
-        let (requested, has) = ("hyper-connections".to_owned(), "one residual stream".to_owned());
-        Err(BackendError::Unsupported { op: "connect_streams", requested, has })
+        Err(BackendError::unsupported("connect_streams", "hyper-connections", "one residual stream"))
     };
 
     /// Multiplies each of the first `rows` rows of `x` `[rows, width]` by the root mean square of
@@ -533,8 +533,9 @@ ops! {
         Err(no_selection("select_blocks"))
     };
 
-    /// As [`Backend::attend`], for the rows with more blocks than `n_used`, over the tokens of their
-    /// [selected](Backend::select_tokens) blocks alone. Leaves the other rows of `out` unchanged.
+    /// As [`Backend::attend`], for the rows with more blocks than `n_used`, over the tokens of
+    /// their [selected](Backend::select_tokens) blocks alone. Leaves the other rows of `out`
+    /// unchanged.
     fn attend_selected(
         &self,
         params: &AttendParams,
@@ -566,8 +567,7 @@ ops! {
     ) -> Result<()>
         where check_attend_all(params, windows, bias, qkv, out) => {
         _ = (params, windows, bias, qkv, out);
-        let (wanted, has) = ("bidirectional attention".to_owned(), "causal attention".to_owned());
-        Err(BackendError::Unsupported { op: "attend_all", requested: wanted, has })
+        Err(BackendError::unsupported("attend_all", "bidirectional attention", "causal attention"))
     };
 
     /// Computes `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part,
@@ -645,12 +645,5 @@ ops! {
 
 /// Returns the error of a device without token selection.
 fn no_selection(op: &'static str) -> BackendError {
-    let (requested, has) = ("attention to selected tokens".to_owned(), "attention to all".to_owned());
-    BackendError::Unsupported { op, requested, has }
-}
-
-/// Returns the error of a device without statistics of inputs.
-fn no_input_squares() -> BackendError {
-    let (requested, has) = ("sums of squared inputs".to_owned(), "products alone".to_owned());
-    BackendError::Unsupported { op: "watch_inputs", requested, has }
+    BackendError::unsupported(op, "attention to selected tokens", "attention to all")
 }

@@ -5,13 +5,28 @@ use crate::error::HfError;
 use crate::folder::Object;
 use crate::metadata::Keys;
 
-/// Returns the GGUF name of a tensor behind the last layer, in the names of `transformers` and
-/// those of checkpoints.
+/// Parts of the names of checkpoints, and those of `transformers`, which saves other parts of its
+/// tensors under the former.
+const RENAMED: [(&str, &str); 6] = [
+    ("hc_pre.", ""),
+    ("hc_attn_layer.hc_", "attn_hc."),
+    ("hc_mlp_layer.hc_", "ffn_hc."),
+    ("hc_head_", "hc_"),
+    ("linear_gate", "gate_proj"),
+    ("learnable_sink_param", "sinks"),
+];
+
+/// Returns the name of a tensor in `transformers`.
+pub(crate) fn usual_name(name: &str) -> String {
+    RENAMED.iter().fold(name.to_owned(), |name, (theirs, usual)| name.replace(theirs, usual))
+}
+
+/// Returns the GGUF name of a tensor behind the last layer.
 pub(crate) fn behind_layers(name: &str) -> Option<&'static str> {
     match name.strip_prefix("model.hc_head.")? {
-        "hc_fn" | "hc_head_fn" => Some("output_hc_fn.weight"),
-        "hc_scale" | "hc_head_scale" => Some("output_hc_scale.weight"),
-        "hc_base" | "hc_head_base" => Some("output_hc_base.weight"),
+        "hc_fn" => Some("output_hc_fn.weight"),
+        "hc_scale" => Some("output_hc_scale.weight"),
+        "hc_base" => Some("output_hc_base.weight"),
         _ => None,
     }
 }

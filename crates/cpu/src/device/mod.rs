@@ -27,7 +27,6 @@ use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::norm::LayerNorm;
-use crate::ops::streams::StreamCoefs;
 use crate::ops::{
     append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap, streams, xielu,
 };
@@ -420,8 +419,8 @@ impl Kernels for CpuDevice {
         reads: &mut CpuBuffer,
         writes: Option<&mut CpuBuffer>,
     ) -> Result<()> {
-        let coefs = StreamCoefs { reads: reads.as_mut_slice(), writes: writes.map(CpuBuffer::as_mut_slice) };
-        streams::connect_streams(connections, products.as_slice(), streams.as_slice(), rows, coefs);
+        let (reads, writes) = (reads.as_mut_slice(), writes.map(CpuBuffer::as_mut_slice));
+        streams::connect_streams(connections, products.as_slice(), streams.as_slice(), rows, reads, writes);
         Ok(())
     }
 

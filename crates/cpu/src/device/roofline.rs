@@ -22,7 +22,7 @@ impl CpuDevice {
     /// [`BackendError::OutOfMemory`].
     pub fn read_bandwidth(&self) -> Result<f64, BackendError> {
         let mut lines = Lines::zeroed(BYTES / size_of::<Line>())?;
-        // Pages that nobody has written all are the same one.
+        // Unwritten pages are all the same one.
         lines.as_mut_slice().fill(Line([1; 64]));
         let words: &[u64] = bytemuck::cast_slice(lines.as_slice());
         let share = words.len() / self.pool().n_threads();

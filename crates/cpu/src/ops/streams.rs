@@ -33,19 +33,14 @@ pub(crate) fn mix_streams(
     });
 }
 
-/// What a sublayer reads of the streams and, unless nothing is written, what it writes.
-pub(crate) struct StreamCoefs<'a> {
-    pub reads: &'a mut [f32],
-    pub writes: Option<&'a mut [f32]>,
-}
-
 /// Computes the coefficients of [`kvant_backend::Backend::connect_streams`].
 pub(crate) fn connect_streams(
     HyperConnections { n, width, numbers, norm_eps, eps, magnitude }: HyperConnections<'_, CpuBuffer>,
     products: &[f32],
     streams: &[f32],
     rows: usize,
-    StreamCoefs { reads, mut writes }: StreamCoefs<'_>,
+    reads: &mut [f32],
+    mut writes: Option<&mut [f32]>,
 ) {
     let kinds = if writes.is_some() { 2 } else { 1 };
     let (scales, bases) = numbers.as_slice().split_at(kinds);

@@ -14,6 +14,9 @@ const BLOCKS: &str = "minimaxm3-h64-g2-index48-blocks";
 /// Where each layer selects tokens, and where two attend to those of the first.
 const SELECTING: [&str; 2] = ["deepseek32-latent192-index48-yarn", "glmdsa-latent128-index64-shared"];
 
+/// Where every sublayer reads and writes three residual streams.
+const CONNECTED: &str = "hyv4-latent128-index64-streams3";
+
 fn fixture(name: &str) -> Gguf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     Gguf::open(folder.join(format!("{name}.gguf"))).unwrap()
@@ -51,7 +54,7 @@ fn error_of(gguf: Gguf) -> String {
 /// In any schedule of steps, forks, rewinds, saves and shared prefixes, with every KV type.
 #[test]
 fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
-    for (i, name) in SELECTING.into_iter().chain([BLOCKS]).enumerate() {
+    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED]).enumerate() {
         let models = [1, 2].map(|n| family(name, n));
         let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 6) } else { (&CASES[..], 16) };
         // Channel scales of these tests are those of separate values.
@@ -65,8 +68,9 @@ fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
 /// A latent vector per layer, and a key of the index in layers that select tokens.
 #[test]
 fn the_cache_stores_the_keys_of_each_index() {
-    let per_token = [2 * (192 + 32 + 48), 4 * (128 + 32) + 2 * 64, 3 * 2 * 2 * 64 + 2 * 48];
-    for (name, per_token) in SELECTING.into_iter().chain([BLOCKS]).zip(per_token) {
+    let shared = 4 * (128 + 32) + 2 * 64;
+    let per_token = [2 * (192 + 32 + 48), shared, 3 * 2 * 2 * 64 + 2 * 48, shared];
+    for (name, per_token) in SELECTING.into_iter().chain([BLOCKS, CONNECTED]).zip(per_token) {
         let model = Model::from_gguf(Arc::new(fixture(name)), OpenOptions::default()).unwrap();
         let kv = KvOptions::symmetric("f32".parse().unwrap());
         let mut session = model.session(SessionOptions { n_ctx: Some(160), kv }).unwrap();
@@ -110,6 +114,18 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
         (BLOCKS, "minimax-m3.attention.indexer.block_size", u32(0), "expected a positive number, got 0"),
         (BLOCKS, "minimax-m3.attention.indexer.local_blocks", u32(4), "expected at most the 3"),
         (BLOCKS, "minimax-m3.attention.indexer.key_length", u32(30), "expected an even size from 32 to 1024"),
+        (CONNECTED, "hy_v4.hyper_connection.count", u32(1), "expected 2 to 16 streams, got 1"),
+        (CONNECTED, "hy_v4.hyper_connection.count", u32(17), "expected 2 to 16 streams, got 17"),
+        (CONNECTED, "hy_v4.hyper_connection.count", u32(4), "output_hc_fn.weight"),
+        (CONNECTED, "hy_v4.hyper_connection.count", None, "hyper_connection.count"),
+        (CONNECTED, "hy_v4.hyper_connection.epsilon", None, "hyper_connection.epsilon"),
+        (
+            CONNECTED,
+            "hy_v4.hyper_connection.magnitude",
+            Some(Value::F32(f32::NAN)),
+            "expected a finite number",
+        ),
+        (CONNECTED, "hy_v4.attention.head_count", u32(2), "blk.0."),
     ];
     for (name, key, value, want) in keys {
         let error = error_of(changed(name, Some((key, value)), ""));
@@ -118,6 +134,12 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
     for tensor in ["attn_k.weight", "attn_q_b.weight", "k_norm.weight", "k_norm.bias", "proj.weight"] {
         let tensor = format!("blk.1.indexer.{tensor}");
         let error = error_of(changed(each, None, &tensor));
+        assert!(error.contains(&tensor), "{tensor}: {error}");
+    }
+    let of_streams = ["output_hc_fn", "output_hc_base", "blk.1.hc_ffn_scale", "blk.2.hc_attn_fn"];
+    for tensor in of_streams.into_iter().chain(["blk.3.attn_sinks", "blk.3.attn_gate"]) {
+        let tensor = format!("{tensor}.weight");
+        let error = error_of(changed(CONNECTED, None, &tensor));
         assert!(error.contains(&tensor), "{tensor}: {error}");
     }
     let tensor = "blk.3.indexer.attn_k.weight";

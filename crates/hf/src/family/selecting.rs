@@ -21,8 +21,7 @@ pub(super) const GLM_DSA: Family = Family {
 };
 
 const OF_INDEX: Transform = Transform::LastNeighbours(HeadsOf::Index);
-/// Hunyuan 4, in the names of `transformers` and those of checkpoints. RoPE rotates halves there,
-/// and neighbours in GGUF.
+/// Hunyuan 4. RoPE rotates halves there, and neighbours in GGUF.
 const HY_V4_TENSORS: &[Tensor] = &[
     ("self_attn.q_b_proj.weight", "attn_q_b.weight", Transform::LastNeighbours(HeadsOf::Queries)),
     (
@@ -37,9 +36,7 @@ const HY_V4_TENSORS: &[Tensor] = &[
     ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
     ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
     ("self_attn.gate_proj.weight", "attn_gate.weight", Transform::Whole),
-    ("self_attn.linear_gate.weight", "attn_gate.weight", Transform::Whole),
     ("self_attn.sinks", "attn_sinks.weight", Transform::Whole),
-    ("self_attn.learnable_sink_param", "attn_sinks.weight", Transform::Whole),
     ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
     ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
     ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
@@ -50,12 +47,6 @@ const HY_V4_TENSORS: &[Tensor] = &[
     ("ffn_hc.fn", "hc_ffn_fn.weight", Transform::Whole),
     ("ffn_hc.scale", "hc_ffn_scale.weight", Transform::Whole),
     ("ffn_hc.base", "hc_ffn_base.weight", Transform::Whole),
-    ("hc_attn_layer.hc_pre.hc_fn", "hc_attn_fn.weight", Transform::Whole),
-    ("hc_attn_layer.hc_pre.hc_scale", "hc_attn_scale.weight", Transform::Whole),
-    ("hc_attn_layer.hc_pre.hc_base", "hc_attn_base.weight", Transform::Whole),
-    ("hc_mlp_layer.hc_pre.hc_fn", "hc_ffn_fn.weight", Transform::Whole),
-    ("hc_mlp_layer.hc_pre.hc_scale", "hc_ffn_scale.weight", Transform::Whole),
-    ("hc_mlp_layer.hc_pre.hc_base", "hc_ffn_base.weight", Transform::Whole),
 ];
 
 pub(super) const HY_V4: Family = Family {

@@ -104,8 +104,8 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Computes attention of layer `index`, with these sinks, over the selected tokens alone in rows
-    /// that have more.
+    /// Computes attention of layer `index`, with these sinks, over the selected tokens alone in
+    /// rows that have more.
     pub(super) fn attend_to_selected(
         &self,
         step: &mut StepContext<'_, '_, B>,

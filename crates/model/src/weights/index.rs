@@ -31,12 +31,12 @@ pub(crate) struct BlockIndexWeights<B: Backend> {
 }
 
 /// Returns the values of a head in a file, in the order of memory: first those that RoPE rotates.
-fn order(TokenIndex { dim, rotates_last, .. }: TokenIndex, latent: Latent) -> Vec<Range<usize>> {
-    match dim - latent.n_rot {
-        0 => vec![0..dim],
-        first if rotates_last => vec![first..dim, 0..first],
-        _ => vec![0..dim],
-    }
+fn order(
+    TokenIndex { dim, rotates_last, .. }: TokenIndex,
+    latent: Latent,
+) -> impl Iterator<Item = Range<usize>> + Clone {
+    let first = if rotates_last { dim - latent.n_rot } else { 0 };
+    [first..dim, 0..first].into_iter().filter(|part| !part.is_empty())
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -47,8 +47,10 @@ impl<B: Backend> Loader<'_, B> {
         let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
         let order = order(of, latent);
         let heads = |suffix, n: usize| {
-            let of_head =
-                |head: usize| order.iter().map(move |part| head * dim + part.start..head * dim + part.end);
+            let order = &order;
+            let of_head = move |head: usize| {
+                order.clone().map(move |part| head * dim + part.start..head * dim + part.end)
+            };
             RowsOf::some(name(suffix), n * dim, (0..n).flat_map(of_head))
         };
         [
@@ -67,8 +69,7 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<[B::Buffer; 2], ModelError> {
         let mut part = |kind| {
             let values = self.values(&format!("blk.{index}.indexer.k_norm.{kind}"), &[of.dim])?;
-            let ordered: Vec<f32> =
-                order(of, latent).into_iter().flat_map(|part| &values[part]).copied().collect();
+            let ordered: Vec<f32> = order(of, latent).flat_map(|part| &values[part]).copied().collect();
             self.upload(&ordered)
         };
         Ok([part("weight")?, part("bias")?])

@@ -36,6 +36,8 @@ pub(crate) struct Scratch {
     queries: Vec<f32>,
     /// `[rows, tokens]`, in whole tiles.
     scores: Vec<f32>,
+    /// Weights of heads that are rows by themselves.
+    ones: Vec<f32>,
 }
 
 /// Selects the tokens of each row that has more than `n_used`, into `selected` `[rows, n_used]`.
@@ -44,12 +46,23 @@ pub(crate) fn select_tokens(
     args: SelectArgs<'_>,
     selected: &mut [f32],
 ) {
-    for part in args.parts {
+    for_tiles(args.parts, args.selection.n_used, |part, positions| {
+        select_in_tile(context.reborrow(), args, part, positions, selected);
+    });
+}
+
+/// Passes the positions of the rows of each part from `first` on to `select`, tile by tile.
+fn for_tiles<'a>(
+    parts: &'a [KvBatchEntry<'a, CpuPage>],
+    first: usize,
+    mut select: impl FnMut(&'a KvBatchEntry<'a, CpuPage>, Range<usize>),
+) {
+    for part in parts {
         let rows = part.rows;
-        let mut next = rows.start.max(args.selection.n_used);
+        let mut next = rows.start.max(first);
         while next < rows.end() {
             let end = rows.end().min((next / TILE + 1) * TILE);
-            select_in_tile(context.reborrow(), args, part, next..end, selected);
+            select(part, next..end);
             next = end;
         }
     }
@@ -100,15 +113,9 @@ pub(crate) fn select_blocks(
     selected: &mut [f32],
 ) {
     let BlockSelection { n_used, size, .. } = args.selection;
-    for part in args.parts {
-        let rows = part.rows;
-        let mut next = rows.start.max(n_used * size);
-        while next < rows.end() {
-            let end = rows.end().min((next / TILE + 1) * TILE);
-            select_blocks_in_tile(context.reborrow(), args, part, next..end, selected);
-            next = end;
-        }
-    }
+    for_tiles(args.parts, n_used * size, |part, positions| {
+        select_blocks_in_tile(context.reborrow(), args, part, positions, selected);
+    });
 }
 
 /// Selects the blocks of the rows at `positions`, which are in one tile.
@@ -126,7 +133,8 @@ fn select_blocks_in_tile(
     let q = &args.q[first * head_dim..][..n * head_dim];
     let queries = prepare(pool, &keys, q, &mut scratch.queries);
     // A head by itself, of any sign.
-    let of_heads = Queries { n_rows: n, queries, weights: &vec![1.0; n], floor: f32::NEG_INFINITY };
+    scratch.ones.resize(n, 1.0);
+    let of_heads = Queries { n_rows: n, queries, weights: &scratch.ones, floor: f32::NEG_INFINITY };
     let scores = score(isa, pool, &keys, &positions, of_heads, &mut scratch.scores);
 
     let width = scores.len() / n;

@@ -3,6 +3,7 @@
 //! `transformers`, and the same logits.
 
 mod blocks;
+mod connections;
 mod damaged;
 mod draft_heads;
 mod embedders;
