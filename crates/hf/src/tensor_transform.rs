@@ -39,7 +39,7 @@ pub(crate) enum Transform {
     LatentKeys,
     /// The value part: `[heads, values, latent]`.
     LatentValues,
-    /// Of MLA's heads of this kind, the last rows, which RoPE rotates: neighbours instead of halves.
+    /// Of MLA's heads of this kind, the last rows, which RoPE rotates: neighbours, not halves.
     LastNeighbours(HeadsOf),
     /// A gate for each head of attention, `[heads, inputs]`; other shapes are another tensor.
     GatesOfHeads,

@@ -41,12 +41,22 @@ type Memory = Vec<Line>;
 #[cfg(not(target_family = "wasm"))]
 fn memory(len: usize) -> Option<Memory> {
     // The system refuses an empty mapping.
-    let map = MmapMut::map_anon(len.saturating_mul(64).max(1)).ok()?;
+    let len = len.saturating_mul(64).max(1);
+    if !cfg!(target_os = "linux") || len < HUGE_PAGE {
+        return MmapMut::map_anon(len).ok();
+    }
+    // Linux aligns to huge pages what is a whole number of them. Pages beyond the end are never
+    // written, so that they take no memory; a huge page that reaches there would.
+    let map = MmapMut::map_anon(len.checked_next_multiple_of(HUGE_PAGE)?).ok()?;
     // A hint: a system without huge pages refuses it.
     #[cfg(target_os = "linux")]
-    let _ = map.advise(memmap2::Advice::HugePage);
+    let _ = map.advise_range(memmap2::Advice::HugePage, 0, len / HUGE_PAGE * HUGE_PAGE);
     Some(map)
 }
+
+/// Bytes of a huge page of most systems.
+#[cfg(not(target_family = "wasm"))]
+const HUGE_PAGE: usize = 2 << 20;
 
 #[cfg(target_family = "wasm")]
 fn memory(len: usize) -> Option<Memory> {
