@@ -96,6 +96,7 @@ tests! {
     soft_cap: 80,
     xielu: 80,
     mix_streams: 80,
+    connect_streams: 80,
     scale_by_rms: 80,
     gate_sparsely: 80,
     add: 80,

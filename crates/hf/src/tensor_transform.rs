@@ -18,6 +18,8 @@ pub(crate) enum Transform {
     OwnTaps,
     /// Per-head values as a column, which `[1, 1, n, 1]` is already.
     Column,
+    /// The same of rates within a bounded exponent, of which the file has the logarithms.
+    ExponentialColumn,
     /// The only row of a matrix.
     Row,
     /// A vector split into the groups of heads of a state-space layer.
@@ -138,8 +140,8 @@ impl Transform {
         match (self, shape) {
             (Self::Whole | Self::GatesOfHeads | Self::GatesOfDims, shape) => Ok((shape.to_vec(), Vec::new())),
             (Self::Row, &[1, n]) => Ok((vec![n], Vec::new())),
-            (Self::Column, &[1, 1, _, 1]) => Ok((shape.to_vec(), Vec::new())),
-            (Self::Column, &[n]) => Ok((vec![n, 1], Vec::new())),
+            (Self::Column | Self::ExponentialColumn, &[1, 1, _, 1]) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Column | Self::ExponentialColumn, &[n]) => Ok((vec![n, 1], Vec::new())),
             (Self::Groups, &[n]) if sizes.space.is_some_and(|space| n.is_multiple_of(space.n_groups)) => {
                 let groups = sizes.space.map_or(1, |space| space.n_groups);
                 Ok((vec![groups, n / groups], Vec::new()))

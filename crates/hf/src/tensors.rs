@@ -91,8 +91,6 @@ const PER_KIND_HEADS_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight
 const SELECTING_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "indexer.attn_k.weight", "ssm_out.weight"];
 /// The same if layers are MLA or Kimi's delta rules.
 const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", "ssm_a"];
-/// The family whose states decay by bounded exponents.
-const LING3: &str = "bailingmoe3";
 /// The same if some layers select blocks of tokens.
 const SELECTING_BLOCKS_MARKERS: [&str; 3] =
     ["ffn_gate_inp.weight", "indexer.k_proj.weight", "ssm_out.weight"];
@@ -423,8 +421,7 @@ fn recipe_of(
     Ok(ConvertedTensor {
         dtype: if is_kept { DType::F32 } else { dtype },
         values: match name {
-            // Ling's rates are within a bounded exponent.
-            "ssm_a" if family.arch == LING3 => Values::Exponential,
+            "ssm_a" if first.cut == Transform::ExponentialColumn => Values::Exponential,
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
             name if family.norms_minus_one && name.ends_with("norm.weight") => Values::BeyondOne,

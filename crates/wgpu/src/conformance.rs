@@ -211,6 +211,7 @@ tests! {
     soft_cap,
     xielu,
     mix_streams,
+    connect_streams,
     scale_by_rms,
     gate_sparsely,
     add,

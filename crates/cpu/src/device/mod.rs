@@ -419,8 +419,8 @@ impl Kernels for CpuDevice {
         reads: &mut CpuBuffer,
         writes: Option<&mut CpuBuffer>,
     ) -> Result<()> {
-        let (reads, writes) = (reads.as_mut_slice(), writes.map(CpuBuffer::as_mut_slice));
-        streams::connect_streams(connections, products.as_slice(), streams.as_slice(), rows, reads, writes);
+        let of = streams::StreamInputs { connections, products, streams, rows };
+        streams::connect_streams(&self.pool, of, reads.as_mut_slice(), writes.map(CpuBuffer::as_mut_slice));
         Ok(())
     }
 

@@ -33,30 +33,42 @@ pub(crate) fn mix_streams(
     });
 }
 
+/// Inputs of [`connect_streams`].
+#[derive(Clone, Copy)]
+pub(crate) struct StreamInputs<'a> {
+    pub connections: HyperConnections<'a, CpuBuffer>,
+    pub products: &'a CpuBuffer,
+    pub streams: &'a CpuBuffer,
+    pub rows: usize,
+}
+
 /// Computes the coefficients of [`kvant_backend::Backend::connect_streams`].
 pub(crate) fn connect_streams(
-    HyperConnections { n, width, numbers, norm_eps, eps, magnitude }: HyperConnections<'_, CpuBuffer>,
-    products: &[f32],
-    streams: &[f32],
-    rows: usize,
+    pool: &Pool,
+    StreamInputs { connections, products, streams, rows }: StreamInputs<'_>,
     reads: &mut [f32],
-    mut writes: Option<&mut [f32]>,
+    writes: Option<&mut [f32]>,
 ) {
+    let [products, streams] = [products, streams].map(CpuBuffer::as_slice);
+    let HyperConnections { n, width, numbers, norm_eps, eps, magnitude } = connections;
     let kinds = if writes.is_some() { 2 } else { 1 };
     let (scales, bases) = numbers.as_slice().split_at(kinds);
-    for (row, (products, reads)) in
-        products.chunks_exact(kinds * n).zip(reads.chunks_exact_mut(n)).take(rows).enumerate()
-    {
+    let (reads, writes) = (DisjointMut::new(reads), writes.map(DisjointMut::new));
+    pool.for_each(rows, &|row| {
         let squares = |stream: usize| sum_of(&streams[(stream * rows + row) * width..][..width], |v| v * v);
         let mean = (0..n).map(squares).sum::<f32>() / (n * width) as f32;
         let by = 1.0 / (mean + norm_eps).sqrt();
         let gate = |kind: usize, i: usize| {
-            let at = kind * n + i;
-            1.0 / (1.0 + (-(products[at] * by * scales[kind] + bases[at])).exp())
+            let (product, base) = (products[(row * kinds + kind) * n + i], bases[kind * n + i]);
+            1.0 / (1.0 + (-(product * by * scales[kind] + base)).exp())
         };
+        // SAFETY: one call of this job writes each row.
+        let reads = unsafe { reads.part(row * n..(row + 1) * n) };
         reads.iter_mut().enumerate().for_each(|(j, read)| *read = gate(0, j) + eps);
-        let Some(writes) = &mut writes else { continue };
-        for (i, writes) in writes[row * n * (n + 1)..][..n * (n + 1)].chunks_exact_mut(n + 1).enumerate() {
+        let Some(writes) = &writes else { return };
+        // SAFETY: as above.
+        let writes = unsafe { writes.part(row * n * (n + 1)..(row + 1) * n * (n + 1)) };
+        for (i, writes) in writes.chunks_exact_mut(n + 1).enumerate() {
             let out = magnitude * gate(1, i) + eps;
             // The stream itself, and what the sublayer adds to what it read.
             for (j, (write, read)) in writes.iter_mut().zip(&*reads).enumerate() {
@@ -64,7 +76,7 @@ pub(crate) fn connect_streams(
             }
             writes[n] = out;
         }
-    }
+    });
 }
 
 /// Multiplies each row of `x` `[rows, width]` by the root mean square of that of `like`.

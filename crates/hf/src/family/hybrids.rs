@@ -180,7 +180,7 @@ const LING3_TENSORS: &[Tensor] = &[
     ("attention.q_conv1d.weight", "ssm_conv1d_q.weight", Transform::OwnTaps),
     ("attention.k_conv1d.weight", "ssm_conv1d_k.weight", Transform::OwnTaps),
     ("attention.v_conv1d.weight", "ssm_conv1d_v.weight", Transform::OwnTaps),
-    ("attention.A_log", "ssm_a", Transform::Column),
+    ("attention.A_log", "ssm_a", Transform::ExponentialColumn),
     ("attention.dt_bias", "ssm_dt.bias", Transform::Whole),
     ("attention.f_proj.weight", "ssm_f_a.weight", Transform::Whole),
     ("attention.g_proj.weight", "ssm_g_a.weight", Transform::GatesOfDims),
