@@ -58,7 +58,7 @@ impl CpuDevice {
             pool: Pool::new(n_threads)?,
             is_tuned: false,
             prefill_precision: PrefillPrecision::Exact,
-            matmul: Mutex::default(),
+            matmul: Mutex::new(matmul::Scratch::of(isa)),
             append: Mutex::default(),
             attend: Mutex::default(),
             select: Mutex::default(),
@@ -99,7 +99,7 @@ impl CpuDevice {
     }
 
     pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
-        self.is_tuned = tuning != Tuning::default();
+        self.is_tuned = tuning != Tuning::of(self.isa);
         self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).tuning = tuning;
     }
 

@@ -68,7 +68,7 @@ impl Tuning {
     /// When memory runs out.
     pub fn find(isa: Isa, n_threads: usize) -> Result<(Self, Vec<Trial>)> {
         let mut work = Work::new(isa, n_threads)?;
-        let (mut best, mut trials) = (Self::default(), Vec::new());
+        let (mut best, mut trials) = (Self::of(isa), Vec::new());
         for knob in &KNOBS {
             let mut rounds = vec![Vec::with_capacity(ROUNDS); knob.candidates.len()];
             for _ in 0..ROUNDS {

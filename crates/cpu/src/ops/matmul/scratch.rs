@@ -6,6 +6,7 @@ use super::gemm::Workspace;
 use super::prefill_precision::PrefillPrecision;
 use super::tuning::Tuning;
 use crate::host::pool::Pool;
+use crate::simd::isa::Isa;
 
 /// Scratch memory of the device, so that a step does not allocate once it has grown.
 #[derive(Default)]
@@ -20,6 +21,13 @@ pub(crate) struct Scratch {
     /// One for each thread.
     pub(super) workspaces: Vec<Workspace>,
     pub(super) experts: ExpertScratch,
+}
+
+impl Scratch {
+    /// Returns empty scratch memory with the tuning of a kernel set.
+    pub fn of(isa: Isa) -> Self {
+        Self { tuning: Tuning::of(isa), ..Self::default() }
+    }
 }
 
 /// Returns a workspace for each thread.

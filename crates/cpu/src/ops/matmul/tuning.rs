@@ -3,6 +3,8 @@
 //! Every value gives the same results (sums have the same order); only the time differs. The
 //! defaults are sound everywhere; `Tuning::find` measures others.
 
+use crate::simd::isa::Isa;
+
 /// The tunable numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
@@ -19,20 +21,28 @@ pub struct Tuning {
     pub row_block: usize,
 }
 
+/// Prefetch distance within the reach of the hardware, in bytes.
+const NEAR: usize = 512;
+/// Prefetch distance of products that take so long for a line that the hardware does not look far
+/// enough ahead, in bytes: those of several rows, or of narrow vectors. A core has some 4 KB in
+/// flight at full speed (latency times bandwidth, 100 ns times 40 GB/s).
+const FAR: usize = 8192;
+
 impl Default for Tuning {
     fn default() -> Self {
-        Self { prefetch: 512, items_per_thread: 8, row_block: 512 }
+        Self { prefetch: FAR, items_per_thread: 8, row_block: 512 }
     }
 }
 
-/// Prefetch distance of weights that several rows read, in bytes: their products take so long that
-/// the hardware does not look far enough ahead. A core has some 4 KB in flight at full speed
-/// (latency times bandwidth, 100 ns times 40 GB/s).
-const PREFETCH_OF_SEVERAL: usize = 8192;
-
 impl Tuning {
+    /// Returns the defaults of a kernel set.
+    pub fn of(isa: Isa) -> Self {
+        let is_wide = matches!(isa, Isa::Avx512(_) | Isa::Avx512Vbmi(_) | Isa::Amx(_));
+        Self { prefetch: if is_wide { NEAR } else { FAR }, ..Self::default() }
+    }
+
     /// Returns the prefetch distance of weights that `rows` rows read together, in bytes.
     pub(super) fn prefetch_for(self, rows: usize) -> usize {
-        if rows == 1 { self.prefetch } else { PREFETCH_OF_SEVERAL }
+        if rows == 1 { self.prefetch } else { FAR }
     }
 }
