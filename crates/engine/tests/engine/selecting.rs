@@ -56,7 +56,7 @@ fn error_of(gguf: Gguf) -> String {
 fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
     for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED]).enumerate() {
         let models = [1, 2].map(|n| family(name, n));
-        let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 6) } else { (&CASES[..], 16) };
+        let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 12) } else { (&CASES[..], 16) };
         // Channel scales of these tests are those of separate values.
         for case in cases.iter().filter(|(.., is_balanced)| !is_balanced) {
             let (_, read_ahead) = histories(&models, *case, 500 + i as u64, n_steps);
