@@ -2,7 +2,7 @@
 
 from spec import YARN, Spec
 
-# The first layer is dense. A query attends to fewer tokens than the prompt has.
+# A query attends to fewer tokens than the prompt has.
 SELECTING = {
     "qk_nope_head_dim": 40,
     "v_head_dim": 24,
@@ -10,11 +10,21 @@ SELECTING = {
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
     "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.6,
     "index_topk": 20,
     "index_n_heads": 12,
+}
+# The second and third layer attend to the tokens of the first.
+SHARING = {
+    **SELECTING,
+    "kv_lora_rank": 128,
+    "qk_rope_head_dim": 32,
+    "index_head_dim": 64,
+    "n_routed_experts": 7,
+    "n_group": 1,
+    "topk_group": 1,
+    "indexer_types": ["full", "shared", "shared", "full"],
 }
 
 SELECTING_MODELS = [
@@ -28,6 +38,7 @@ SELECTING_MODELS = [
         rope_without=({}, {**YARN, "mscale": 0.0, "mscale_all_dim": 0.0}),
         extra={
             **SELECTING,
+            "first_k_dense_replace": 1,
             "kv_lora_rank": 192,
             "qk_rope_head_dim": 32,
             "index_head_dim": 48,
@@ -47,14 +58,8 @@ SELECTING_MODELS = [
         layers=4,
         theta=1e6,
         extra={
-            **SELECTING,
-            "kv_lora_rank": 128,
-            "qk_rope_head_dim": 32,
-            "index_head_dim": 64,
-            "n_routed_experts": 7,
-            "n_group": 1,
-            "topk_group": 1,
-            "indexer_types": ["full", "shared", "shared", "full"],
+            **SHARING,
+            "first_k_dense_replace": 1,
         },
         without=({"index_topk": 19}, {"index_topk": 256}, {"num_experts_per_tok": 1}),
         less=("layers.3.self_attn.indexer.wk.weight", "indexer.weights_proj.weight", "e_score_correction_bias"),
@@ -69,15 +74,8 @@ SELECTING_MODELS = [
         layers=4,
         theta=1e6,
         extra={
-            **{key: value for key, value in SELECTING.items() if key != "first_k_dense_replace"},
-            "kv_lora_rank": 128,
-            "qk_rope_head_dim": 32,
-            "index_head_dim": 64,
-            "n_routed_experts": 7,
-            "n_group": 1,
-            "topk_group": 1,
+            **SHARING,
             "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
-            "indexer_types": ["full", "shared", "shared", "full"],
             "hc_mult": 3,
             "hc_magnitude": 1.5,
             "hc_eps": 0.125,

@@ -233,10 +233,7 @@ fn last_neighbours(kind: HeadsOf, shape: &[usize], sizes: &Sizes) -> Result<Tran
     };
     let row = shape[1..].iter().product::<usize>();
     let of_head = |head: usize| {
-        let turned = View {
-            first: (head * dim + plain) * row,
-            steps: vec![(n_rot / 2, row), (2, n_rot / 2 * row), (row, 1)],
-        };
+        let turned = View { first: (head * dim + plain) * row, ..View::interleave_halves(1, n_rot, row) };
         [View { first: head * dim * row, steps: vec![(plain * row, 1)] }, turned]
     };
     Ok((shape.to_vec(), (0..n / dim).flat_map(of_head).collect()))

@@ -17,7 +17,9 @@ use kvant_backend::{
 use kvant_kv::{BlockPool, Cache, KvShape};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{Config, EmbeddingRows, LayerSpec, ModelError, NormKind, Position, QkNorm, SoftTokens};
+use crate::{
+    Config, EmbeddingRows, LayerSpec, ModelError, NormKind, OutputGate, Position, QkNorm, SoftTokens,
+};
 
 mod activations;
 mod batch_entries;
@@ -493,16 +495,9 @@ impl<B: Backend> Decoder<B> {
         if let Some(by) = spec.value_scale {
             backend.scale(&mut act.attended, rows * spec.n_out(), by)?;
         }
-        match spec.gate.filter(|_| weights.gate.is_some()) {
-            Some(gate) if gate.is_per_head => {
-                let (rows, cols) = (rows * heads.n_heads, heads.v_head_dim);
-                backend.gate_rows(&mut act.attended, rows, cols, &act.gates, gate.function)?;
-            }
-            Some(gate) => {
-                backend.gate(&mut act.attended, rows * spec.n_out(), &act.gates, gate.function)?;
-            }
-            None => {}
-        }
+        let gate = spec.gate.filter(|_| weights.gate.is_some());
+        let of_heads = Heads { n: rows * heads.n_heads, dim: heads.v_head_dim };
+        gate_heads(backend, gate, &mut act.attended, of_heads, &act.gates)?;
         let (w, bias) = (&weights.wo, weights.bo.as_ref());
         let branch = Branch { of: &act.attended, w, low_rank: of_output, bias, norm: &layer.attn_after };
         let Activations { x, spare, low, .. } = act;
@@ -623,6 +618,21 @@ fn normalize<B: Backend>(
 ) -> Result<(), BackendError> {
     match norm {
         Some(norm) => backend.rope(x, rows, heads, Some(norm), RopeParams { n_rot: 0, ..rope }, angles),
+        None => Ok(()),
+    }
+}
+
+/// Multiplies the heads of all rows by the gates of attention's output, if it has any.
+fn gate_heads<B: Backend>(
+    backend: &B,
+    gate: Option<OutputGate>,
+    x: &mut B::Buffer,
+    heads: Heads,
+    gates: &B::Buffer,
+) -> Result<(), BackendError> {
+    match gate {
+        Some(gate) if gate.is_per_head => backend.gate_rows(x, heads.n, heads.dim, gates, gate.function),
+        Some(gate) => backend.gate(x, heads.n * heads.dim, gates, gate.function),
         None => Ok(()),
     }
 }

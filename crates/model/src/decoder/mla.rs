@@ -2,7 +2,7 @@
 
 use kvant_backend::{Backend, Columns, Heads, Input, Output, RopeParams};
 
-use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows, kv_entries};
+use super::{Activations, Branch, Decoder, Product, Residual, StepContext, StepRows, gate_heads, kv_entries};
 use crate::weights::LatentAttention;
 use crate::{Latent, ModelError};
 
@@ -36,14 +36,8 @@ impl<B: Backend> Decoder<B> {
         let act = &mut *step.act;
         let heads = &mut act.q_without_rope;
         backend.project_per_expert(&act.attended, rows, &weights.from_latent, heads)?;
-        let (n, dim) = (rows * spec.heads.n_heads, latent.v_dim);
-        match spec.gate {
-            Some(gate) if gate.is_per_head => {
-                backend.gate_rows(heads, n, dim, &act.gates, gate.function)?;
-            }
-            Some(gate) => backend.gate(heads, n * dim, &act.gates, gate.function)?,
-            None => {}
-        }
+        let of_heads = Heads { n: rows * spec.heads.n_heads, dim: latent.v_dim };
+        gate_heads(backend, spec.gate, heads, of_heads, &act.gates)?;
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
         let branch = Branch { of: &act.q_without_rope, w, low_rank, bias: None, norm: &layer.attn_after };
         let Activations { x, spare, low, .. } = act;

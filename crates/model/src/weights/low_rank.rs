@@ -58,12 +58,20 @@ impl RowsOf {
         Self::some(tensor, n_rows, iter::once(0..n_rows))
     }
 
+    /// Returns the rows of these ranges, of which neighbours become one: one alone is not copied.
     pub(super) fn some(
         tensor: impl Into<String>,
         n_rows: usize,
         ranges: impl IntoIterator<Item = Range<usize>>,
     ) -> Self {
-        Self { tensor: tensor.into(), n_rows, ranges: ranges.into_iter().collect() }
+        let mut joined: Vec<Range<usize>> = Vec::new();
+        for range in ranges {
+            match joined.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => joined.push(range),
+            }
+        }
+        Self { tensor: tensor.into(), n_rows, ranges: joined }
     }
 }
 
