@@ -31,6 +31,8 @@ HALVED = {
     "conv_kernel": 4,
     "n_groups": 2,
 }
+# The same in models without attention.
+ALONE = {"num_heads": 16, "head_dim": 16, "state_size": 32, "conv_kernel": 4, "n_groups": 2}
 # In every layer beside attention; factors are folded into the weights in files.
 BESIDE = {
     **SPACE,
@@ -273,6 +275,18 @@ HYBRIDS = [
         less=SPACE_WEIGHTS,
     ),
     Spec(
+        "mamba2-space",
+        hidden=128,
+        heads=0,
+        kv_heads=0,
+        head_dim=None,
+        ffn=0,
+        layers=3,
+        tied=True,
+        extra=ALONE,
+        less=HALVED_WEIGHTS,
+    ),
+    Spec(
         "nemotronh-h64-g2-space",
         hidden=128,
         heads=2,
@@ -332,7 +346,7 @@ def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
     if "kda_lower_bound" in extra:
         writer.add_bool("bailingmoe3.kda.safe_gate", True)
         writer.add_float32("bailingmoe3.kda.gate_lower_bound", extra["kda_lower_bound"])
-    for names in (SPACE, HALVED):
+    for names in (SPACE, HALVED, ALONE):
         heads, dim, state, taps, groups = names
         if heads in extra:
             writer.add_ssm_conv_kernel(extra[taps])

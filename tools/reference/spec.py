@@ -9,6 +9,7 @@ from transformers import (
     Jais2Config,
     Lfm2Config,
     Lfm2MoeConfig,
+    Mamba2Config,
     NemotronConfig,
     NemotronHConfig,
     PhiConfig,
@@ -30,7 +31,7 @@ LAYER_EPS = {
     StableLmConfig: "layer_norm_eps",
     Jais2Config: "layer_norm_eps",
 }
-EPS = {Cohere2MoeConfig: "layer_norm_eps", Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon", **LAYER_EPS}
+EPS = {Cohere2MoeConfig: "layer_norm_eps", Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", Mamba2Config: "layer_norm_epsilon", NemotronHConfig: "layer_norm_epsilon", **LAYER_EPS}
 # Configurations whose RoPE rotates a part of a head unless they say that it rotates all.
 PARTIAL = (NemotronConfig, PhiConfig, StableLmConfig)
 

@@ -1,8 +1,9 @@
-"""Text models with their heads, which `transformers` has only beside a vision encoder."""
+"""Text models that `transformers` has in another form: beside a vision encoder, with other names."""
 
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, Mamba2Config
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLConfig, MiniMaxM3VLTextConfig
 from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import (
     MiniMaxM3SparseForConditionalGeneration,
@@ -37,7 +38,15 @@ class Step3p7ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(logits=self.lm_head(outputs.last_hidden_state), past_key_values=outputs.cache)
 
 
-OF_CONFIG = {Step3p7TextConfig: Step3p7ForCausalLM, MiniMaxM3VLTextConfig: MiniMaxM3VLForCausalLM}
+class Mamba2ForCausalLM(modeling_mamba2.Mamba2ForCausalLM):
+    """The same with the names of caches that other models have."""
+
+    def forward(self, input_ids: torch.Tensor, past_key_values=None, **kwargs) -> CausalLMOutputWithPast:
+        outputs = super().forward(input_ids, cache=past_key_values, **kwargs)
+        return CausalLMOutputWithPast(logits=outputs.logits, past_key_values=outputs.cache)
+
+
+OF_CONFIG = {Mamba2Config: Mamba2ForCausalLM, Step3p7TextConfig: Step3p7ForCausalLM, MiniMaxM3VLTextConfig: MiniMaxM3VLForCausalLM}
 
 
 def beside_a_vision_encoder(model: torch.nn.Module) -> torch.nn.Module:

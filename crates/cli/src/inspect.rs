@@ -214,13 +214,17 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(u
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
     // With shared K and V (MLA), both have the same type.
     let pairs = pairs.filter(|(k, v)| k == v || !shape.layers.iter().all(|layer| layer.shared_kv));
+    // Without keys and values all are the same.
+    let n_pairs = if shape.layers.is_empty() { 1 } else { usize::MAX };
     let rows = pairs
+        .take(n_pairs)
         .map(|(k, v)| {
             let plan = Plan::new(shape, k, v, policies).map_err(|error| hints::of_engine(&error.into()))?;
             let bytes = plan.n_bytes(shape, n_ctx);
             let (bits_k, bits_v) = plan.bits_per_value(shape);
+            let names = if shape.layers.is_empty() { plan.type_names() } else { (k.name(), v.name()) };
             Ok(row([
-                ("type K/V", format!("{}/{}", k.name(), v.name()).into()),
+                ("type K/V", format!("{}/{}", names.0, names.1).into()),
                 ("bits per value", ((bits_k + bits_v) / 2.0).into()),
                 ("bytes", bytes.into()),
                 ("size", output::bytes(bytes).into()),

@@ -239,6 +239,7 @@ fn sink_and_recurrent_logits_match_the_cpu() {
         "nemotronhmoe-h64-g2-space-latent.gguf",
         "nemotronh-h64-g2-space.gguf",
         "falconh1-h64-g2-beside.gguf",
+        "mamba2-space.gguf",
         "qwen3next-h64-g2-delta-experts.gguf",
         "kimilinear-latent128-kda.gguf",
         "bailingmoe3-latent128-kda-bound.gguf",

@@ -288,6 +288,15 @@ fn a_budget_of_memory_is_shared_by_weights_and_cache() {
 }
 
 #[test]
+fn a_model_without_attention_has_nothing_to_plan() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/mamba2-space.gguf");
+    let model = Model::open(path).unwrap();
+    let options = PlanOptions { goal: Goal::Bits(3.4), n_ctx: 64, reach: 64, tail: true };
+    let error = plan(&model, TEXT, options, None, &mut |_| ()).unwrap_err().to_string();
+    assert!(error.contains("expected layers that attend") && error.contains("none in mamba2"), "{error}");
+}
+
+#[test]
 fn plans_meet_their_budget_and_certificates_are_reproducible() {
     let model = model();
     let options = |goal| PlanOptions { goal, n_ctx: 256, reach: 256, tail: true };

@@ -11,7 +11,7 @@ mod selecting;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
-    GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE,
+    GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, MAMBA2, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE,
 };
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
@@ -127,6 +127,8 @@ pub(crate) enum Layers {
     Space,
     /// The same with a single sublayer per layer; the other layers are FFNs.
     Halved,
+    /// All layers are state-space layers, with no other sublayer.
+    StateSpaces,
     /// All layers are attention; full-attention layers have a head dimension and KV head count of
     /// their own, and the last layers may share KV.
     OwnHeads,
@@ -365,6 +367,7 @@ static FAMILIES: &[Family] = &[
         ..GRANITE
     },
     NEMOTRON,
+    MAMBA2,
     OLMO2,
     Family {
         class: "Olmo3ForCausalLM",

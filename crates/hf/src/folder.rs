@@ -73,7 +73,8 @@ impl Folder {
     pub fn json(&mut self, name: &str) -> Result<Option<Json>, HfError> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let path = self.path.join(name);
-        match serde_json::from_str(&text) {
+        let again = |error| serde_json::from_str(&without_infinities(&text)).map_err(|_| error);
+        match serde_json::from_str(&text).or_else(again) {
             Ok(value) => Ok(Some(Json { path, value })),
             Err(error) => Err(HfError::Json { path, why: error.to_string() }),
         }
@@ -83,6 +84,22 @@ impl Folder {
     pub fn take_stamps(&mut self) -> Vec<SourceFile> {
         std::mem::take(&mut self.read)
     }
+}
+
+/// Replaces the numbers that Python writes and JSON lacks by null.
+fn without_infinities(text: &str) -> String {
+    const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let mut out = String::with_capacity(text.len());
+    let (mut left, mut in_string) = (text, false);
+    while let Some(first) = left.chars().next() {
+        let number = NUMBERS.iter().find(|number| !in_string && left.starts_with(**number));
+        let escaped = left[first.len_utf8()..].chars().next().filter(|_| first == '\\' && in_string);
+        let n = number.map_or(first.len_utf8() + escaped.map_or(0, char::len_utf8), |number| number.len());
+        out.push_str(if number.is_some() { "null" } else { &left[..n] });
+        in_string ^= first == '"';
+        left = &left[n..];
+    }
+    out
 }
 
 impl Json {
@@ -249,4 +266,24 @@ fn kind(value: &Value) -> String {
         Value::Object(_) => "an object",
     };
     kind.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_python_alone_become_null() {
+        for (text, want) in [
+            (
+                r#"{"a": [0.0, Infinity], "b": -Infinity, "c": NaN}"#,
+                r#"{"a": [0.0, null], "b": null, "c": null}"#,
+            ),
+            (r#"{"NaN": "Infinity \" NaN", "é\\": NaN}"#, r#"{"NaN": "Infinity \" NaN", "é\\": null}"#),
+            ("\"", "\""),
+            ("\"\\", "\"\\"),
+        ] {
+            assert_eq!(without_infinities(text), want);
+        }
+    }
 }

@@ -164,6 +164,7 @@ impl Space {
             Layers::Halved => {
                 ["mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel"]
             }
+            Layers::StateSpaces => ["num_heads", "head_dim", "state_size", "n_groups", "conv_kernel"],
             _ => return Ok(None),
         };
         let [n_heads, dim, n_state, n_groups, n_taps] = names.map(|key| factor(config, key));
@@ -216,6 +217,9 @@ impl Delta {
 /// Writes the FFN widths.
 pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
     let key = family.width;
+    if family.layers == Layers::StateSpaces {
+        return keys.set("feed_forward_length", 0_u32);
+    }
     if let Some(halves) = sublayers(config)?.filter(|_| family.layers == Layers::Halved) {
         let width = config.size(family.experts.and_then(|experts| experts.width).unwrap_or(key))?;
         let widths = halves.into_iter().map(|half| if half == Sublayer::FeedForward { width } else { 0 });
@@ -282,6 +286,7 @@ pub(crate) fn write(
         return write_own_heads(keys, config, sizes, full);
     }
     match family.layers {
+        Layers::StateSpaces => return write_sizes_of_spaces(keys, config, sizes),
         Layers::Convolving => write_convolutions(keys, config, sizes)?,
         Layers::Space | Layers::Halved => write_spaces(keys, config, family, sizes)?,
         _ => keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?,
@@ -447,10 +452,16 @@ fn write_spaces(
     };
     let heads = attends.into_iter().map(|attends| if attends { sizes.n_kv_heads as u32 } else { 0 });
     keys.set_array("attention.head_count_kv", heads)?;
-    let Some(space) = sizes.space else { return Ok(()) };
-    space.write(keys)?;
-    check_steps(config)?;
+    write_sizes_of_spaces(keys, config, sizes)?;
     keys.set("rope.scaling.finetuned", config.find_str("position_embedding_type")? == Some("rope"))
+}
+
+/// Writes the sizes of state-space layers.
+fn write_sizes_of_spaces(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
+    if let Some(space) = sizes.space {
+        space.write(keys)?;
+    }
+    check_steps(config)
 }
 
 /// Rejects time-step bounds, which GGUF readers do not support.

@@ -95,8 +95,10 @@ pub(crate) fn write(
     }
     layers::write_widths(&mut keys, config, family)?;
     layers::write(&mut keys, config, family, &sizes)?;
-    let halves_full = family.layers == Layers::HeadsByLayer { halves_full: true };
-    keys.set("rope.dimension_count", if halves_full { 2 * sizes.n_rot } else { sizes.n_rot } as u32)?;
+    if sizes.n_rot > 0 {
+        let halves_full = family.layers == Layers::HeadsByLayer { halves_full: true };
+        keys.set("rope.dimension_count", if halves_full { 2 * sizes.n_rot } else { sizes.n_rot } as u32)?;
+    }
     for (theirs, ours) in family.factors {
         if let Some(factor) = config.find_float(theirs)? {
             keys.set(ours, factor as f32)?;
@@ -117,16 +119,29 @@ pub(crate) fn write(
     Ok(sizes)
 }
 
-fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
-    let size = |key: &str| config.size(key).map(|size| size as usize);
-    let (n_embd, n_heads) = (size("hidden_size")?, size("num_attention_heads")?);
+/// Sizes of attention heads; all 0 in models without attention.
+#[derive(Default)]
+struct Heads {
+    n_heads: usize,
+    n_kv_heads: usize,
+    head_dim: usize,
+    n_rot: usize,
+    latent: Option<Mla>,
+    full: Option<FullHeads>,
+}
+
+fn read_heads(config: Object<'_>, family: &Family, n_embd: usize) -> Result<Heads, HfError> {
+    if family.layers == Layers::StateSpaces {
+        return Ok(Heads::default());
+    }
+    let n_heads = config.size("num_attention_heads")? as usize;
     let n_kv_heads = config.find_size("num_key_value_heads")?.map_or(n_heads, |n| n as usize);
     let latent = Mla::of(config, family)?;
     let head_dim = match latent {
         Some(latent) => latent.k_dim + latent.n_rot,
         None => config.find_size("head_dim")?.map_or(n_embd / n_heads, |n| n as usize),
     };
-    if n_kv_heads == 0 || n_heads % n_kv_heads != 0 {
+    if n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
         return Err(config.bad(
             "num_key_value_heads",
             format!("a divisor of the {n_heads} heads"),
@@ -155,6 +170,13 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
             fraction.to_string(),
         ));
     }
+    Ok(Heads { n_heads, n_kv_heads, head_dim, n_rot, latent, full })
+}
+
+fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
+    let size = |key: &str| config.size(key).map(|size| size as usize);
+    let n_embd = size("hidden_size")?;
+    let Heads { n_heads, n_kv_heads, head_dim, n_rot, latent, full } = read_heads(config, family, n_embd)?;
     // A list of layers determines their number if no key does.
     let n_layers = match sublayers(config)?.filter(|_| family.layers == Layers::Halved) {
         Some(halves) => halves.len(),

@@ -207,7 +207,7 @@ fn is_encoder_tensor(name: &str) -> bool {
 /// Returns the GGUF counterparts of a tensor; empty if unknown.
 pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = match family.layers {
-        Layers::Halved => &*name.replacen("backbone.", "model.", 1),
+        Layers::Halved | Layers::StateSpaces => &*name.replacen("backbone.", "model.", 1),
         Layers::Connected => &*connections::usual_name(name),
         _ if family.is_multimodal => &*name.replacen("language_model.", "", 1),
         // Models saved without an output head omit the prefix `model.`.

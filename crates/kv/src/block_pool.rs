@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use kvant_backend::{Backend, BackendError, CountedPage, Page, PageAllocator, Result, TOKENS_PER_BLOCK};
+use kvant_backend::{Backend, BackendError, CountedPage, Page, PageAllocator, Result};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Identifies a block by everything its bytes depend on: model, plan, salt and all tokens up to its
@@ -45,9 +45,9 @@ pub(crate) struct Entry<P: Page> {
 }
 
 impl<P: Page> Entry<P> {
-    /// Returns whether any sequence still holds one of its blocks.
+    /// Returns whether any sequence still holds one of its blocks, or the states.
     fn is_held(&self) -> bool {
-        self.blocks.iter().flatten().any(|page| page.strong_count() > 0)
+        self.blocks.iter().chain([&self.states]).flatten().any(|page| page.strong_count() > 0)
     }
 
     /// Returns whether both refer to the same memory.
@@ -56,7 +56,7 @@ impl<P: Page> Entry<P> {
             (Some(a), Some(b)) => a.ptr_eq(b),
             (a, b) => a.is_none() && b.is_none(),
         };
-        self.blocks.iter().zip(&other.blocks).all(same)
+        self.blocks.iter().zip(&other.blocks).chain([(&self.states, &other.states)]).all(same)
     }
 }
 
@@ -160,12 +160,7 @@ impl<P: Page> BlockPool<P> {
     }
 
     /// Registers the block of `tokens` after `parent`.
-    pub(crate) fn register_prefix(
-        &self,
-        parent: BlockKey,
-        tokens: &[u32; TOKENS_PER_BLOCK],
-        entry: Entry<P>,
-    ) -> BlockKey {
+    pub(crate) fn register_prefix(&self, parent: BlockKey, tokens: &[u32], entry: Entry<P>) -> BlockKey {
         let key = parent.child(tokens);
         let mut known = self.known();
         if known.len() == known.capacity() {

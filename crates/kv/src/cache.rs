@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Backend, CountedPage, KvBatchEntry, KvMemory, Page, PageAllocator, StateBatchEntry, TOKENS_PER_BLOCK,
-    TokenSpan,
+    Backend, CountedPage, KvBatchEntry, KvMemory, Page, PageAllocator, StateBatchEntry, TokenSpan,
 };
 use kvant_codec::tile::TILE;
 
@@ -388,7 +387,7 @@ impl<P: Page> Cache<P> {
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.truncate(group.n_blocks(self.len, self.coded));
         }
-        self.keys.truncate(1 + n / TOKENS_PER_BLOCK);
+        self.keys.truncate(1 + n / self.layout.prefix_unit());
         n
     }
 
@@ -465,18 +464,18 @@ impl<P: Page> Cache<P> {
     /// Registers the complete blocks, so that other sequences can share them. `tokens` are the
     /// stored tokens without draft tokens.
     pub fn register_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) {
-        let groups = self.layout.groups().iter();
-        let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min().unwrap_or(0);
-        let (known, _) = tokens.as_chunks();
-        let complete = complete.min(known.len());
+        let (groups, unit) = (self.layout.groups().iter(), self.layout.prefix_unit());
+        let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min();
+        let complete = complete.unwrap_or(self.len / unit).min(tokens.len() / unit);
         while let Some(&parent) = self.keys.last().filter(|_| self.keys.len() <= complete) {
             let index = self.keys.len() - 1;
             let weak = |page: &Arc<_>| Arc::downgrade(page);
             let block = |memory: &KvMemory<P>| memory.blocks()[index].as_ref().map(weak);
             let blocks = self.memory.iter().map(block).collect();
             let sinks = self.memory.iter().map(|memory| memory.sink().map(weak)).collect();
-            let states = self.states.after((index + 1) * TOKENS_PER_BLOCK).map(weak);
-            self.keys.push(pool.register_prefix(parent, &known[index], Entry { blocks, sinks, states }));
+            let states = self.states.after((index + 1) * unit).map(weak);
+            let tokens = &tokens[index * unit..][..unit];
+            self.keys.push(pool.register_prefix(parent, tokens, Entry { blocks, sinks, states }));
         }
     }
 
@@ -487,23 +486,19 @@ impl<P: Page> Cache<P> {
     /// When tokens are stored already.
     pub fn attach_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) -> usize {
         assert!(self.is_empty(), "a sequence that holds tokens cannot begin anew");
-        let max_len = tokens.len().saturating_sub(1).min(self.n_ctx);
-        let (Some(&root), (blocks, _)) =
-            (self.keys.first(), tokens[..max_len].as_chunks::<TOKENS_PER_BLOCK>())
-        else {
-            return 0;
-        };
+        let (max_len, unit) = (tokens.len().saturating_sub(1).min(self.n_ctx), self.layout.prefix_unit());
+        let Some(&root) = self.keys.first() else { return 0 };
         let (mut keys, mut found) = (vec![root], Vec::new());
-        for tokens in blocks {
+        for tokens in tokens[..max_len].chunks_exact(unit) {
             let Some((key, block)) = pool.find(*keys.last().expect("the root"), tokens) else { break };
             keys.push(key);
             found.push(block);
         }
         let is_whole = |n: usize| {
-            self.layout.is_attachable(n * TOKENS_PER_BLOCK)
+            self.layout.is_attachable(n * unit)
                 && (self.layout.states().is_none() || found[n - 1].states.is_some())
                 && self.layout.groups().iter().enumerate().all(|(g, group)| {
-                    let seen = group.oldest_block(n * TOKENS_PER_BLOCK)..n;
+                    let seen = group.oldest_block(n * unit)..n;
                     found[seen].iter().all(|block| block.blocks[g].is_some())
                 })
         };
@@ -513,11 +508,11 @@ impl<P: Page> Cache<P> {
             memory.set_sink(found[..n].last().and_then(|block| block.sinks[g].clone()));
         }
         if let Some(states) = found[..n].last().and_then(|block| block.states.clone()) {
-            self.states.attach_prefix(n * TOKENS_PER_BLOCK, states);
+            self.states.attach_prefix(n * unit, states);
         }
         keys.truncate(1 + n);
         self.keys = keys;
-        self.len = n * TOKENS_PER_BLOCK;
+        self.len = n * unit;
         self.coded = (self.len / TILE).max(self.layout.first_tail_tile(0));
         self.len
     }

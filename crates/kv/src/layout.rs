@@ -126,6 +126,13 @@ impl Layout {
         self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)
     }
 
+    /// Returns the tokens of an entry in the prefix cache: those of a block, or without attention
+    /// those between two snapshots of the states.
+    pub(crate) fn prefix_unit(&self) -> usize {
+        let states = self.states.as_ref().filter(|_| self.groups.is_empty());
+        states.map_or(TOKENS_PER_BLOCK, StateLayout::snapshot_interval)
+    }
+
     /// Returns the layout of recurrent states, if any.
     pub(crate) fn states(&self) -> Option<&StateLayout> {
         self.states.as_ref()
@@ -167,7 +174,8 @@ impl Layout {
 
 impl StateLayout {
     /// Spaces snapshots so that each is no larger than the keys and values in between, at one byte
-    /// per value: a cache with snapshots is at most twice as large, for every model.
+    /// per value: a cache with snapshots is at most twice as large, for every model with attention.
+    /// Without attention they are [`WITHOUT_ATTENTION`] apart.
     fn new(shape: &KvShape) -> Self {
         let mut n_bytes = 0;
         let mut put = |&n_values: &usize| {
@@ -177,8 +185,11 @@ impl StateLayout {
         };
         let states = shape.states.iter().map(&mut put).collect();
         let per_token: usize = shape.layers.iter().map(KvLayerShape::values_per_token).sum();
-        let borders = n_bytes.div_ceil(PREFIX_ALIGNMENT * per_token.max(1)).max(1);
-        Self { states, n_bytes, every: borders.next_power_of_two() * PREFIX_ALIGNMENT }
+        let every = match per_token {
+            0 => WITHOUT_ATTENTION,
+            _ => n_bytes.div_ceil(PREFIX_ALIGNMENT * per_token).max(1).next_power_of_two() * PREFIX_ALIGNMENT,
+        };
+        Self { states, n_bytes, every }
     }
 
     /// Returns the bytes of all states together.
@@ -212,6 +223,11 @@ impl KvShape {
         Some((layout.n_bytes(), layout.snapshot_interval()))
     }
 }
+
+/// Tokens between snapshots of models without attention: those of Mamba-2 with 2.7 billion weights
+/// (168 MB each) then take 20 KB per token, an eighth of the keys and values of a model of this
+/// size at one byte per value.
+const WITHOUT_ATTENTION: usize = 16 * PREFIX_ALIGNMENT;
 
 /// Alignment of states in bytes, the same as that of tiles.
 const STATE_ALIGN: usize = 64;

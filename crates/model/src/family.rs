@@ -47,6 +47,8 @@ pub struct Family {
     pub(crate) soft_caps: [Option<f32>; 2],
     /// Recurrent layers; `None` for attention in all layers.
     pub(crate) recurrence: Option<RecurrentFamily>,
+    /// Whether some layers attend; otherwise all are recurrent.
+    pub(crate) attends: bool,
     /// Where the gates of the attention output are, a projection of the layer's input.
     pub(crate) gates: OutputGates,
     /// Whether attention is multi-head latent attention (MLA).

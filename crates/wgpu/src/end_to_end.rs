@@ -213,6 +213,7 @@ fn models_with_states() {
         ("nemotronhmoe-h64-g2-space-latent.gguf", DType::F32),
         ("nemotronh-h64-g2-space.gguf", DType::F32),
         ("falconh1-h64-g2-beside.gguf", DType::F32),
+        ("mamba2-space.gguf", DType::F32),
         ("qwen3next-h64-g2-delta-experts.gguf", DType::F32),
         ("kimilinear-latent128-kda.gguf", DType::F32),
         ("bailingmoe3-latent128-kda-bound.gguf", DType::F32),

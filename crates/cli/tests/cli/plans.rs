@@ -11,6 +11,18 @@ fn plan_factors_are_rejected_without_a_plan() {
     assert_refused(&unplanned, 2, &expected);
 }
 
+/// All types of keys and values would have the same bytes.
+#[test]
+fn inspect_lists_one_cache_without_attention() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/mamba2-space.gguf");
+    let shown = kvant(&["inspect", path]);
+    let (output, types) = (stdout(&shown), |line: &&str| line.contains("100.0 %"));
+    assert!(shown.status.success(), "{}", stderr(&shown));
+    let rows: Vec<_> = output.lines().filter(types).collect();
+    assert!(rows.len() == 1 && rows[0].contains("none/none"), "{output}");
+    assert!(output.contains("3 of 3 layers have one instead of keys and values"), "{output}");
+}
+
 /// The weights of the file leave no room for a cache, smaller ones do.
 #[test]
 fn a_plan_within_memory_chooses_the_weights_too() {

@@ -38,6 +38,13 @@ pub(super) struct Prices {
 impl Prices {
     pub fn new(model: &Model) -> Result<Self, EvalError> {
         let layers = model.config().kv_shape().layers;
+        if layers.is_empty() {
+            return Err(EvalError::Setting {
+                name: "model",
+                expected: "layers that attend, whose keys and values a plan gives types".to_owned(),
+                got: format!("none in {}", model.config().family.name),
+            });
+        }
         let supported: Vec<_> = TYPES.into_iter().filter(|&dtype| model.supports_kv_type(dtype)).collect();
         let (mut sides, mut min_bits) = (Vec::new(), 0.0);
         for &layer in &layers {

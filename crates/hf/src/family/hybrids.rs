@@ -138,6 +138,19 @@ static NEMOTRON_OF_EXPERTS: Family = Family {
     ..NEMOTRON
 };
 
+/// Mamba-2, without attention.
+pub(super) const MAMBA2: Family = Family {
+    class: "Mamba2ForCausalLM",
+    kinds: ClassMembers::One,
+    arch: "mamba2",
+    layers: Layers::StateSpaces,
+    // As in llama.cpp's converter: nothing limits it.
+    defaults: &[("max_position_embeddings", Default::Size(1 << 20))],
+    fixed: &[("use_bias", 0.0), ("use_conv_bias", 1.0)],
+    words: &[],
+    ..NEMOTRON
+};
+
 const KIMI_TENSORS: &[Tensor] = &[
     ("self_attn.q_conv1d.weight", "ssm_conv1d_q.weight", Transform::OwnTaps),
     ("self_attn.k_conv1d.weight", "ssm_conv1d_k.weight", Transform::OwnTaps),

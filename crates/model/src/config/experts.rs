@@ -69,6 +69,8 @@ pub(super) fn read(
     // If all layers have experts, a file may give only the experts' width.
     let dense = match n > 0 && !keys.has(WIDTH) {
         true => vec![keys.size("expert_feed_forward_length")?; n_layers],
+        // The only sublayer of each layer is recurrent.
+        false if family.single_sublayer && !family.attends => vec![0; n_layers],
         false => keys.of_layers(WIDTH, n_layers)?,
     };
     let activations = read_activations(keys, family, n_layers)?;

@@ -15,6 +15,17 @@ const V_DIM: &str = "attention.value_length";
 pub(super) const WINDOW: &str = "attention.sliding_window";
 const SHARED: &str = "attention.shared_kv_layers";
 
+/// The heads of models without attention.
+const NONE: KvLayerShape = KvLayerShape {
+    n_heads: 0,
+    n_kv_heads: 0,
+    k_head_dim: 0,
+    v_head_dim: 0,
+    window: None,
+    shared_kv: false,
+    index: None,
+};
+
 /// Gates of the attention output: functions of a projection of the layer's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputGate {
@@ -88,6 +99,9 @@ pub(super) fn read_windows(
 
 /// Reads the number of KV heads of each layer; 0 for layers without KV heads.
 pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<usize>, ModelError> {
+    if !family.attends {
+        return Ok(vec![0; n_layers]);
+    }
     let key = if keys.has(KV_HEADS) { KV_HEADS } else { HEADS };
     let of_layers = keys.of_layers(key, n_layers)?;
     let may_have_none = matches!(
@@ -114,6 +128,9 @@ pub(super) fn read(
     n_kv_heads: &[usize],
     windows: &LayerWindows,
 ) -> Result<Vec<KvLayerShape>, ModelError> {
+    if !family.attends {
+        return Ok(vec![NONE; n_kv_heads.len()]);
+    }
     let n_heads = read_query_heads(keys, n_kv_heads)?;
     let dims = read_dims(keys, "", n_embd / n_heads[0])?;
     let own_dims = match family.windows.is_some_and(|windows| windows.own_heads) {

@@ -45,6 +45,7 @@ pub(crate) const LLAMA: Family = Family {
     no_rope: NoRope::None,
     soft_caps: [None; 2],
     recurrence: None,
+    attends: true,
     gates: OutputGates::None,
     mla: false,
     connects_streams: false,
@@ -455,5 +456,6 @@ pub(super) static FAMILIES: &[Family] = &[
     // Hunyuan 3.
     Family { name: "hy_v3", experts: Some(SEVERAL_BY_SIGMOID), has_mtp: true, ..QWEN3 },
     NEMOTRON_H,
+    Family { name: "mamba2", attends: false, ..NEMOTRON_H },
     Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
 ];

@@ -235,10 +235,11 @@ pub(super) fn check_part(config: &Config, part: &LayerRange) -> Result<(), Model
         return Err(ModelError::Unsupported { what });
     }
     let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
-    let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
-        (true, ..) | (_, false, false) => return Ok(()),
-        (_, true, _) => "has a recurrent state",
-        (_, _, true) => "attends",
+    let is_hybrid = !whole.states.is_empty() && !whole.layers.is_empty();
+    let lacks = match (here.states.is_empty(), here.layers.is_empty()) {
+        (true, _) if is_hybrid => "has a recurrent state",
+        (_, true) if is_hybrid => "attends",
+        _ => return Ok(()),
     };
     let what = format!("layers {start} to {} on their own device, as none of them {lacks}", end - 1);
     Err(ModelError::Unsupported { what })

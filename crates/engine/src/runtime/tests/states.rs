@@ -14,20 +14,22 @@ use kvant_model::{Config, LayerRange};
 
 use super::super::load;
 
-/// Two recurrent layers beside one attention layer. States of this size are snapshotted every 1,024
-/// tokens.
-const STATES: [usize; 2] = [5, 18_000];
-const EVERY: usize = 1024;
-const N_CTX: usize = 6000;
+const N_CTX: usize = 30_000;
 
 struct Model {
     device: CpuDevice,
     pool: BlockPool<CpuPage>,
     layout: Arc<Layout>,
+    /// f32 values of the states of two recurrent layers.
+    states: [usize; 2],
+    /// Tokens between their snapshots.
+    every: usize,
 }
 
 impl Model {
-    fn new() -> Self {
+    /// Returns a model whose recurrent layers are beside one attention layer, and one without
+    /// attention.
+    fn both() -> [Self; 2] {
         let heads = KvLayerShape {
             n_heads: 2,
             n_kv_heads: 1,
@@ -37,10 +39,15 @@ impl Model {
             shared_kv: false,
             index: None,
         };
-        let shape = KvShape { layers: vec![heads], states: STATES.to_vec(), statistics: None };
+        [Self::new(vec![heads], [5, 18_000], 1024), Self::new(Vec::new(), [5, 300], 8192)]
+    }
+
+    fn new(layers: Vec<KvLayerShape>, states: [usize; 2], every: usize) -> Self {
+        let shape = KvShape { layers, states: states.to_vec(), statistics: None };
         let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
         let device = CpuDevice::from_env(Some(1)).unwrap();
-        Self { device, pool: BlockPool::default(), layout: Arc::new(Layout::new(&shape, plan)) }
+        let layout = Arc::new(Layout::new(&shape, plan));
+        Self { device, pool: BlockPool::default(), layout, states, every }
     }
 
     fn start(&self) -> Sequence {
@@ -72,7 +79,7 @@ impl Sequence {
         while !left.is_empty() {
             let n = left.len().min(chunk).min(self.cache.max_rows());
             self.cache.reserve(&model.device, &model.pool, n).unwrap();
-            for (layer, n_values) in STATES.into_iter().enumerate() {
+            for (layer, n_values) in model.states.into_iter().enumerate() {
                 let rows: TokenSpan = self.cache.rows(0, n);
                 let part = self.cache.state_part(layer, rows);
                 assert_eq!((part.n_values, part.rows.n), (n_values, n));
@@ -98,7 +105,7 @@ impl Sequence {
         assert_eq!(self.cache.len(), self.tokens.len(), "{what}");
         let mut cache = self.cache.clone();
         cache.reserve(&model.device, &model.pool, 1).unwrap();
-        for (layer, n_values) in STATES.into_iter().enumerate() {
+        for (layer, n_values) in model.states.into_iter().enumerate() {
             let mut want = vec![0; 4 * n_values];
             self.tokens.iter().for_each(|&token| turn(layer, &mut want, token));
             let rows = cache.rows(0, 1);
@@ -119,93 +126,110 @@ impl Sequence {
     }
 }
 
-fn text(from: u32, to: u32) -> Vec<u32> {
-    (from..to).map(|i| i * 37 % 501).collect()
+fn text(from: usize, to: usize) -> Vec<u32> {
+    (from..to).map(|i| (i * 37 % 501) as u32).collect()
 }
 
 #[test]
 fn recurrent_states_depend_on_the_tokens_alone() {
-    let model = Model::new();
-    let mut random = Random::new(7);
-    let mut below = |n: usize| random.bits() as usize % n;
-    for round in 0..12 {
-        let mut sequences = vec![model.start()];
-        for _ in 0..14 {
-            let which = below(sequences.len());
-            let (chunk, n) = (1 + below(512), 1 + below(900));
-            let sequence = &mut sequences[which];
-            let len = sequence.tokens.len();
-            match below(8) {
-                0..=3 if len + n < N_CTX => {
-                    // The same text for all, so that prefixes are shared.
-                    sequence.feed(&model, &text(len as u32, (len + n) as u32), chunk);
+    for model in Model::both() {
+        let mut random = Random::new(7);
+        let mut below = |n: usize| random.bits() as usize % n;
+        let (n_rounds, longest) = (12 * 1024 / model.every.min(4096), 6000.max(3 * model.every));
+        for round in 0..n_rounds {
+            let mut sequences = vec![model.start()];
+            for _ in 0..14 {
+                let which = below(sequences.len());
+                let (chunk, n) = (1 + below(512), 1 + below(900 * model.every / 1024));
+                let sequence = &mut sequences[which];
+                let len = sequence.tokens.len();
+                match below(8) {
+                    0..=3 if len + n < longest => {
+                        // The same text for all, so that prefixes are shared.
+                        sequence.feed(&model, &text(len, len + n), chunk);
+                    }
+                    4 => _ = sequence.cut(below(len + 1)),
+                    5 => sequence.cache.set_checkpoint(),
+                    6 => {
+                        let fork = sequence.clone();
+                        sequences.push(fork);
+                    }
+                    _ => {
+                        let stored = sequence.stored(&model);
+                        let mut attached = model.start();
+                        let prefix = text(0, longest - 1000);
+                        let n = attached.cache.attach_prefix(&model.pool, &prefix);
+                        assert_eq!(n % model.every, 0);
+                        attached.tokens.extend_from_slice(&prefix[..n]);
+                        sequences.extend([stored, attached]);
+                    }
                 }
-                4 => _ = sequence.cut(below(len + 1)),
-                5 => sequence.cache.set_checkpoint(),
-                6 => {
-                    let fork = sequence.clone();
-                    sequences.push(fork);
-                }
-                _ => {
-                    let stored = sequence.stored(&model);
-                    let mut attached = model.start();
-                    let prefix = text(0, 5000);
-                    let n = attached.cache.attach_prefix(&model.pool, &prefix);
-                    assert_eq!(n % EVERY, 0);
-                    attached.tokens.extend_from_slice(&prefix[..n]);
-                    sequences.extend([stored, attached]);
-                }
+                let what = format!("round {round} with snapshots every {} tokens", model.every);
+                sequences.iter().for_each(|sequence| sequence.check(&model, &what));
             }
-            sequences.iter().for_each(|sequence| sequence.check(&model, &format!("round {round}")));
         }
     }
 }
 
 #[test]
 fn truncation_returns_to_a_state_snapshot() {
-    let model = Model::new();
-    let mut sequence = model.start();
-    sequence.feed(&model, &text(0, 2500), 300);
-    sequence.cache.set_checkpoint();
-    sequence.feed(&model, &text(2500, 2600), 100);
-    let mut fork = sequence.clone();
-    assert_eq!((sequence.cut(2550), fork.cut(2499)), (2500, 2 * EVERY));
-    sequence.check(&model, "the mark");
-    fork.check(&model, "a snapshot");
-    assert_eq!((sequence.cut(2499), sequence.cut(1500), sequence.cut(1000)), (2 * EVERY, EVERY, 0));
-    // A failed step has spoilt the states, but not the snapshots.
-    fork.feed(&model, &text(2048, 2100), 7);
-    assert_eq!(fork.cache.undo_step(), 2 * EVERY);
-    fork.tokens.truncate(2 * EVERY);
-    fork.check(&model, "after a step that failed");
+    for model in Model::both() {
+        let every = model.every;
+        let (marked, len) = (2 * every + 452, 2 * every + 552);
+        let mut sequence = model.start();
+        sequence.feed(&model, &text(0, marked), 300);
+        sequence.cache.set_checkpoint();
+        sequence.feed(&model, &text(marked, len), 100);
+        let mut fork = sequence.clone();
+        assert_eq!((sequence.cut(len - 50), fork.cut(marked - 1)), (marked, 2 * every));
+        sequence.check(&model, "the mark");
+        fork.check(&model, "a snapshot");
+        let cuts = [marked - 1, every + 476, every - 24].map(|n| sequence.cut(n));
+        assert_eq!(cuts, [2 * every, every, 0]);
+        // A failed step has spoilt the states, but not the snapshots.
+        fork.feed(&model, &text(2 * every, 2 * every + 52), 7);
+        assert_eq!(fork.cache.undo_step(), 2 * every);
+        fork.tokens.truncate(2 * every);
+        fork.check(&model, "after a step that failed");
+    }
 }
 
 #[test]
 fn prefixes_are_shared_at_state_snapshots() {
-    let model = Model::new();
-    let mut first = model.start();
-    first.feed(&model, &text(0, 1024 + 700), 512);
-    let before = model.pool.n_bytes();
-    let mut second = model.start();
-    assert_eq!(second.cache.attach_prefix(&model.pool, &text(0, 1700)), EVERY);
-    second.tokens = text(0, 1024);
-    assert_eq!(model.pool.n_bytes(), before, "shared");
-    second.check(&model, "attached");
-    // The blocks are freed with the last sequence that holds them.
-    drop((first, second));
-    assert_eq!(model.pool.n_bytes(), 0);
-    assert_eq!(model.start().cache.attach_prefix(&model.pool, &text(0, 1700)), 0);
+    for model in Model::both() {
+        let every = model.every;
+        let mut first = model.start();
+        first.feed(&model, &text(0, 2 * every + 700), 512);
+        let before = model.pool.n_bytes();
+        let [mut second, mut third] = [model.start(), model.start()];
+        assert_eq!(second.cache.attach_prefix(&model.pool, &text(0, 2 * every + 600)), 2 * every);
+        assert_eq!(third.cache.attach_prefix(&model.pool, &text(0, 2 * every)), every);
+        (second.tokens, third.tokens) = (text(0, 2 * every), text(0, every));
+        assert_eq!(model.pool.n_bytes(), before, "shared");
+        second.check(&model, "attached");
+        third.check(&model, "a shorter one attached");
+        // What a sequence holds is found after the one that computed it is gone.
+        drop((first, third));
+        assert_eq!(model.start().cache.attach_prefix(&model.pool, &text(0, 3 * every)), 2 * every);
+        // The blocks are freed with the last sequence that holds them.
+        drop(second);
+        assert_eq!(model.pool.n_bytes(), 0);
+        assert_eq!(model.start().cache.attach_prefix(&model.pool, &text(0, 3 * every)), 0);
+    }
 }
 
 #[test]
 fn allocated_bytes_equal_the_announced_ones() {
-    let model = Model::new();
-    let mut sequence = model.start();
-    for n in [1, 15, 500, 507, 1, 1, 1023, 2, 900] {
-        let len = sequence.tokens.len() as u32;
-        sequence.feed(&model, &text(len, len + n), 512);
-        assert_eq!(sequence.cache.n_bytes(), model.layout.n_bytes(sequence.tokens.len()), "{len} + {n}");
-        assert_eq!(sequence.cache.n_bytes(), model.pool.n_bytes());
+    for model in Model::both() {
+        let mut sequence = model.start();
+        let last = 8 * model.every;
+        for n in [1, 15, 500, 507, 1, 1, 1023, 2, 900, last] {
+            let len = sequence.tokens.len();
+            let n = n.min(N_CTX - len);
+            sequence.feed(&model, &text(len, len + n), 512);
+            assert_eq!(sequence.cache.n_bytes(), model.layout.n_bytes(sequence.tokens.len()), "{len} + {n}");
+            assert_eq!(sequence.cache.n_bytes(), model.pool.n_bytes());
+        }
     }
 }
 

@@ -161,6 +161,26 @@ fn mamba_layers_may_be_names_or_letters() {
     }
 }
 
+/// As Python writes it: JSON has no such number.
+#[test]
+fn a_configuration_may_contain_infinity() {
+    let scratch = Scratch::new("infinity");
+    let (config, tensors) = saved("mamba2-space");
+    write_folder(&scratch.0, &config, &tensors);
+    let path = scratch.0.join("config.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let older = text.replace(r#"{"__float__":"Infinity"}"#, "Infinity");
+    assert_ne!(older, text);
+    fs::write(&path, &older).unwrap();
+    open_file(&scratch.0).unwrap();
+    fs::write(&path, older.replace("Infinity", "0.1")).unwrap();
+    let error = open_file(&scratch.0).err().unwrap().to_string();
+    assert!(error.contains("from 0 to infinity"), "{error}");
+    fs::write(&path, older.replace("Infinity", "Infinite")).unwrap();
+    let error = open_file(&scratch.0).err().unwrap().to_string();
+    assert!(error.contains("config.json") && error.contains("expected value"), "{error}");
+}
+
 fn assert_same_tensors(name: &str, got: &Gguf, want: &Gguf) {
     assert_eq!(got.tensors().len(), want.tensors().len(), "{name}");
     for info in want.tensors() {
