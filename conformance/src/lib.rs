@@ -82,6 +82,8 @@ list! {
     "gate": ops::recurrent::gate,
     "short_conv": ops::recurrent::short_conv,
     "recur": ops::recurrent::recur,
+    "shift_tokens": ops::rwkv::shift_tokens,
+    "wkv7": ops::rwkv::wkv7,
     "no_rows": ops::no_rows::run,
     "rope": ops::rope::run,
     "top_k": ops::top_k::run,

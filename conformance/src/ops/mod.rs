@@ -18,6 +18,7 @@ pub mod project_each;
 pub mod recurrent;
 pub mod rope;
 pub mod rope_append;
+pub mod rwkv;
 pub mod scale;
 pub mod selected;
 pub mod soft_cap;

@@ -20,10 +20,10 @@ const STALE: u8 = 0x3c;
 const GATE_ROUNDINGS: usize = 11;
 
 /// Rows of two sequences in each step: 41 and 37 of them in all.
-const STEPS: [&[[usize; 2]]; 3] =
+pub(super) const STEPS: [&[[usize; 2]]; 3] =
     [&[[41, 37]], &[[1, 0], [0, 1], [5, 20], [2, 3], [33, 13]], &[[17, 1], [1, 17], [23, 19]]];
 const GATES: [Gate; 5] = [Gate::Sigmoid, Gate::Silu, Gate::Gelu, Gate::Plain, Gate::Softplus];
-const N_ROWS: [usize; 2] = [41, 37];
+pub(super) const N_ROWS: [usize; 2] = [41, 37];
 
 /// Compares `gate` with its equation.
 pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
@@ -142,33 +142,33 @@ impl Rule {
 }
 
 /// A step of two sequences.
-struct Step<'a, B: Backend> {
+pub(super) struct Step<'a, B: Backend> {
     subject: &'a DeviceUnderTest<B>,
     /// Rows of each before it, and in it.
     fed: [usize; 2],
-    n: [usize; 2],
+    pub(super) n: [usize; 2],
 }
 
 impl<B: Backend> Step<'_, B> {
     /// Uploads the step's rows of both sequences, `width` values each.
-    fn rows(&self, of: &[Vec<f32>; 2], width: usize) -> B::Buffer {
+    pub(super) fn rows(&self, of: &[Vec<f32>; 2], width: usize) -> B::Buffer {
         let rows_of = |i: usize| &of[i][self.fed[i] * width..(self.fed[i] + self.n[i]) * width];
         self.subject.upload(&[rows_of(0), rows_of(1)].concat())
     }
 }
 
 /// Results of the rows of two sequences, and the states at the end.
-type Fed = ([Vec<f32>; 2], Vec<Vec<u8>>);
+pub(super) type Fed = ([Vec<f32>; 2], Vec<Vec<u8>>);
 
 /// The states of two sequences on a device.
-struct States<'a, B: Backend> {
+pub(super) struct States<'a, B: Backend> {
     subject: &'a DeviceUnderTest<B>,
     pages: [B::Page; 2],
     n_values: usize,
 }
 
 impl<'a, B: Backend> States<'a, B> {
-    fn new(subject: &'a DeviceUnderTest<B>, n_values: usize) -> Self {
+    pub(super) fn new(subject: &'a DeviceUnderTest<B>, n_values: usize) -> Self {
         let page = || {
             let mut page = subject.device().page(2 * MARGIN + 4 * n_values).expect("memory for a test");
             let mut bytes = vec![STALE; page.n_bytes()];
@@ -181,7 +181,7 @@ impl<'a, B: Backend> States<'a, B> {
 
     /// Runs both sequences in the chunks of `steps`; `run` computes a step. Returns the results of
     /// each sequence, `width` values per row, and the states at the end.
-    fn feed(
+    pub(super) fn feed(
         mut self,
         steps: &[[usize; 2]],
         width: usize,

@@ -11,6 +11,8 @@
 pub mod autotune;
 mod bytes;
 mod check;
+#[macro_use]
+mod declare;
 mod device;
 mod error;
 mod input_squares;
@@ -19,6 +21,7 @@ pub mod limits;
 mod ops;
 mod params;
 mod recurrent;
+mod rwkv;
 mod table;
 
 pub use bytes::SharedBytes;
@@ -41,4 +44,5 @@ pub use params::{
     Xielu,
 };
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};
+pub use rwkv::{FirstValues, TokenShift, Wkv7Inputs, Wkv7Weights};
 pub use table::decode_embedding_rows;

@@ -19,113 +19,12 @@ use crate::kv::{
     batch_rows, check_append, check_attend, check_attend_selected, check_select, check_select_blocks,
 };
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
+use crate::rwkv::{check_shift_tokens, check_wkv7};
 use crate::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
     Heads, HyperConnections, InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection,
-    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, Xielu,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenShift, Wkv7Inputs, Xielu,
 };
-
-/// Declares [`Backend`] and [`Kernels`] from a list of methods: `where` names the check of the
-/// operands, `=>` what a device does that does not implement the method.
-macro_rules! ops {
-    ($(
-        $(#[$doc:meta])*
-        fn $op:ident(&$this:ident $(, $arg:ident: $type:ty)* $(,)?) -> $result:ty
-            $(where $check:expr)?
-            $(=> $default:block)?;
-    )*) => {
-        /// A device: memory, and the ops of a transformer step.
-        ///
-        /// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than
-        /// the step needs. Each fused op documents its unfused equivalent; the conformance suite
-        /// tests that both are equal. Operands of wrong shape are rejected before any work.
-        ///
-        /// A device implements [`Kernels`], and thereby is a `Backend`; nothing else can be one.
-        pub trait Backend: Send + Sync + Sized + 'static {
-            /// f32 activations on the device.
-            type Buffer: Buffer;
-            /// A weight matrix in the device's own layout.
-            type Matrix: Matrix;
-            /// The matrices of experts in the device's own layout.
-            type Experts: Experts;
-            /// Cache memory.
-            type Page: Page;
-
-            /// Runs `ops`, the ops of one step. `is_decode` states that each sequence has one row
-            /// in it. `ops` read nothing back, so a device may record them and launch them as a
-            /// whole when they end.
-            fn step<T, E: From<BackendError>>(
-                &self,
-                is_decode: bool,
-                ops: impl FnOnce() -> std::result::Result<T, E>,
-            ) -> std::result::Result<T, E>;
-
-            $($(#[$doc])* fn $op(&self $(, $arg: $type)*) -> $result;)*
-        }
-
-        /// What a device implements: the methods of [`Backend`], which has checked the operands.
-        /// On others they may panic, or compute on other memory of the device: code that calls a
-        /// device imports `Backend`.
-        pub trait Kernels: Send + Sync + Sized + 'static {
-            /// See [`Backend::Buffer`].
-            type Buffer: Buffer;
-            /// See [`Backend::Matrix`].
-            type Matrix: Matrix;
-            /// See [`Backend::Experts`].
-            type Experts: Experts;
-            /// See [`Backend::Page`].
-            type Page: Page;
-
-            /// See [`Backend::step`].
-            fn step<T, E: From<BackendError>>(
-                &self,
-                is_decode: bool,
-                ops: impl FnOnce() -> std::result::Result<T, E>,
-            ) -> std::result::Result<T, E> {
-                let _ = is_decode;
-                ops()
-            }
-
-            $(ops! {
-                @kernel
-                #[doc = concat!("See [`Backend::", stringify!($op), "`].")]
-                fn $op(&$this $(, $arg: $type)*) -> $result, [$($default)?]
-            })*
-        }
-
-        impl<D: Kernels> Backend for D {
-            type Buffer = D::Buffer;
-            type Matrix = D::Matrix;
-            type Experts = D::Experts;
-            type Page = D::Page;
-
-            #[inline]
-            fn step<T, E: From<BackendError>>(
-                &self,
-                is_decode: bool,
-                ops: impl FnOnce() -> std::result::Result<T, E>,
-            ) -> std::result::Result<T, E> {
-                Kernels::step(self, is_decode, ops)
-            }
-
-            $(
-                #[inline]
-                fn $op(&self $(, $arg: $type)*) -> $result {
-                    $($check?;)?
-                    Kernels::$op(self $(, $arg)*)
-                }
-            )*
-        }
-    };
-    (@kernel #[$doc:meta] fn $op:ident($($args:tt)*) -> $result:ty, []) => {
-        #[$doc]
-        fn $op($($args)*) -> $result;
-    };
-    (@kernel #[$doc:meta] fn $op:ident($($args:tt)*) -> $result:ty, [$default:block]) => {
-        #[$doc]
-        fn $op($($args)*) -> $result $default
-    };
-}
 
 ops! {
     /// Returns the description of this device and its kernels.
@@ -606,6 +505,52 @@ ops! {
         y: &mut Self::Buffer,
     ) -> Result<()>
         where check_recur(parts, &heads, inputs, y);
+
+    /// Computes `y[i, r] = x[r] + amounts[i] * (x[r - 1] - x[r])` for the rows of each part and
+    /// each of `shift.n_mixes` mixes i: token shift (RWKV, arXiv 2305.13048). Before the first row
+    /// of a step, x is the state `[channels]`, which is updated for the next step. `x` is
+    /// `[rows, channels]`, `amounts` `[n_mixes, channels]`, `y` `[n_mixes, rows, channels]`. A
+    /// device without a kernel for it returns an error.
+    fn shift_tokens(
+        &self,
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
+        shift: TokenShift,
+        x: &Self::Buffer,
+        amounts: &Self::Buffer,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_shift_tokens(parts, shift, [x, amounts, y]) => {
+        _ = (parts, shift, x, amounts, y);
+        Err(BackendError::unsupported("shift_tokens", "token shift", "rows by themselves"))
+    };
+
+    /// Updates the states of heads by the rows of each part, one after the other, and reads them
+    /// into `y` `[rows, heads.n * heads.dim]` (RWKV-7, arXiv 2503.14456). With σ the logistic
+    /// function, * elementwise, and for each head the receptance r, the key k, the value v, the
+    /// decay w, the rate a and the gate g of a row, its [weights](Wkv7Weights), and its state S
+    /// `[dim, dim]` from keys to values:
+    ///
+    /// ```text
+    /// v = v + (first - v) * σ(share)               of the first layer's values, but in that layer
+    /// n = k * removal / |k * removal|
+    /// k = k * (1 + (σ(a) - 1) * replacement)
+    /// S = diag(exp(-σ(w) / √e)) S - (n * σ(a)) (nᵀ S) + k vᵀ,  z = Sᵀ r
+    /// y = (layer_norm(z) * norm + norm_bias + (Σ k * r * bonus) v) * g
+    /// ```
+    ///
+    /// The state is laid out as that of [`Backend::linear_attention`]. A device without a kernel
+    /// for it returns an error.
+    fn wkv7(
+        &self,
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
+        heads: Heads,
+        inputs: Wkv7Inputs<&Self::Buffer>,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_wkv7(parts, heads, inputs, y) => {
+        _ = (parts, heads, inputs, y);
+        Err(BackendError::unsupported("wkv7", "the state of RWKV-7", "linear attention"))
+    };
 
     /// Multiplies the first `len` values of `y` by `gate` of as many of `gates`.
     fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>

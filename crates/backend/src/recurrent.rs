@@ -266,7 +266,11 @@ pub(crate) fn check_gate<B: Buffer>(op: &'static str, y: &B, len: usize, gates: 
     BackendError::check_at_least(op, "length of the gates", len, gates.n_values())
 }
 
-fn check_state<P: Page>(op: &'static str, part: &StateBatchEntry<'_, P>, n_values: usize) -> Result<()> {
+pub(crate) fn check_state<P: Page>(
+    op: &'static str,
+    part: &StateBatchEntry<'_, P>,
+    n_values: usize,
+) -> Result<()> {
     BackendError::check_equal(op, "values of the state", n_values, part.n_values)?;
     let end = part.offset + n_values * size_of::<f32>();
     BackendError::check_at_least(op, "bytes of the states", end, part.page.n_bytes())

@@ -104,6 +104,8 @@ tests! {
     gate: 80,
     short_conv: 80,
     recur: 90,
+    shift_tokens: 80,
+    wkv7: 80,
     no_rows: 80,
     rope: 90,
     top_k: 80,

@@ -219,6 +219,8 @@ tests! {
     gate,
     short_conv,
     recur,
+    shift_tokens,
+    wkv7,
     no_rows,
     rope,
     top_k,

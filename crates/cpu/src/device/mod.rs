@@ -9,7 +9,8 @@ use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
     DeviceInfo, ExpertWeights, Experts, Gate, Heads, HyperConnections, Input, InputSquares, KernelChoice,
     Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router, Selected, Selection,
-    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource, Xielu, limits,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenShift, WeightSource, Wkv7Inputs,
+    Xielu, limits,
 };
 use kvant_codec::DType;
 
@@ -28,7 +29,7 @@ use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::norm::LayerNorm;
 use crate::ops::{
-    append, embed, gate_rows, linear_attention, norm, rope, short_conv, soft_cap, streams, xielu,
+    append, embed, gate_rows, linear_attention, norm, rope, rwkv, short_conv, soft_cap, streams, xielu,
 };
 use crate::simd::isa::Isa;
 
@@ -577,6 +578,35 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
+    fn shift_tokens(
+        &self,
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
+        shift: TokenShift,
+        x: &CpuBuffer,
+        amounts: &CpuBuffer,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        for part in parts {
+            let (rows, inputs) = (part.rows.range(), [x.as_slice(), amounts.as_slice()]);
+            rwkv::shift_tokens(&self.pool, shift, rows, state_of(part), inputs, y.as_mut_slice());
+        }
+        Ok(())
+    }
+
+    fn wkv7(
+        &self,
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
+        heads: Heads,
+        inputs: Wkv7Inputs<&CpuBuffer>,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        let inputs = inputs.map(CpuBuffer::as_slice);
+        for part in parts {
+            rwkv::wkv7(self.isa, &self.pool, heads, part.rows, state_of(part), inputs, y.as_mut_slice());
+        }
+        Ok(())
+    }
+
     fn gate(&self, y: &mut CpuBuffer, len: usize, gates: &CpuBuffer, gate: Gate) -> Result<()> {
         gate_rows::gate(self.isa, &self.pool, &mut y.as_mut_slice()[..len], &gates.as_slice()[..len], gate);
         Ok(())
@@ -617,34 +647,4 @@ impl Kernels for CpuDevice {
 }
 
 #[cfg(test)]
-mod tests {
-    use kvant_backend::{Backend, BackendError, limits};
-
-    use super::CpuDevice;
-    use crate::simd::isa::Isa;
-
-    #[test]
-    fn the_first_non_finite_row_is_found() {
-        let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
-        let mut x = device.buffer(5 * 40).unwrap();
-        assert_eq!(device.find_non_finite_row(&x, 5, 40), Ok(None));
-        for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
-            x.as_mut_slice()[at] = broken;
-            assert_eq!(device.find_non_finite_row(&x, 5, 40), Ok(Some(at / 40)));
-            assert_eq!(device.find_non_finite_row(&x, at / 40, 40), Ok(None), "rows beyond are not read");
-        }
-        assert!(device.find_non_finite_row(&x, 6, 40).is_err());
-        assert_eq!(device.find_non_finite_row(&x, 0, 0), Ok(None));
-    }
-
-    #[test]
-    fn absurd_thread_counts_are_rejected_before_any_thread_starts() {
-        for threads in [0, limits::max_threads() + 1, usize::MAX] {
-            let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
-            assert!(
-                matches!(error, BackendError::OutOfRange { name: "threads", got, .. } if got == threads),
-                "{error}"
-            );
-        }
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ pub(crate) mod linear_attention;
 pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod rope;
+pub(crate) mod rwkv;
 pub(crate) mod short_conv;
 pub(crate) mod soft_cap;
 pub(crate) mod streams;
