@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import gguf
+from rwkv import Rwkv7Config
 from transformers import (
     AfmoeConfig,
     ApertusConfig,
@@ -163,6 +164,7 @@ FAMILIES = {
     "nemotronh": Family(NemotronHConfig, gguf.MODEL_ARCH.NEMOTRON_H),
     "nemotronhmoe": Family(NemotronHConfig, gguf.MODEL_ARCH.NEMOTRON_H_MOE),
     "mamba2": Family(Mamba2Config, gguf.MODEL_ARCH.MAMBA2),
+    "rwkv7": Family(Rwkv7Config, gguf.MODEL_ARCH.RWKV7),
     "commandr": Family(CohereConfig, gguf.MODEL_ARCH.COMMAND_R, mean=0.5),
     "starcoder2": Family(Starcoder2Config, gguf.MODEL_ARCH.STARCODER2),
     "phi2": Family(PhiConfig, gguf.MODEL_ARCH.PHI2),

@@ -63,6 +63,12 @@ HALVED_EXPERTS = {
 }
 HALVED_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mixer.norm.weight", ".D", "out_proj.weight")
 
+RWKV_WEIGHTS = (
+    *(f"attention.{name}" for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a", "r_k")),
+    *(f"attention.{name}.weight" for name in ("w2", "a2", "v2", "g2", "ln_x")),
+    *("attention.w0", "attention.a0", "attention.v0", "pre_ln.bias", "ln1.bias", "ln2.bias", "ln_x.bias", "ln_out.bias", "feed_forward.x_k"),
+)
+
 KIMI = {
     "linear_head_dim": 32,
     "linear_num_heads": 4,
@@ -285,6 +291,17 @@ HYBRIDS = [
         tied=True,
         extra=ALONE,
         less=HALVED_WEIGHTS,
+    ),
+    Spec(
+        "rwkv7-h32",
+        hidden=128,
+        heads=0,
+        kv_heads=0,
+        head_dim=32,
+        ffn=192,
+        layers=3,
+        without=({"group_norm_eps": 1e-6},),
+        less=RWKV_WEIGHTS,
     ),
     Spec(
         "nemotronh-h64-g2-space",

@@ -29,9 +29,11 @@ import numpy as np
 import torch
 from connected import CONNECTIONS, LAST, connected_parts, is_connection, write_connections
 from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, multiplied, space_parts, write_states
+from latent import is_absorbed, write_latent
 from looped import repeated
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
+from rwkv import IN_F32, rwkv_parts, rwkv_values, write_rwkv
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
 from text_models import OF_CONFIG
 from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig
@@ -82,7 +84,9 @@ def build_model(spec: Spec) -> torch.nn.Module:
     torch.manual_seed(zlib.crc32(spec.name.encode()))
     model = model_of(spec.to_config(spec.rope)).eval()
     for name, weight in model.named_parameters():
-        if name.endswith(("norm.weight", "norm_f.weight")):
+        if model.config.model_type == "rwkv7":
+            values = rwkv_values(name, weight)
+        elif name.endswith(("norm.weight", "norm_f.weight")):
             values = 1 + 0.3 * torch.randn_like(weight)
             if name == "model.norm.weight":
                 values *= spec.family.quiet
@@ -226,6 +230,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     writer.add_block_count(spec.layers + n_behind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
+    if config.model_type == "rwkv7":
+        return write_rwkv(writer, config)
     n_shared = spec.extra.get("num_kv_shared_layers", 0)
     kinds = spec.extra.get("layer_types", [])
     is_halved = "mamba_num_heads" in spec.extra
@@ -403,28 +409,6 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_leading_dense_block_count(len(spec.extra["mlp_only_layers"]))
 
 
-def is_absorbed(config: PreTrainedConfig) -> bool:
-    """Returns whether the file has heads in absorbed form; older files have them as in the
-    model."""
-    return config.q_lora_rank is not None or config.model_type in ("kimi_linear", "bailing_hybrid")
-
-
-def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
-    """Returns the sizes of MLA."""
-    extra = spec.extra
-    whole, v_dim = extra["qk_nope_head_dim"] + extra["qk_rope_head_dim"], extra["v_head_dim"]
-    if "norm_topk_prob" in extra:
-        writer.add_expert_weights_norm(extra["norm_topk_prob"])
-    if extra["q_lora_rank"] is None and not has_kimi_delta(spec):
-        writer.add_key_length(whole)
-        writer.add_value_length(v_dim)
-    else:
-        writer.add_key_length(extra["kv_lora_rank"] + extra["qk_rope_head_dim"])
-        writer.add_value_length(extra["kv_lora_rank"])
-        writer.add_key_length_mla(whole)
-        writer.add_value_length_mla(v_dim)
-
-
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
     """Adds RoPE scaling: keys for linear and YaRN, tensors of frequency divisors for LongRoPE,
     llama3 and pairs without rotation."""
@@ -490,6 +474,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
         if name.endswith(UNTRAINED):  # with the other selection biases
             pass
+        elif model.config.model_type == "rwkv7":
+            yield from rwkv_parts(model, name, weight)
         elif hasattr(model.config, "hc_mult") and (is_connection(name) or ".self_attn." in name and "sinks" not in name and "kv_b_proj" not in name):
             yield from connected_parts(model.config, name, weight)
         elif "linear_attn" in name:
@@ -592,6 +578,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "self_attn.g_proj.weight": "attn_gate.weight",
         "self_attn.gate_proj.weight": "attn_gate.weight",
         **CONNECTIONS,
+        "attention.lerp_fused.weight": "time_mix_lerp_fused.weight",
         "indexer.wq_b.weight": "indexer.attn_q_b.weight",
         "indexer.wk.weight": "indexer.attn_k.weight",
         "indexer.q_proj.weight": "indexer.q_proj.weight",
@@ -607,7 +594,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         if name.endswith("norm.weight"):
             weight = weight + norm_offset(spec, name)
         is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight", "router.gate.weight"))
-        is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
+        is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D", *IN_F32)) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
         is_exact = is_matrix and not is_router and not is_connection(name) and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # inexact after their factors
         kind = torch.float16 if is_exact else torch.float32

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from families import FAMILIES, Family
+from rwkv import Rwkv7Config
 from transformers import (
     Cohere2MoeConfig,
     Jais2Config,
@@ -31,7 +32,7 @@ LAYER_EPS = {
     StableLmConfig: "layer_norm_eps",
     Jais2Config: "layer_norm_eps",
 }
-EPS = {Cohere2MoeConfig: "layer_norm_eps", Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", Mamba2Config: "layer_norm_epsilon", NemotronHConfig: "layer_norm_epsilon", **LAYER_EPS}
+EPS = {Cohere2MoeConfig: "layer_norm_eps", Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", Mamba2Config: "layer_norm_epsilon", NemotronHConfig: "layer_norm_epsilon", Rwkv7Config: "norm_eps", **LAYER_EPS}
 # Configurations whose RoPE rotates a part of a head unless they say that it rotates all.
 PARTIAL = (NemotronConfig, PhiConfig, StableLmConfig)
 
