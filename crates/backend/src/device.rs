@@ -83,7 +83,8 @@ pub struct DeviceInfo {
     /// show in the logits.
     pub checks_finite_rows: bool,
     /// Whether it has [`Backend::select_tokens`], [`Backend::select_blocks`],
-    /// [`Backend::attend_selected`], and [`Backend::connect_streams`] of models that have those.
+    /// [`Backend::attend_selected`], and [`Backend::connect_streams`] of models that have those; and
+    /// [`Backend::shift_tokens`] and [`Backend::wkv7`].
     pub selects_tokens: bool,
 }
 

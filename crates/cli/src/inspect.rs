@@ -161,7 +161,7 @@ struct RecurrentStates {
 impl RecurrentStates {
     fn of(config: &Config) -> Option<Self> {
         let (bytes, every) = config.kv_shape().state_snapshots()?;
-        let mut recurrent = config.layers.iter().filter(|layer| layer.recurrence.is_some());
+        let mut recurrent = config.layers.iter().filter(|layer| layer.is_recurrent());
         let (n_layers, attend) = (recurrent.clone().count(), recurrent.any(kvant::LayerSpec::attends));
         Some(Self { n_layers, of: config.layers.len(), attend, bytes, every })
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, AttendParams, Routing, Xielu};
+use kvant_backend::{Activation, AttendParams, Heads, Routing, Xielu};
 use kvant_gguf::Gguf;
 use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
@@ -86,6 +86,8 @@ pub struct LayerSpec {
     pub state: LayerState,
     /// Recurrent token mixer with a state of fixed size, instead of attention or beside it.
     pub recurrence: Option<RecurrentMixer>,
+    /// Heads of RWKV-7, which has states of its token mixer and of its feed-forward layer.
+    pub wkv: Option<Heads>,
     /// Width of the dense feed-forward layer; in a MoE layer, of the shared expert; 0 if absent.
     pub n_ff: usize,
     /// The experts of a MoE layer.
@@ -167,6 +169,19 @@ impl LayerSpec {
     /// Returns whether the layer has attention.
     pub fn attends(&self) -> bool {
         self.state != LayerState::Nothing
+    }
+
+    /// Returns whether the layer has recurrent states.
+    pub fn is_recurrent(&self) -> bool {
+        self.recurrence.is_some() || self.wkv.is_some()
+    }
+
+    /// Returns the f32 values of each recurrent state, in order of use.
+    pub fn states(&self) -> impl Iterator<Item = usize> {
+        let of_mixer = self.recurrence.into_iter().flat_map(RecurrentMixer::states);
+        // The row before, of both sublayers, and the heads between them.
+        let of_wkv = |Heads { n, dim }: Heads| [n * dim, n * dim * dim, n * dim];
+        of_mixer.chain(self.wkv.into_iter().flat_map(of_wkv))
     }
 
     /// Returns the values of all queries of a token.
@@ -256,7 +271,7 @@ impl Config {
         for (heads, index) in heads.iter_mut().zip(&indexes) {
             heads.index = index.filter(|index| index.selects).map(|index| index.dim);
         }
-        let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.is_hybrid_layer();
+        let is_recurrent = |i: usize| recurrences.has(i) && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let rope_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
@@ -296,6 +311,7 @@ impl Config {
                     false => states[index],
                 },
                 recurrence: recurrences.of_layer(index).filter(|_| !is_other_half(index)),
+                wkv: recurrences.wkv(),
                 n_ff: experts.n_ff(index),
                 experts: experts.of_layer(index),
                 rope,
@@ -456,9 +472,9 @@ impl Config {
     /// Returns the index of the first state of recurrent layer `index` among the states of layers
     /// from `first` on; `None` for other layers.
     pub fn state_ordinal(&self, first: usize, index: usize) -> Option<usize> {
-        self.layers[index].recurrence?;
-        let before = self.layers.get(first..index)?.iter().filter_map(|layer| layer.recurrence);
-        Some(before.map(|recurrence| recurrence.states().count()).sum())
+        let before = self.layers.get(first..index)?.iter();
+        let n_before = before.map(|layer| layer.states().count()).sum();
+        self.layers[index].is_recurrent().then_some(n_before)
     }
 
     /// Returns the cache shape of a range of layers.
@@ -469,7 +485,7 @@ impl Config {
     pub fn kv_shape_of(&self, layers: Range<usize>) -> KvShape {
         let layers = &self.layers[layers];
         let own = layers.iter().filter(|layer| layer.state == LayerState::Own);
-        let states = layers.iter().filter_map(|layer| layer.recurrence).flat_map(|of| of.states());
+        let states = layers.iter().flat_map(LayerSpec::states);
         KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect(), statistics: None }
     }
 }

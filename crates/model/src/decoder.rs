@@ -36,6 +36,7 @@ mod per_layer;
 mod products;
 mod random;
 mod recurrent;
+mod rwkv;
 mod streams;
 
 pub use activations::Activations;
@@ -373,8 +374,9 @@ impl<B: Backend> Decoder<B> {
             (Some(AnyAttention::Latent(weights)), Some(kv)) => self.attend_mla(step, index, kv, weights)?,
             _ => {}
         }
-        match (&layer.recurrent, state) {
-            (Some(weights), Some(state)) => self.recurrent_mixer(step, index, state, weights),
+        match (&layer.recurrent, &layer.rwkv, state) {
+            (Some(weights), _, Some(state)) => self.recurrent_mixer(step, index, state, weights),
+            (None, Some(weights), Some(state)) => self.time_mix(step, index, state, weights),
             _ => Ok(()),
         }
     }

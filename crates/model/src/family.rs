@@ -33,8 +33,8 @@ pub struct Family {
     pub(crate) clamps_gates: bool,
     /// Positions of norms.
     pub(crate) norms: Norms,
-    /// Whether token embeddings are normalized, to a mean square of one.
-    pub(crate) embedding_norm: bool,
+    /// Norm of token embeddings.
+    pub(crate) embedding_norm: EmbeddingNorm,
     /// Epsilon of post-norms; that of the file when `None`.
     pub(crate) after_eps: Option<f32>,
     /// Factors on the residual stream and the logits.
@@ -107,6 +107,17 @@ pub enum NormKind {
     Layer,
 }
 
+/// Norm of token embeddings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EmbeddingNorm {
+    /// None.
+    None,
+    /// To a mean square of one.
+    Rms,
+    /// LayerNorm, with weight and bias.
+    Layer,
+}
+
 /// Kind of QK-norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
@@ -170,6 +181,8 @@ pub(crate) enum RecurrentFamily {
     },
     /// Kimi's delta rule, in layers without KV heads in the file.
     KimiDelta,
+    /// WKV states of RWKV-7.
+    Wkv7,
     /// Mamba-2 state spaces.
     Mamba2 {
         /// Whether every layer has a state space beside attention; otherwise layers without KV

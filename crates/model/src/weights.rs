@@ -21,6 +21,7 @@ mod mtp;
 mod norm_bias;
 mod per_layer;
 mod recurrent;
+mod rwkv;
 mod streams;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
@@ -33,9 +34,11 @@ pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{Entering, Factored, HeadWeights, KimiEntering, Recurrent, RuleWeights};
+pub(crate) use rwkv::{MIXES, Rwkv, Squashed};
 pub(crate) use streams::{AltUp, Coefficients, StreamProjections};
 
 use crate::config::{DIVISORS, LayerState};
+use crate::family::EmbeddingNorm;
 use crate::linear::upload;
 use crate::retype::convert;
 use crate::{Config, LayerSpec, ModelError, Norms, ResidualStreams, SharedExpert};
@@ -54,6 +57,8 @@ pub struct Layer<B: Backend> {
     pub(crate) attention: Option<AnyAttention<B>>,
     /// The recurrent mixer, if the layer has one.
     pub(crate) recurrent: Option<Recurrent<B>>,
+    /// Weights of RWKV-7 beside its norms and its feed-forward layer.
+    pub(crate) rwkv: Option<Rwkv<B>>,
     /// Norm of attention's output.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
@@ -98,8 +103,8 @@ pub struct Weights<B: Backend> {
     pub(crate) part: LayerRange,
     /// `None` if the first layer is elsewhere.
     pub(crate) embedding: Option<Arc<B::Matrix>>,
-    /// Weight of the norm of token embeddings: all ones, `[n_embd]`.
-    pub(crate) embedding_norm: Option<B::Buffer>,
+    /// Weight of the norm of token embeddings, `[n_embd]`, and the bias of a LayerNorm.
+    pub(crate) embedding_norm: Option<(B::Buffer, Option<B::Buffer>)>,
     /// Input projection of an MTP layer or a draft head.
     pub(crate) entry: Option<DraftEntry<B>>,
     /// Inputs of the per-layer embeddings, if the model has them.
@@ -159,8 +164,14 @@ impl<B: Backend> Weights<B> {
             (false, _) => None,
         };
         let embedding = embedding.map(Arc::new);
-        let is_normed = config.family.embedding_norm && part.is_first();
-        let embedding_norm = is_normed.then(|| loader.upload(&vec![1.0; n_embd])).transpose()?;
+        let embedding_norm = match config.family.embedding_norm {
+            EmbeddingNorm::Rms if part.is_first() => Some((loader.upload(&vec![1.0; n_embd])?, None)),
+            EmbeddingNorm::Layer => {
+                let [weight, bias] = ["weight", "bias"].map(|of| format!("token_embd_norm.{of}"));
+                Some((loader.vector(&weight, n_embd)?, Some(loader.vector(&bias, n_embd)?)))
+            }
+            EmbeddingNorm::Rms | EmbeddingNorm::None => None,
+        };
         let embedding_bytes = loader.n_bytes;
         let per_layer = config
             .per_layer_embedding_size
@@ -277,12 +288,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         let experts = spec.experts.map(|experts| self.experts(c, index, experts)).transpose()?;
         let attention = self.any_attention(c, index)?;
         let recurrent = spec.recurrence.map(|of| self.recurrent(c, index, of)).transpose()?;
-        let has_mixer = attention.is_some() || recurrent.is_some();
+        let rwkv = spec.wkv.map(|heads| self.rwkv(c, index, heads)).transpose()?;
+        let has_mixer = attention.is_some() || spec.is_recurrent();
         let has_ffn = spec.n_ff > 0 || experts.is_some();
         Ok(Layer {
             attn_norm: self.vector_if(before.filter(|_| has_mixer), &name("attn_norm.weight"))?,
             attention,
             recurrent,
+            rwkv,
             attn_after: self.vector_if(after, &name("post_attention_norm.weight"))?,
             ffn_norm: self.vector_if(before.filter(|_| has_ffn && !shared), &name(spec.norms.before_ffn))?,
             ffn: self.feed_forward(c, index)?,
@@ -306,11 +319,12 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     /// Loads the dense feed-forward layer of layer `index`, or its shared expert.
     fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
-        let LayerSpec { n_ff, experts, gates_itself, norms, .. } = c.layers[index];
+        let LayerSpec { n_ff, experts, gates_itself, norms, wkv, .. } = c.layers[index];
         if n_ff == 0 {
             return Ok(None);
         }
         let names = match experts.map(|experts| experts.shared) {
+            None if wkv.is_some() => ["", "channel_mix_key.weight", "channel_mix_value.weight"],
             None | Some(SharedExpert::Beside) => ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"],
             Some(_) => ["ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"],
         };
@@ -330,8 +344,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         let down = RowsOf::all(format!("blk.{index}.{down}"), c.n_embd);
         let ([down], of_down) = self.group(n_ff, [down])?;
         let [mut of_gate, mut of_up, bias] = self.feed_forward_biases(c, index, names)?;
-        // Experts have no biases that a norm's could become part of: it is refused as unused.
-        if experts.is_none() {
+        // Experts have no biases that a norm's could become part of: it is refused as unused. What
+        // RWKV-7 mixes between norm and product includes the bias.
+        if experts.is_none() && wkv.is_none() {
             let before = if norms.shared { "attn_norm.weight" } else { norms.before_ffn };
             let norm = format!("blk.{index}.{before}");
             let norm_bias = self.norm_bias(norms.kind, &norm, c.n_embd, of_both.as_mut())?;

@@ -124,14 +124,18 @@ fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
     Err(Error::Setting { name: "kv_guard", expected, got: device.name.clone() })
 }
 
-/// Rejects layers that attend to selected tokens on a device that selects none.
+/// Rejects layers whose ops the device lacks: attention to selected tokens, and RWKV-7.
 fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> Result<(), ModelError> {
-    let selects = config.layers[part.layers()].iter().any(|layer| layer.index.is_some());
-    if device.selects_tokens || !selects {
+    let layers = &config.layers[part.layers()];
+    let what = match () {
+        () if layers.iter().any(|layer| layer.index.is_some()) => "attention to selected tokens",
+        () if layers.iter().any(|layer| layer.wkv.is_some()) => "token shift",
+        () => return Ok(()),
+    };
+    if device.selects_tokens {
         return Ok(());
     }
-    let what =
-        format!("attention to selected tokens ({}) on {}; the CPU has it", config.family.name, device.name);
+    let what = format!("{what} ({}) on {}; the CPU has it", config.family.name, device.name);
     Err(ModelError::Unsupported { what })
 }
 

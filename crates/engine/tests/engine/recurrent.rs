@@ -18,9 +18,10 @@ const KIMI: &str = "kimilinear-latent128-kda";
 const LING3: &str = "bailingmoe3-latent128-kda-bound";
 /// No layer has attention.
 const MAMBA2: &str = "mamba2-space";
+const RWKV7: &str = "rwkv7-h32";
 /// Every layer also has attention.
 const FALCON: &str = "falconh1-h64-g2-beside-normed";
-const ALL: [&str; 11] = [
+const ALL: [&str; 12] = [
     LFM2,
     QWEN35,
     QWEN3_NEXT,
@@ -31,6 +32,7 @@ const ALL: [&str; 11] = [
     KIMI,
     LING3,
     MAMBA2,
+    RWKV7,
     FALCON,
 ];
 
@@ -122,7 +124,10 @@ fn recurrent_logits_depend_on_the_tokens_alone() {
         let mut begun = session(&model);
         let n = begun.attach_prefix(&tokens);
         // Snapshots of models without attention are further apart than these tokens.
-        assert!(n.is_multiple_of(512) && (n > 0) != (name == MAMBA2), "{name}: {n} tokens are shared");
+        assert!(
+            n.is_multiple_of(512) && (n > 0) != [MAMBA2, RWKV7].contains(&name),
+            "{name}: {n} tokens are shared"
+        );
         feed(&mut begun, &tokens[n..], 64);
         is_same(&mut begun, "after a shared beginning");
     }
@@ -155,7 +160,7 @@ fn states_are_counted_beside_keys_and_values() {
 #[test]
 fn faulty_recurrent_files_are_refused_with_one_line() {
     let u32 = Value::U32;
-    let keys: [(&str, &str, Value<'_>, &str); 31] = [
+    let keys: [(&str, &str, Value<'_>, &str); 36] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
         (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
         (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),
@@ -224,6 +229,16 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
             "ssm_a: expected decay factors of at most 0",
         ),
         (LING3, "bailingmoe3.attention.head_count", u32(2), "blk.0.attn_q.weight"),
+        (MAMBA2, "mamba2.ssm.state_size", u32(24), "expected heads of a multiple of 16 up to 256, got 24"),
+        (RWKV7, "rwkv7.wkv.head_size", u32(24), "expected heads of a multiple of 16 up to 256, got 24"),
+        (
+            RWKV7,
+            "rwkv7.wkv.head_size",
+            u32(48),
+            "head_size: expected a divisor of the hidden size 128, got 48",
+        ),
+        (RWKV7, "rwkv7.token_shift_count", u32(1), "token_shift_count: expected 2"),
+        (RWKV7, "rwkv7.feed_forward_length", u32(128), "blk.0.channel_mix_key.weight"),
         (GRANITE, "granitehybrid.ssm.time_step_rank", u32(8), "blk.0.ssm_in.weight"),
         (GRANITE, "granitehybrid.ssm.group_count", u32(2), "blk.0.ssm_in.weight"),
         (
@@ -244,6 +259,15 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
         (QWEN35, &["attn_qkv.weight", "attn_gate.weight", "ssm_conv1d.weight", "ssm_dt.bias", "ssm_a"]),
         (QWEN35, &["ssm_norm.weight", "ssm_out.weight", "ssm_alpha.weight", "post_attention_norm.weight"]),
         (QWEN3_NEXT, &["ssm_ba.weight", "ffn_gate_shexp.weight"]),
+        (MAMBA2, &["ssm_in.weight", "ssm_norm.weight", "ssm_out.weight", "attn_norm.weight"]),
+        (
+            RWKV7,
+            &["attn_norm.bias", "attn_norm_2.weight", "time_mix_lerp_fused.weight", "time_mix_w0.weight"],
+        ),
+        (
+            RWKV7,
+            &["time_mix_a1.weight", "time_mix_g2.weight", "time_mix_ln.bias", "channel_mix_lerp_k.weight"],
+        ),
         (KIMI, &["attn_k.weight", "ssm_f_a.weight", "ssm_f_b.weight", "ssm_g_a.weight", "ssm_g_b.weight"]),
         (KIMI, &["ssm_beta.weight", "ssm_conv1d_v.weight", "ssm_dt.bias", "ssm_a", "attn_output.weight"]),
         (

@@ -1,6 +1,6 @@
 //! Recurrent layers: which layers hold a state instead of K and V, and their kind.
 
-use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads};
+use kvant_backend::{ConvForm, Heads, KeySharing, ShortConv, StateHeads};
 
 use super::Keys;
 use crate::ModelError;
@@ -92,6 +92,8 @@ impl RecurrentMixer {
 pub(super) struct RecurrentLayers {
     /// Kind of these layers.
     each: Option<RecurrentMixer>,
+    /// Heads of RWKV-7, which are in all layers.
+    wkv: Option<Heads>,
     /// Which layers are recurrent.
     layers: Vec<bool>,
 }
@@ -100,6 +102,16 @@ impl RecurrentLayers {
     /// Returns the kind of layer `index`, if it is recurrent.
     pub fn of_layer(&self, index: usize) -> Option<RecurrentMixer> {
         self.each.filter(|_| self.layers[index])
+    }
+
+    /// Returns the heads of RWKV-7 in each layer.
+    pub fn wkv(&self) -> Option<Heads> {
+        self.wkv
+    }
+
+    /// Returns whether layer `index` is recurrent.
+    pub fn has(&self, index: usize) -> bool {
+        self.wkv.is_some() || self.of_layer(index).is_some()
     }
 }
 
@@ -110,26 +122,44 @@ pub(super) fn read(
     n_embd: usize,
     without_heads: Vec<bool>,
 ) -> Result<RecurrentLayers, ModelError> {
-    match family.recurrence {
-        None => Ok(RecurrentLayers { each: None, layers: without_heads }),
+    let (each, layers) = match family.recurrence {
+        None => (None, without_heads),
         Some(RecurrentFamily::ShortConv) => {
             let taps = read_taps(keys, "shortconv.l_cache")?;
             let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
-            Ok(RecurrentLayers { each: Some(RecurrentMixer::ShortConv(conv)), layers: without_heads })
+            (Some(RecurrentMixer::ShortConv(conv)), without_heads)
         }
-        Some(RecurrentFamily::GatedDeltaNet { sharing }) => Ok(RecurrentLayers {
-            each: Some(read_heads(keys, StateKind::Delta, sharing)?),
-            layers: read_pattern(keys, without_heads.len())?,
-        }),
+        Some(RecurrentFamily::GatedDeltaNet { sharing }) => {
+            let each = read_heads(keys, StateKind::Delta, sharing)?;
+            (Some(each), read_pattern(keys, without_heads.len())?)
+        }
         Some(RecurrentFamily::KimiDelta) => {
-            let each = read_kimi_heads(keys, without_heads.len())?;
-            Ok(RecurrentLayers { each: Some(each), layers: without_heads })
+            (Some(read_kimi_heads(keys, without_heads.len())?), without_heads)
+        }
+        Some(RecurrentFamily::Wkv7) => {
+            let wkv = Some(read_wkv(keys, n_embd)?);
+            return Ok(RecurrentLayers { each: None, wkv, layers: without_heads });
         }
         Some(RecurrentFamily::Mamba2 { is_beside }) => {
             let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
-            let layers = without_heads.into_iter().map(|is| is || is_beside).collect();
-            Ok(RecurrentLayers { each: Some(each), layers })
+            (Some(each), without_heads.into_iter().map(|is| is || is_beside).collect())
         }
+    };
+    Ok(RecurrentLayers { each, wkv: None, layers })
+}
+
+/// Reads the heads of RWKV-7, which together are as wide as the residual stream.
+fn read_wkv(keys: &Keys, n_embd: usize) -> Result<Heads, ModelError> {
+    const DIM: &str = "wkv.head_size";
+    const SHIFTS: &str = "token_shift_count";
+    let dim = keys.size(DIM)?;
+    check_dim(keys, DIM, dim)?;
+    if !n_embd.is_multiple_of(dim) {
+        return Err(keys.bad(DIM, &format!("a divisor of the hidden size {n_embd}"), dim));
+    }
+    match keys.size_or(SHIFTS, 2)? {
+        2 => Ok(Heads { n: n_embd / dim, dim }),
+        n => Err(keys.bad(SHIFTS, "2, of the token mixer and of the feed-forward layer", n)),
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, BackendError, Matrix as _, StateHeads};
 
+use super::rwkv::RwkvActivations;
 use super::{Decoder, LoraScratch};
 use crate::config::RecurrentMixer;
 use crate::weights::{DraftEntry, FeedForward, Layer};
@@ -82,6 +83,8 @@ pub struct Activations<B: Backend> {
     pub(super) state_low_rank: [B::Buffer; 2],
     /// Write strength (beta) of each such head, `[rows, n_v_heads]`.
     pub(super) writes: B::Buffer,
+    /// Rows of RWKV-7.
+    pub(super) rwkv: RwkvActivations<B>,
     /// Per-layer embeddings, `[rows, n]` for each layer that has them.
     pub(super) per_layer: Vec<B::Buffer>,
     /// Inputs of the per-layer embeddings, and their gates, `[rows, n]`; low-rank intermediates of
@@ -112,7 +115,8 @@ fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
 
 /// Returns the width of queries, keys and values that enter a layer's state separately.
 fn separate_width(layer: &LayerSpec) -> usize {
-    layer.recurrence.map_or(0, |of| of.separate_width())
+    let of_wkv = layer.wkv.map_or(0, |heads| heads.n * heads.dim);
+    layer.recurrence.map_or(of_wkv, |of| of.separate_width())
 }
 
 impl<B: Backend> Decoder<B> {
@@ -178,7 +182,10 @@ impl<B: Backend> Decoder<B> {
             q: widest(|layer| layer.n_q().max(separate_width(layer)))?,
             k: widest(|layer| layer.n_k().max(separate_width(layer)))?,
             v: widest(|layer| layer.n_v().max(separate_width(layer)))?,
-            attended: widest(|layer| layer.n_out().max(layer.recurrence.map_or(0, |of| of.n_out())))?,
+            attended: widest(|layer| {
+                let of_state = layer.recurrence.map_or(0, |of| of.n_out());
+                layer.n_out().max(of_state).max(layer.wkv.map_or(0, |heads| heads.n * heads.dim))
+            })?,
             q_low_rank: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
             q_without_rope: widest(|layer| {
                 layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim))
@@ -200,6 +207,7 @@ impl<B: Backend> Decoder<B> {
             steps: widest(|layer| layer.recurrence.map_or(0, |of| of.n_steps()))?,
             state_low_rank: [state_rank()?, state_rank()?],
             writes: widest(|layer| state_heads(layer).map_or(0, |heads| heads.n_v_heads))?,
+            rwkv: RwkvActivations::new(&c.layers, self.widest_rank(), buffer)?,
             per_layer: (0..given).map(|_| buffer(n_given)).collect::<Result<_, BackendError>>()?,
             narrow: buffer(n_narrow)?,
             rows_of_table: Vec::with_capacity(if given > 0 { max_rows } else { 0 }),

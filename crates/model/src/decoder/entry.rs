@@ -114,9 +114,15 @@ impl<B: Backend> Decoder<B> {
         Ok(Cow::Owned(known))
     }
 
-    /// Normalizes token embeddings, in models that do (Muse Glimmer).
+    /// Normalizes token embeddings, in models that do (Muse Glimmer, RWKV).
     fn normalize_embeddings(&self, backend: &B, rows: usize, x: &mut B::Buffer) -> Result<(), BackendError> {
-        let Some(weight) = &self.weights.embedding_norm else { return Ok(()) };
+        let Some((weight, bias)) = &self.weights.embedding_norm else { return Ok(()) };
+        if bias.is_some() {
+            let n = rows * self.config.n_embd;
+            let mut normed = backend.buffer(n)?;
+            backend.layer_norm(x, rows, self.normed(weight), bias.as_ref(), &mut normed)?;
+            return backend.copy(&normed, 0, x, 0, n);
+        }
         let row = Heads { n: 1, dim: self.config.n_embd };
         let (rope, no_angles) = (self.config.ropes[0].params, backend.buffer(0)?);
         normalize(backend, x, rows, row, Some(self.normed(weight)), rope, &no_angles)

@@ -27,7 +27,7 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let rows = step.rows;
         if let Some(ffn) = &layer.ffn {
-            self.activate(step, layer, spec, ffn)?;
+            self.activate(step, index, ffn)?;
             if let Some(by) = spec.experts.and_then(|experts| experts.shared_scale) {
                 step.backend.scale(&mut step.act.hidden, rows * spec.n_ff, by)?;
             }
@@ -57,17 +57,21 @@ impl<B: Backend> Decoder<B> {
     fn activate(
         &self,
         step: &mut StepContext<'_, '_, B>,
-        layer: &Layer<B>,
-        spec: &LayerSpec,
+        index: usize,
         ffn: &FeedForward<B>,
     ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
+        if let Some(weights) = &layer.rwkv {
+            self.shift_channels(step, index, weights)?;
+        }
         let (backend, rows) = (step.backend, step.rows);
-        let Activations { x, spare, hidden, gates, low, .. } = &mut *step.act;
+        let Activations { x, spare, hidden, gates, low, rwkv, .. } = &mut *step.act;
         let FeedForward { gate, up, biases, low_rank: [low_rank, _], .. } = ffn;
-        let input = match spec.norms.shared {
+        let input = match (&layer.rwkv, spec.norms.shared) {
+            (Some(_), _) => Input { x: &rwkv.shifted, norm: None, first_row: 0, rows },
             // Attention has stored the normalized input there.
-            true => Input { x: &*spare, norm: None, first_row: 0, rows },
-            false => self.normed_input(backend, spec.norms.kind, &layer.ffn_norm, x, spare, rows)?,
+            (None, true) => Input { x: &*spare, norm: None, first_row: 0, rows },
+            (None, false) => self.normed_input(backend, spec.norms.kind, &layer.ffn_norm, x, spare, rows)?,
         };
         let (n, product) = (rows * spec.n_ff, Product { input, low_rank: low_rank.as_ref() });
         let [of_gate, of_up, _] = biases.each_ref().map(Option::as_ref);

@@ -3,8 +3,8 @@
 use kvant_backend::{Activation, Gate, KeySharing, Pairing, RouterScores};
 
 use super::{
-    ExpertRule, Factors, Family, IndexRule, NoRope, NormKind, Norms, OutputGates, QkNorm, RecurrentFamily,
-    Scale, SharedExpert, Sinks, WindowRope, Windows,
+    EmbeddingNorm, ExpertRule, Factors, Family, IndexRule, NoRope, NormKind, Norms, OutputGates, QkNorm,
+    RecurrentFamily, Scale, SharedExpert, Sinks, WindowRope, Windows,
 };
 
 /// A window in every layer, unless the file differs.
@@ -38,7 +38,7 @@ pub(crate) const LLAMA: Family = Family {
         heads: QkNorm::None,
         values: false,
     },
-    embedding_norm: false,
+    embedding_norm: EmbeddingNorm::None,
     after_eps: None,
     factors: Factors::None,
     windows: None,
@@ -414,7 +414,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family {
         name: "muse-glimmer",
         norms: Norms { after: true, heads: QkNorm::Each, ..LLAMA.norms },
-        embedding_norm: true,
+        embedding_norm: EmbeddingNorm::Rms,
         after_eps: Some(1e-8),
         factors: Factors::Logits,
         windows: Some(Windows { period: 4, ..WINDOWS }),
@@ -457,5 +457,17 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "hy_v3", experts: Some(SEVERAL_BY_SIGMOID), has_mtp: true, ..QWEN3 },
     NEMOTRON_H,
     Family { name: "mamba2", attends: false, ..NEMOTRON_H },
+    Family {
+        name: "rwkv7",
+        activation: Activation::Relu,
+        ungated: true,
+        norms: Norms { kind: NormKind::Layer, before_ffn: "attn_norm_2.weight", ..LLAMA.norms },
+        embedding_norm: EmbeddingNorm::Layer,
+        recurrence: Some(RecurrentFamily::Wkv7),
+        attends: false,
+        no_rope: NoRope::Every(1),
+        experts: None,
+        ..LLAMA
+    },
     Family { name: "nemotron_h_moe", experts: Some(SEVERAL_BY_SIGMOID), ..NEMOTRON_H },
 ];

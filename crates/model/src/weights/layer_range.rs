@@ -220,6 +220,13 @@ pub(super) fn check_part(config: &Config, part: &LayerRange) -> Result<(), Model
         let what = format!("layers {start} to {} on their own device, as all run several times", end - 1);
         return Err(ModelError::Unsupported { what });
     }
+    if config.layers[start].wkv.is_some() && !(part.is_first() && part.is_last()) {
+        let what = format!(
+            "layers {start} to {} on their own device, as all read the values of the first layer",
+            end - 1
+        );
+        return Err(ModelError::Unsupported { what });
+    }
     if config.family.connects_streams && !(part.is_first() && part.is_last()) {
         let what = format!(
             "layers {start} to {} on their own device, as several residual streams pass them",
