@@ -129,7 +129,7 @@ mod tests {
             ),
             (
                 kvant::TemplateError::Missing.into(),
-                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file; kvant run --raw continues a text as it is)",
+                "(--chat-template with chatml, llama3, gemma, mistral, phi3, rwkv-world or a file; kvant run --raw continues a text as it is)",
             ),
             (KvError::Full { need: 9, n_ctx: 8 }.into(), "(raise it with -c)"),
             (memory(3), "3 of 8 layers fit (-ngl 3, or fewer, which leaves more memory for the cache)"),

@@ -49,7 +49,7 @@ pub fn tokenizer(bytes: &[u8]) -> bool {
         && !ids.iter().any(|&id| tokenizer.kind(id) == Some(TokenKind::Unknown));
     if is_faithful {
         // SentencePiece has one character for a space and its mark.
-        let is_bytes = tokenizer.model() == TokenizerModel::Gpt2;
+        let is_bytes = matches!(tokenizer.model(), TokenizerModel::Gpt2 | TokenizerModel::Rwkv);
         let strips = strips(tokenizer, &text);
         let text = tokenizer.normalize(&text);
         let text = if is_bytes { text } else { text.replace('\u{2581}', " ").into() };

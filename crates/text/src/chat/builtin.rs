@@ -1,8 +1,15 @@
-//! Built-in chat templates, selected by name for files that carry no template or a broken one.
+//! Built-in chat templates, selected by name for files that carry no template or a broken one. Some
+//! files carry such a name instead of a template.
 
 /// Names and sources of the built-in templates.
-pub const BUILTIN: [(&str, &str); 5] =
-    [("chatml", CHATML), ("llama3", LLAMA3), ("gemma", GEMMA), ("mistral", MISTRAL), ("phi3", PHI3)];
+pub const BUILTIN: [(&str, &str); 6] = [
+    ("chatml", CHATML),
+    ("llama3", LLAMA3),
+    ("gemma", GEMMA),
+    ("mistral", MISTRAL),
+    ("phi3", PHI3),
+    ("rwkv-world", RWKV_WORLD),
+];
 
 /// Returns the built-in template `name`.
 pub fn builtin(name: &str) -> Option<&'static str> {
@@ -36,3 +43,18 @@ const MISTRAL: &str = "{{ bos_token }}{% set ns = namespace(first='') %}{% for m
 
 const PHI3: &str = "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + '<|end|>\n' }}\
                     {% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}";
+
+/// RWKV's format, whose turns end with an empty line. The last system message precedes all others,
+/// and earlier reasoning is dropped.
+const RWKV_WORLD: &str = "{{ bos_token }}{% set ns = namespace(system='') %}\
+                          {% for message in messages %}{% if message.role == 'system' %}\
+                          {% set ns.system = message.content %}{% endif %}{% endfor %}\
+                          {% if ns.system != '' %}{{ 'System: ' + ns.system + '\n\n' }}{% endif %}\
+                          {% for message in messages %}{% if message.role == 'user' %}\
+                          {{ 'User: ' + message.content|trim + '\n\n' }}\
+                          {% elif message.role == 'assistant' and message.content is not none %}\
+                          {{ 'Assistant: ' + message.content.split('</think>')[-1]|trim + '\n\n' }}\
+                          {% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}\
+                          {% if enable_thinking is true %}{{ ' <think>' }}\
+                          {% elif enable_thinking is false %}{{ ' <think>\n</think>' }}\
+                          {% endif %}{% endif %}";

@@ -212,13 +212,15 @@ impl ChatTemplate {
     }
 
     /// Reads the template of a model file, and its separate `tool_use` template if present. A
-    /// `tool_use` template that is the only one serves all conversations. Without a template, a
-    /// vocabulary with `<|im_start|>` selects ChatML.
+    /// `tool_use` template that is the only one serves all conversations. The name of a built-in
+    /// template selects it (RWKV's files say `rwkv-world`). Without a template, a vocabulary with
+    /// `<|im_start|>` selects ChatML.
     ///
     /// # Errors
     /// [`TemplateError::Missing`], [`TemplateError::Metadata`], [`TemplateError::Syntax`].
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let usual: Option<&str> = gguf.meta().find("tokenizer.chat_template")?;
+        let usual = usual.map(|source| builtin(source).unwrap_or(source));
         let with_tools: Option<&str> = gguf.meta().find("tokenizer.chat_template.tool_use")?;
         let knows_chatml = tokenizer.token_id("<|im_start|>").is_some();
         let source = usual.or(with_tools).or_else(|| builtin("chatml").filter(|_| knows_chatml));

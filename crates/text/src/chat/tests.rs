@@ -193,6 +193,31 @@ fn chatml_is_the_fallback_if_the_vocabulary_has_its_tokens() {
 }
 
 #[test]
+fn the_name_of_a_builtin_template_selects_it() {
+    let (gguf, tokenizer) = file(&["<BOS>"], Some("rwkv-world"));
+    let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
+    assert_eq!(template.source(), builtin("rwkv-world").unwrap());
+    // As llama.cpp's template renders in `transformers`.
+    let golden: Json = serde_json::from_str(GOLDEN).unwrap();
+    let want = &golden["templates"]["llama-cpp-rwkv-world.jinja"];
+    for (name, setup) in golden["cases"].as_object().unwrap() {
+        let (messages, options) = case(setup);
+        assert_eq!(template.render(&messages, &options).unwrap().as_str(), want[name]["text"], "{name}");
+    }
+    let messages = json!([
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "content": null},
+        {"role": "assistant", "content": "<think>1</think> 2 </think>\nA\n"},
+        {"role": "system", "content": "S"},
+    ]);
+    let mut options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+    options.extra.insert("enable_thinking".to_owned(), json!(true));
+    let text = template.render(messages.as_array().unwrap(), &options).unwrap();
+    let want = "<BOS>System: S\n\nUser: U\n\nAssistant: A\n\nAssistant: <think>";
+    assert_eq!(text.as_str(), want);
+}
+
+#[test]
 fn conversations_with_tools_use_the_tool_use_template() {
     let with = |others: &[(&str, &str)]| {
         let mut writer = kvant_gguf::GgufWriter::new();

@@ -1,8 +1,9 @@
-//! The two spellings of raw bytes in vocabularies.
+//! The spellings of raw bytes in vocabularies.
 //!
 //! *Byte-level BPE* (GPT-2) writes every byte as one printable character: printable Latin-1 maps to
 //! itself, the other 68 bytes map to the characters from U+0100 on, in order. A space becomes `Ġ`
-//! and a newline `Ċ`. *Byte fallback* (SentencePiece) writes `<0x0A>`.
+//! and a newline `Ċ`. *Byte fallback* (SentencePiece) writes `<0x0A>`. *RWKV* writes the escapes of
+//! Python's byte strings: `\n`, `\xff`.
 
 use super::model::TokenizerModel;
 
@@ -36,24 +37,51 @@ fn byte_of(c: char) -> Option<u8> {
 /// The space of SentencePiece and GGUF's BERT vocabularies.
 pub(super) const SPACE_MARK: char = '\u{2581}';
 
-/// Decodes the text of a normal token into its bytes: from GPT-2's alphabet, or with space marks.
-/// Text with a character outside of the alphabet is taken literally.
+/// Decodes the text of a normal token into its bytes: from GPT-2's alphabet, with escapes, or with
+/// space marks. Text with a character outside of the alphabet, or with an unknown escape, is taken
+/// literally.
 pub(super) fn decode_spelling(model: TokenizerModel, text: &str, out: &mut Vec<u8>) {
     out.clear();
-    if model == TokenizerModel::Gpt2 {
-        let all = text.chars().all(|c| byte_of(c).map(|b| out.push(b)).is_some());
-        if !all {
-            out.clear();
-            out.extend_from_slice(text.as_bytes());
-        }
-    } else {
-        for (i, stretch) in text.split(SPACE_MARK).enumerate() {
-            if i > 0 {
-                out.push(b' ');
+    let is_spelt = match model {
+        TokenizerModel::Gpt2 => text.chars().all(|c| byte_of(c).map(|b| out.push(b)).is_some()),
+        TokenizerModel::Rwkv => unescape(text, out).is_some(),
+        _ => {
+            for (i, stretch) in text.split(SPACE_MARK).enumerate() {
+                if i > 0 {
+                    out.push(b' ');
+                }
+                out.extend_from_slice(stretch.as_bytes());
             }
-            out.extend_from_slice(stretch.as_bytes());
+            true
         }
+    };
+    if !is_spelt {
+        out.clear();
+        out.extend_from_slice(text.as_bytes());
     }
+}
+
+/// Appends the bytes of a text with the escapes of Python's `repr`; `None` for any other escape.
+pub(super) fn unescape(text: &str, out: &mut Vec<u8>) -> Option<()> {
+    let mut rest = text.bytes();
+    while let Some(b) = rest.next() {
+        out.push(match b {
+            b'\\' => match rest.next()? {
+                b'n' => b'\n',
+                b'r' => b'\r',
+                b't' => b'\t',
+                b'x' => hex_digit(rest.next()?)? << 4 | hex_digit(rest.next()?)?,
+                b @ (b'\\' | b'\'' | b'"') => b,
+                _ => return None,
+            },
+            b => b,
+        });
+    }
+    Some(())
+}
+
+fn hex_digit(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|digit| digit as u8)
 }
 
 /// Returns the byte of a fallback token, `<0x00>` to `<0xFF>`.

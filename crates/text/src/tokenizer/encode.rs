@@ -187,6 +187,7 @@ impl<'t> Encoding<'t> {
                 m.encode(vocab, text, &mut self.out);
                 Ok(())
             }
+            Method::Rwkv(m) => m.encode(vocab, text, &mut self.out),
         }
     }
 }

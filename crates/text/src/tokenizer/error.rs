@@ -98,6 +98,14 @@ pub enum TokenizerError {
         /// Its text.
         text: String,
     },
+    /// A token that RWKV's method cannot use.
+    #[error("token {id}: {fault}")]
+    Token {
+        /// The token.
+        id: u32,
+        /// The fault.
+        fault: TokenFault,
+    },
     /// An unknown normalizer step, or one without its text argument.
     #[error("'kvant.tokenizer.normalizer': expected {expected}, got {got}")]
     Normalizer {
@@ -154,6 +162,40 @@ pub enum TokenizerError {
         /// The library's message.
         why: String,
     },
+}
+
+/// Faults of a token of RWKV.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenFault {
+    /// The text has a backslash that begins none of the known escapes.
+    Escape,
+    /// The token writes no bytes.
+    Empty,
+    /// The token writes more bytes than this.
+    Length {
+        /// The largest supported number.
+        max: usize,
+        /// Bytes of the token.
+        got: usize,
+    },
+    /// An earlier token writes the same bytes.
+    Duplicate {
+        /// The earlier token.
+        of: u32,
+    },
+}
+
+impl fmt::Display for TokenFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Escape => {
+                f.write_str(r#"expected \xHH, \t, \n, \r, \\, \' or \" where it has a backslash"#)
+            }
+            Self::Empty => f.write_str("it writes no bytes"),
+            Self::Length { max, got } => write!(f, "it writes {got} bytes (up to {max} are possible)"),
+            Self::Duplicate { of } => write!(f, "it writes the same bytes as token {of}"),
+        }
+    }
 }
 
 /// Faults of a merge rule.

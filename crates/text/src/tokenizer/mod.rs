@@ -1,8 +1,8 @@
 //! Tokenizer: encodes text to tokens and decodes it, from a GGUF file's vocabulary.
 //!
-//! Five kinds of vocabulary ([`TokenizerModel`]) share one pipeline: special tokens are split from
+//! Six kinds of vocabulary ([`TokenizerModel`]) share one pipeline: special tokens are split from
 //! the text ([`Special`]), the plain text between them is tokenized by the kind's own method
-//! (modules `bpe`, `spm`, `unigram`, `wordpiece`), and BOS and EOS are added on request.
+//! (modules `bpe`, `spm`, `unigram`, `wordpiece`, `rwkv`), and BOS and EOS are added on request.
 //! Internally, a token is the bytes that it writes, independent of the alphabet of the file.
 //!
 //! Results equal llama.cpp's on its own vocabulary vectors. Where llama.cpp and a model's own
@@ -26,6 +26,8 @@ mod merge;
 mod model;
 mod normalizer;
 mod pre;
+mod prefixes;
+mod rwkv;
 mod special;
 mod split_points;
 mod spm;
@@ -41,7 +43,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 pub use charsmap::Charsmap;
-pub use error::{MergeFault, TokenizerError};
+pub use error::{MergeFault, TokenFault, TokenizerError};
 pub use model::TokenizerModel;
 pub use normalizer::Normalizer;
 pub use special::AddedTokens;
@@ -50,6 +52,7 @@ pub use vocab::{SpecialIds, TokenKind, VocabData};
 
 use bpe::Bpe;
 use pre::PreTokenizer;
+use rwkv::Rwkv;
 use special::Partitions;
 use spm::Spm;
 use unigram::Unigram;
@@ -92,6 +95,7 @@ enum Method {
     Spm(Spm),
     Unigram(Unigram),
     WordPiece(WordPiece),
+    Rwkv(Rwkv),
 }
 
 impl Tokenizer {
@@ -123,6 +127,7 @@ impl Tokenizer {
                 let cleaning = Cleaning { lowercase, strip_accents: data.strip_accents.unwrap_or(lowercase) };
                 Method::WordPiece(WordPiece::new(&vocab, unk, cleaning)?)
             }
+            TokenizerModel::Rwkv => Method::Rwkv(Rwkv::new(&vocab, special.unk)?),
             TokenizerModel::Gpt2 | TokenizerModel::Gemma4 => {
                 let merges = data.merges.ok_or_else(|| missing("tokenizer.ggml.merges"))?;
                 let gemma = model == TokenizerModel::Gemma4;
@@ -144,7 +149,7 @@ impl Tokenizer {
         }
         let implied = || match &method {
             Method::Bpe(bpe) => bpe.pre.normalizer(),
-            Method::Spm(_) | Method::Unigram(_) | Method::WordPiece(_) => Normalizer::default(),
+            _ => Normalizer::default(),
         };
         let normalizer = data.normalizer.unwrap_or_else(implied);
         let by_name =
@@ -285,7 +290,7 @@ impl Tokenizer {
     pub fn pre(&self) -> Option<&'static str> {
         match &self.method {
             Method::Bpe(bpe) => Some(bpe.pre.name()),
-            Method::Spm(_) | Method::Unigram(_) | Method::WordPiece(_) => None,
+            _ => None,
         }
     }
 }
@@ -317,7 +322,7 @@ fn default_ids(model: TokenizerModel, n_vocab: usize, given: SpecialIds) -> Spec
             ids.eos = ids.eos.or(known(1));
             ids.unk = ids.unk.or(known(2));
         }
-        TokenizerModel::Gpt2 | TokenizerModel::Gemma4 => {}
+        TokenizerModel::Gpt2 | TokenizerModel::Gemma4 | TokenizerModel::Rwkv => {}
     }
     ids
 }

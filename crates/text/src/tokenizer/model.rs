@@ -15,11 +15,13 @@ pub enum TokenizerModel {
     Gemma4,
     /// `t5`: SentencePiece's unigram model, as in T5 and XLM-RoBERTa.
     T5,
+    /// `rwkv`: the longest token at each place, as in RWKV's World models.
+    Rwkv,
 }
 
 impl TokenizerModel {
     /// The names in GGUF files, in the order of the variants.
-    pub const NAMES: [&'static str; 5] = ["gpt2", "llama", "bert", "gemma4", "t5"];
+    pub const NAMES: [&'static str; 6] = ["gpt2", "llama", "bert", "gemma4", "t5", "rwkv"];
 
     /// Returns the name in GGUF files.
     pub fn name(self) -> &'static str {
@@ -37,6 +39,7 @@ impl TokenizerModel {
             "bert" => Ok(Self::Bert),
             "gemma4" => Ok(Self::Gemma4),
             "t5" => Ok(Self::T5),
+            "rwkv" => Ok(Self::Rwkv),
             _ => Err(TokenizerError::UnknownModel { got: name.to_owned(), known: &Self::NAMES }),
         }
     }

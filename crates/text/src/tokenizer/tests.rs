@@ -255,7 +255,7 @@ fn inconsistent_vocabularies_are_typed_errors() {
         assert!(expected(&err), "case {i}: {err:?}");
         assert_eq!(err.to_string().lines().count(), 1, "case {i}: {err}");
     }
-    assert!(matches!(TokenizerModel::from_name("rwkv"), Err(E::UnknownModel { .. })));
+    assert!(matches!(TokenizerModel::from_name("plamo2"), Err(E::UnknownModel { .. })));
 }
 
 #[test]

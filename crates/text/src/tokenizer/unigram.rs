@@ -6,20 +6,18 @@
 //! wins, are those of Hugging Face's `tokenizers`.
 
 use super::error::TokenizerError;
+use super::prefixes::Prefixes;
 use super::vocab::{TokenKind, Vocab};
 
 /// What an unknown character scores less than the worst token.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// Scores and the order of the tokens that text may become.
+/// Scores and the tokens that text may become.
 #[derive(Debug, Clone)]
 pub(super) struct Unigram {
     /// `[n_vocab]`
     scores: Vec<f32>,
-    /// Tokens in the order of their bytes.
-    sorted: Vec<u32>,
-    /// Where those begin in `sorted` whose first byte is this or a higher one  [257].
-    first_bytes: Vec<u32>,
+    prefixes: Prefixes,
     unk: u32,
     unk_score: f64,
 }
@@ -52,21 +50,12 @@ impl Unigram {
         if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
             return Err(TokenizerError::Score { id: id as u32, got: scores[id] });
         }
-        let bytes = |id: u32| vocab.bytes(id).unwrap_or_default();
-        let is_piece = |&id: &u32| {
-            let kind = vocab.kind(id);
-            matches!(kind, Some(TokenKind::Normal | TokenKind::UserDefined)) && !bytes(id).is_empty()
-        };
-        let mut sorted: Vec<u32> = (0..vocab.len() as u32).filter(is_piece).collect();
-        // The first of equal texts is the one that is found.
-        sorted.sort_by(|&a, &b| bytes(a).cmp(bytes(b)));
-        sorted.dedup_by(|a, b| bytes(*a) == bytes(*b));
-        let first = |byte: usize| sorted.partition_point(|&id| usize::from(bytes(id)[0]) < byte) as u32;
-        let first_bytes = (0..=256).map(first).collect();
+        let prefixes = Prefixes::new(vocab);
         let normal = |&id: &u32| vocab.kind(id) == Some(TokenKind::Normal);
-        let of_pieces = sorted.iter().filter(|id| normal(id)).map(|&id| f64::from(scores[id as usize]));
+        let of_pieces =
+            prefixes.ids().iter().filter(|id| normal(id)).map(|&id| f64::from(scores[id as usize]));
         let unk_score = of_pieces.fold(0.0, f64::min) - UNKNOWN_PENALTY;
-        Ok(Self { scores, sorted, first_bytes, unk, unk_score })
+        Ok(Self { scores, prefixes, unk, unk_score })
     }
 
     /// Appends the tokens of `text`, which holds no special tokens, to `out`.
@@ -85,7 +74,7 @@ impl Unigram {
         paths.resize(piece.len() + 1, Path { score: 0.0, last: None });
         for (start, c) in piece.char_indices() {
             let (so_far, mut covers_char) = (paths[start].score, false);
-            self.for_prefixes(vocab, &piece.as_bytes()[start..], |id, n| {
+            self.prefixes.for_each(vocab, &piece.as_bytes()[start..], |id, n| {
                 covers_char |= n == c.len_utf8();
                 paths[start + n].reach(so_far + f64::from(self.scores[id as usize]), Piece { id, start });
             });
@@ -103,29 +92,6 @@ impl Unigram {
             end = start;
         }
         out[first..].reverse();
-    }
-
-    /// Calls `found` with the tokens that `text` begins with, and their bytes, shortest first.
-    fn for_prefixes(&self, vocab: &Vocab, text: &[u8], mut found: impl FnMut(u32, usize)) {
-        let Some(&byte) = text.first() else { return };
-        let bytes = |id: u32| vocab.bytes(id).unwrap_or_default();
-        let [from, to] = [0, 1].map(|next| self.first_bytes[usize::from(byte) + next] as usize);
-        let mut range = &self.sorted[from..to];
-        for n in 1..=text.len() {
-            // The shortest of those that begin with these bytes is the first.
-            match range.split_first() {
-                Some((&id, longer)) if bytes(id).len() == n => {
-                    found(id, n);
-                    range = longer;
-                }
-                Some(_) => {}
-                None => return,
-            }
-            let Some(&next) = text.get(n) else { return };
-            let from = range.partition_point(|&id| bytes(id)[n] < next);
-            let to = from + range[from..].partition_point(|&id| bytes(id)[n] == next);
-            range = &range[from..to];
-        }
     }
 }
 

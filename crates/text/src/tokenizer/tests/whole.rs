@@ -194,6 +194,19 @@ fn scores_may_be_whole_numbers() {
 }
 
 #[test]
+fn rwkv_files_need_neither_scores_nor_merges() {
+    let gguf = file(|writer| {
+        writer.set("tokenizer.ggml.model", "rwkv").unwrap();
+        writer.set_array("tokenizer.ggml.tokens", ["<s>", r"\xe4", r"\xbd\xa0", r"\n\n", "[PAD4]"]).unwrap();
+        writer.set_array("tokenizer.ggml.token_type", [3, 1, 1, 1, 5]).unwrap();
+        writer.set("tokenizer.ggml.eot_token_id", 3).unwrap();
+    });
+    let t = Tokenizer::from_gguf(&gguf).unwrap();
+    assert_eq!((t.model().name(), t.pre(), t.eog_ids()), ("rwkv", None, &[3][..]));
+    assert_eq!(t.encode("<s>\u{4f60}\n\n", Special::Parse, true).unwrap(), [0, 1, 2, 3]);
+}
+
+#[test]
 fn word_piece_preserves_case_and_accents_if_configured() {
     let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁É", "▁é", "▁E", "▁e"];
     let text = |lowercase, strip_accents| {
