@@ -6,7 +6,7 @@ use crate::finite::{clamp, to_f16};
 use crate::kfit::Importance;
 use crate::{
     Codebook, CodecError, DType, LevelTable, Trellis, block32, factored_fp4, fp4, fp8, grouped, iq, iq4,
-    kquant, tq, tq3t, turbo,
+    kquant, nf4, tq, tq3t, turbo,
 };
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
@@ -90,6 +90,8 @@ fn encode_blocks(
         DType::Q4G128 => pack(values, bytes, grouped::pack),
         DType::FP8G128 => pack(values, bytes, fp8::pack),
         DType::NVFP4G256 => pack(values, bytes, factored_fp4::pack),
+        DType::NF4G64 => pack(values, bytes, |x, b| nf4::pack(&nf4::NF4, x, b)),
+        DType::FP4G64 => pack(values, bytes, |x, b| nf4::pack(&nf4::FP4, x, b)),
         DType::TQ3_1S => pack(values, bytes, tq::pack_tq3),
         DType::TQ4_1S => pack(values, bytes, tq::pack_tq4),
         DType::TQ3T => pack(values, bytes, tq3t::pack),
@@ -144,6 +146,8 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
         DType::Q4G128 => unpack(bytes, values, grouped::unpack),
         DType::FP8G128 => unpack(bytes, values, fp8::unpack),
         DType::NVFP4G256 => unpack(bytes, values, factored_fp4::unpack),
+        DType::NF4G64 => unpack(bytes, values, |b| nf4::unpack(&nf4::NF4, b)),
+        DType::FP4G64 => unpack(bytes, values, |b| nf4::unpack(&nf4::FP4, b)),
         DType::TQ3_1S => unpack(bytes, values, tq::unpack_tq3),
         DType::TQ4_1S => unpack(bytes, values, tq::unpack_tq4),
         DType::TQ3T => unpack(bytes, values, tq3t::unpack),
@@ -311,6 +315,8 @@ mod tests {
             (DType::NVFP4, 0.08956),
             (DType::FP8G128, 0.02556),
             (DType::NVFP4G256, 0.0870),
+            (DType::NF4G64, 0.0922),
+            (DType::FP4G64, 0.1220),
             (DType::IQ1, 0.28780),
             (DType::IQ2, 0.18296),
             (DType::IQ3, 0.08614),
@@ -416,8 +422,9 @@ mod tests {
         for dtype in DType::ALL {
             assert!(round_trip(dtype, &[0.0; 256]).1.iter().all(|&v| v == 0.0), "{dtype}");
             // Exponents, or scales in f32, reach far below f16.
-            let reaches =
-                [DType::F32, DType::BF16, DType::MXFP4, DType::FP8G128, DType::NVFP4G256].contains(&dtype);
+            let has_f32_scale =
+                [DType::FP8G128, DType::NVFP4G256, DType::NF4G64, DType::FP4G64].contains(&dtype);
+            let reaches = has_f32_scale || [DType::F32, DType::BF16, DType::MXFP4].contains(&dtype);
             if !reaches {
                 for x in [f32::from_bits(1), 1e-30, 1e-12] {
                     assert!(round_trip(dtype, &[x; 256]).1.iter().all(|&v| v == 0.0), "{dtype} {x}");

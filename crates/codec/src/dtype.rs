@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Codebook, CodecError, Trellis, block32, factored_fp4, fp8, grouped, tq3t};
+use crate::{Codebook, CodecError, Trellis, block32, factored_fp4, fp8, grouped, nf4, tq3t};
 
 /// A storage format for a row of numbers.
 ///
@@ -51,6 +51,10 @@ pub enum DType {
     /// 256 values: f32 factor, 16 sub-blocks of 16 with E4M3 scales, E2M1 floats. NVFP4
     /// checkpoints.
     NVFP4G256,
+    /// 64 values: f32 scale, indices of the 16 levels of NF4. bitsandbytes.
+    NF4G64,
+    /// 64 values: f32 scale, indices of the 16 levels of bitsandbytes' FP4.
+    FP4G64,
     /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit indices of a table. Expanded iq1_s
     /// and iq1_m.
     IQ1,
@@ -83,7 +87,7 @@ pub enum DType {
 
 impl DType {
     /// Every format.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 34] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -104,6 +108,8 @@ impl DType {
         Self::Q4G128,
         Self::FP8G128,
         Self::NVFP4G256,
+        Self::NF4G64,
+        Self::FP4G64,
         Self::IQ1,
         Self::IQ2,
         Self::IQ3,
@@ -176,7 +182,8 @@ impl DType {
     /// and iq1 to iq3x ([`crate::iq`]).
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may assign them another
-    /// meaning. Those of q4_g128, fp8_g128, nvfp4_g256 and tq3t are Kvant's own.
+    /// meaning. Those of q4_g128, fp8_g128, nvfp4_g256, nf4_g64, fp4_g64 and tq3t are Kvant's
+    /// own.
     pub const fn ggml_id(self) -> Option<u32> {
         self.format().ggml_id
     }
@@ -343,9 +350,11 @@ const Q4G128_ID: u32 = 19_318;
 const FP8G128_ID: u32 = 19_319;
 const NVFP4G256_ID: u32 = 19_320;
 const TQ3T_ID: u32 = 19_321;
+const NF4G64_ID: u32 = 19_322;
+const FP4G64_ID: u32 = 19_323;
 
 /// The formats, in the order of [`DType`].
-static FORMATS: [FormatSpec; 32] = [
+static FORMATS: [FormatSpec; 34] = [
     format(DType::F32, "f32", Some(0), [1, 4], KvEncoding::Float),
     format(DType::F16, "f16", Some(1), [1, 2], KvEncoding::Float),
     format(DType::BF16, "bf16", Some(30), [1, 2], KvEncoding::Float),
@@ -372,6 +381,8 @@ static FORMATS: [FormatSpec; 32] = [
         [factored_fp4::LEN, factored_fp4::BYTES],
         KvEncoding::No,
     ),
+    format(DType::NF4G64, "nf4_g64", Some(NF4G64_ID), [nf4::LEN, nf4::BYTES], KvEncoding::No),
+    format(DType::FP4G64, "fp4_g64", Some(FP4G64_ID), [nf4::LEN, nf4::BYTES], KvEncoding::No),
     format(DType::IQ1, "iq1", None, [256, 110], KvEncoding::No),
     format(DType::IQ2, "iq2", None, [256, 110], KvEncoding::No),
     format(DType::IQ3, "iq3", None, [256, 136], KvEncoding::No),
@@ -436,6 +447,8 @@ mod tests {
             (DType::Q4G128, 128, 68, 4.25),
             (DType::FP8G128, 128, 132, 8.25),
             (DType::NVFP4G256, 256, 148, 4.625),
+            (DType::NF4G64, 64, 36, 4.5),
+            (DType::FP4G64, 64, 36, 4.5),
             (DType::IQ1, 256, 110, 3.4375),
             (DType::IQ2, 256, 110, 3.4375),
             (DType::IQ3, 256, 136, 4.25),

@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 
 use crate::fp4::{self, ByteFloat};
-use crate::{DType, decode, factored_fp4, fp8};
+use crate::{DType, decode, factored_fp4, fp8, nf4};
 
 /// The largest finite f16: the range of every format whose scale is an f16.
 pub const F16_MAX: f32 = 65504.0;
@@ -42,6 +42,10 @@ pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
         }
         DType::FP8G128 => bytes.as_chunks().0.iter().position(fp8::is_broken),
         DType::NVFP4G256 => bytes.as_chunks().0.iter().position(factored_fp4::is_broken),
+        // No level is above 1.
+        DType::NF4G64 | DType::FP4G64 => {
+            bytes.as_chunks().0.iter().position(|block| !nf4::scale(block).is_finite())
+        }
         dtype => {
             let is_broken =
                 |at| move |block: &[u8]| !f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
@@ -71,6 +75,7 @@ const fn f16_scale_offsets(dtype: DType) -> &'static [usize] {
     match dtype.layout() {
         DType::F32 | DType::F16 | DType::BF16 => &[],
         DType::MXFP4 | DType::NVFP4 | DType::FP8G128 | DType::NVFP4G256 => &[],
+        DType::NF4G64 | DType::FP4G64 => &[],
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::Q4G128 | DType::IQ4NL | DType::IQ4XS => &[0],
         DType::TQ3T => &[0],
         DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],

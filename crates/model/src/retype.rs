@@ -91,7 +91,7 @@ pub fn next_best(dtype: DType) -> Option<DType> {
         DType::Q2K | DType::Q3K | DType::IQ3 | DType::IQ4XS | DType::NVFP4 | DType::NVFP4G256 => {
             Some(DType::IQ4NL)
         }
-        DType::TQ3T => Some(DType::IQ4NL),
+        DType::TQ3T | DType::NF4G64 | DType::FP4G64 => Some(DType::IQ4NL),
         DType::Q4K => Some(DType::Q5_0),
         DType::Q5K => Some(DType::Q5_1),
         DType::Q6K | DType::FP8G128 => Some(DType::Q8_0),

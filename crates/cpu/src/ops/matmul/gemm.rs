@@ -18,7 +18,7 @@ use super::floats::FloatTiles;
 use super::kernel_set::{Bf16Loop, CodesLoop, KernelSet, MultiplyChunk, OfPair};
 use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatScales, FloatsToHalves, HALVES_BLOCKS,
-    HalvesChunk, HalvesPanels, MultiplyFloats, Register, Sums, Unpack, UnpackFloats,
+    HalvesChunk, HalvesPanels, MIN_GROUP, MultiplyFloats, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::Line;
 use super::partition::PAIR;
@@ -70,7 +70,7 @@ impl Workspace {
     pub const EMPTY: Self = Self {
         chunk: Chunk::ZERO,
         float_chunk: [[Register::ZERO; PAIR]; CHUNK_COLS],
-        float_scales: [Register::ZERO; PAIR],
+        float_scales: [[Register::ZERO; PAIR]; CHUNK_COLS / MIN_GROUP],
         halves: [[[Line::ZERO; BLOCK / 2]; PAIR]; HALVES_BLOCKS],
         sums: Vec::new(),
     };
@@ -256,7 +256,7 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
             for (tile, sums) in (first_tile..).zip(totals.of_pair(pair)) {
                 let x = &floats.tile(tile)[cols.clone()];
                 let scales = V::GROUP.map(|_| &*scales);
-                simd.run(MultiplyFloats { chunk, scales, x, sums });
+                simd.run(MultiplyFloats { chunk, scales, x, sums, values: PhantomData::<V> });
             }
         }
     }

@@ -323,6 +323,21 @@ impl<Y: Ymm> Simd for Y {
     }
 
     #[inline(always)]
+    fn load_levels(self, levels: &[f32; 16], line: &[u8; 64], col: usize, part: usize) -> __m256 {
+        let [low, high]: &[[f32; 8]; 2] = levels.as_chunks().0.try_into().expect("two halves");
+        let shift = 4 * (col as i32 ^ 1);
+        let lanes = self.load(line, part);
+        // Permutations ignore all but three bits; the fourth, as a sign, chooses one of them.
+        intrinsic!({
+            let codes = _mm256_srl_epi32(lanes, _mm_cvtsi32_si128(shift));
+            let signs = _mm256_sll_epi32(lanes, _mm_cvtsi32_si128(28 - shift));
+            let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(low.as_ptr()), codes);
+            let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(high.as_ptr()), codes);
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(signs))
+        })
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m256i) -> __m256 {
         intrinsic!(_mm256_cvtepi32_ps(a))
     }

@@ -229,6 +229,16 @@ impl<W: Wide> Simd for Zmm<W> {
     }
 
     #[inline(always)]
+    fn load_levels(self, levels: &[f32; 16], line: &[u8; 64], col: usize, part: usize) -> __m512 {
+        let (lanes, shift) = (self.load(line, part), 4 * (col as i32 ^ 1));
+        // The permutation ignores all but four bits.
+        intrinsic!({
+            let codes = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(shift));
+            _mm512_permutexvar_ps(codes, _mm512_loadu_ps(levels.as_ptr()))
+        })
+    }
+
+    #[inline(always)]
     fn to_floats(self, a: __m512i) -> __m512 {
         intrinsic!(_mm512_cvtepi32_ps(a))
     }

@@ -6,7 +6,7 @@ use kvant_codec::fields::FieldSpec;
 use kvant_codec::fp4::ByteFloat;
 use kvant_codec::fp8;
 use kvant_codec::grouped::LEN as GROUP_LEN;
-use kvant_codec::{ByteBook, DType, LevelTable, tq3t};
+use kvant_codec::{ByteBook, DType, LevelTable, nf4, tq3t};
 
 /// Weight rows of a panel.
 pub(crate) const PANEL: usize = 16;
@@ -14,8 +14,6 @@ pub(crate) const PANEL: usize = 16;
 pub(crate) const BLOCK: usize = 32;
 /// Groups of four columns in a block.
 pub(crate) const GROUPS: usize = 8;
-/// Columns that are whole lines of every float type.
-pub(crate) const QUAD: usize = 4;
 
 /// A coded weight format, as a type, so that kernels are compiled for each.
 pub(crate) trait WeightFormat {
@@ -137,11 +135,21 @@ formats!(
 pub(crate) trait Values {
     const DTYPE: DType;
     /// Columns in a line of values.
-    const PER_LINE: usize = 64 / (PANEL * value_bytes(Self::DTYPE));
+    const PER_LINE: usize = 64 * 8 / (PANEL * value_bits(Self::DTYPE));
+    /// Columns that a kernel multiplies at once: whole lines.
+    const STEP: usize = if Self::PER_LINE > 4 { Self::PER_LINE } else { 4 };
     /// Columns that follow a line of their scales, an f32 for each row, if values have scales.
     const GROUP: Option<usize> = match Self::DTYPE {
         DType::FP8G128 => Some(fp8::LEN),
+        DType::NF4G64 | DType::FP4G64 => Some(nf4::LEN),
         _ => None,
+    };
+    /// The levels of codes that are indices.
+    const LEVELS: Option<&'static nf4::Levels> = nf4::levels(Self::DTYPE);
+    /// The value of what kernels load, before its scale.
+    const UNIT: f32 = match Self::DTYPE {
+        DType::FP8G128 => 1.0 / E4M3_UNIT,
+        _ => 1.0,
     };
 
     /// Returns the lines of the first `n` columns: whole lines, and whole groups if there are any.
@@ -153,9 +161,9 @@ pub(crate) trait Values {
     }
 }
 
-/// Returns the bytes of a value without its scale.
-const fn value_bytes(dtype: DType) -> usize {
-    dtype.block_bytes() / dtype.block_len()
+/// Returns the bits of a value without its scale.
+const fn value_bits(dtype: DType) -> usize {
+    8 * dtype.block_bytes() / dtype.block_len()
 }
 
 macro_rules! values {
@@ -166,7 +174,7 @@ macro_rules! values {
         }
     )*};
 }
-values!(F32, F16, BF16, FP8G128);
+values!(F32, F16, BF16, FP8G128, NF4G64, FP4G64);
 
 /// Calls a generic function with the [`Values`] of a dtype.
 macro_rules! with_values {
@@ -187,6 +195,14 @@ macro_rules! with_values {
             }
             DType::FP8G128 => {
                 type $V = formats::FP8G128;
+                $body
+            }
+            DType::NF4G64 => {
+                type $V = formats::NF4G64;
+                $body
+            }
+            DType::FP4G64 => {
+                type $V = formats::FP4G64;
                 $body
             }
             dtype => unreachable!("{dtype} has no float panels"),
@@ -350,5 +366,5 @@ pub(crate) fn has_halves(dtype: DType, of_codes: bool) -> bool {
 }
 
 pub(crate) fn is_float(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128 | DType::NF4G64 | DType::FP4G64)
 }

@@ -164,6 +164,19 @@ impl<Q: Quad> Simd for Quads<Q> {
         })
     }
 
+    /// Looks up the four bytes of each level.
+    #[inline(always)]
+    fn load_levels(self, levels: &[f32; 16], line: &[u8; 64], col: usize, part: usize) -> Self::Floats {
+        let (q, x) = (self.0, self.load(line, part));
+        let shift = q.splat_i(4 * (col as i32 ^ 1));
+        pair!(|x| {
+            let first = q.left::<2>(q.and_i(q.shift_right(x, shift), q.splat_i(15)));
+            let two = q.or_i(first, q.left::<8>(first));
+            let at = q.or_i(q.or_i(two, q.left::<16>(two)), q.splat_i(0x0302_0100));
+            q.of_bits(q.look_up_64(at, bytemuck::cast_ref(levels)))
+        })
+    }
+
     #[inline(always)]
     fn to_floats(self, a: Self::Ints) -> Self::Floats {
         pair!(|a| self.0.to_floats(a))

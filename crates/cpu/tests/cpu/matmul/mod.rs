@@ -11,7 +11,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode, tq3t};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
 
-const WEIGHTS: [DType; 27] = [
+const WEIGHTS: [DType; 29] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -32,6 +32,8 @@ const WEIGHTS: [DType; 27] = [
     DType::Q4G128,
     DType::FP8G128,
     DType::NVFP4G256,
+    DType::NF4G64,
+    DType::FP4G64,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,
@@ -101,6 +103,7 @@ fn widths(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 2, 7, 16, 129, 300],
         32 => &[32, 64, 96, 512, 1056],
+        64 => &[64, 192, 512, 1216],
         128 => &[128, 256, 1152],
         _ => &[256, 512, 1280],
     }

@@ -13,7 +13,7 @@ use super::prefetch::prefetch;
 use super::{CHUNK_COLS, FloatChunk, FloatScales, Register, Sums, place};
 use crate::ops::matmul::panel::{Line, split};
 use crate::ops::matmul::partition::PAIR;
-use crate::simd::matmul::format::{E4M3_UNIT, QUAD, Values};
+use crate::simd::matmul::format::Values;
 use crate::simd::matmul::{Kernel, MAX_PARTS, Simd};
 
 /// Registers of weights that a GEMM holds at once.
@@ -22,20 +22,21 @@ const ACROSS: usize = 2;
 /// Loads column `col` of a panel, or of a group of one, without its scale.
 #[inline(always)]
 fn column<S: Simd, V: Values>(simd: S, lines: &[Line], col: usize, part: usize) -> S::Floats {
-    let line = &lines[col / V::PER_LINE].0;
-    match V::DTYPE {
-        DType::F16 => simd.load_f16(line, col % 2, part),
-        DType::BF16 => simd.load_bf16(line, col % 2, part),
-        DType::FP8G128 => simd.load_signed_e4m3(line, col % V::PER_LINE, part),
+    let (line, at) = (&lines[col / V::PER_LINE].0, col % V::PER_LINE);
+    match (V::DTYPE, V::LEVELS) {
+        (DType::F16, _) => simd.load_f16(line, at, part),
+        (DType::BF16, _) => simd.load_bf16(line, at, part),
+        (DType::FP8G128, _) => simd.load_signed_e4m3(line, at, part),
+        (_, Some(levels)) => simd.load_levels(levels, line, at, part),
         _ => simd.bits_to_floats(simd.load(line, part)),
     }
 }
 
-/// Adds the sums of a group of columns, in the units of [`column`], to `sums`. The unit is a factor
-/// of its own, so that no scale overflows with it.
+/// Returns the sums of a group of columns, in the units of [`column`], as numbers to scale. The unit
+/// is a factor of its own, so that no scale overflows with it.
 #[inline(always)]
-fn add_scaled<S: Simd>(simd: S, of_group: S::Floats, scale: S::Floats, sums: S::Floats) -> S::Floats {
-    simd.mul_add(simd.mul(of_group, simd.splat(1.0 / E4M3_UNIT)), scale, sums)
+fn unscaled<S: Simd, V: Values>(simd: S, of_group: S::Floats) -> S::Floats {
+    if V::UNIT == 1.0 { of_group } else { simd.mul(of_group, simd.splat(V::UNIT)) }
 }
 
 /// Multiplies `P` neighbouring panels with one tile `[n_in]`. Prefetches `prefetch_distance` bytes
@@ -71,8 +72,8 @@ impl<V: Values, const P: usize, const T: usize> Kernel for GemvFloats<'_, V, P, 
                         for part in 0..S::PARTS {
                             let scale = simd.bits_to_floats(simd.load(&scales[p].0, part));
                             for t in 0..T {
-                                let sum = sums[p][t][part];
-                                sums[p][t][part] = add_scaled(simd, of_group[p][t][part], scale, sum);
+                                let of_group = unscaled::<S, V>(simd, of_group[p][t][part]);
+                                sums[p][t][part] = simd.mul_add(of_group, scale, sums[p][t][part]);
                             }
                         }
                     }
@@ -100,21 +101,21 @@ fn add_columns<S: Simd, V: Values, const P: usize, const T: usize>(
     prefetch_distance: usize,
     sums: &mut [[[S::Floats; MAX_PARTS]; T]; P],
 ) {
-    let (quads, rest) = x.as_chunks::<QUAD>();
-    for (i, quad) in quads.iter().enumerate() {
-        let n_lines = QUAD / V::PER_LINE;
+    let (steps, n_lines) = (x.chunks_exact(V::STEP), V::STEP / V::PER_LINE);
+    let rest = steps.remainder();
+    for (i, step) in steps.enumerate() {
         let mut lines = [&panels[0][..n_lines]; P];
         for p in 0..P {
             lines[p] = &panels[p][i * n_lines..][..n_lines];
             prefetch(lines[p], prefetch_distance);
         }
-        for (col, x) in quad.iter().enumerate() {
+        for col in 0..V::STEP {
             for p in 0..P {
-                add_column::<S, V, T>(simd, lines[p], col, x, &mut sums[p]);
+                add_column::<S, V, T>(simd, lines[p], col, &step[col], &mut sums[p]);
             }
         }
     }
-    for (col, x) in (QUAD * quads.len()..).zip(rest) {
+    for (col, x) in (x.len() - rest.len()..).zip(rest) {
         for p in 0..P {
             add_column::<S, V, T>(simd, panels[p], col, x, &mut sums[p]);
         }
@@ -159,92 +160,93 @@ impl<V: Values> Kernel for UnpackFloats<'_, V> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { lines, n_cols, p, chunk, scales, .. } = self;
-        let lines = match V::GROUP {
-            None => lines,
-            Some(_) => {
-                const { assert!(V::GROUP.is_none() || V::GROUP.unwrap() == CHUNK_COLS) };
-                let (of_group, lines) = lines.split_first().expect("a group has a line of scales");
-                match scales {
-                    Some(scales) => scales[p] = Register(bytemuck::cast(of_group.0)),
-                    None => return unpack_scaled::<S, V>(simd, of_group, lines, p, &mut chunk[..n_cols]),
-                }
-                lines
-            }
+        let chunk = &mut chunk[..n_cols];
+        let Some(group) = V::GROUP else { return unpack_columns::<S, V>(simd, lines, p, chunk) };
+        let groups = lines.chunks_exact(V::lines(group)).zip(chunk.chunks_exact_mut(group));
+        let Some(scales) = scales else {
+            return groups.for_each(|(lines, out)| unpack_scaled::<S, V>(simd, lines, p, out));
         };
-        for (col, out) in chunk[..n_cols].iter_mut().enumerate() {
-            for part in 0..S::PARTS {
-                let values = column::<S, V>(simd, lines, col, part);
-                simd.store_floats(values, &mut out[p].0, part);
-            }
+        for ((lines, out), scales) in groups.zip(scales) {
+            scales[p] = Register(bytemuck::cast(lines[0].0));
+            unpack_columns::<S, V>(simd, &lines[1..], p, out);
+        }
+    }
+}
+
+/// Writes columns without their scales as panel `p` of a chunk.
+#[inline(always)]
+fn unpack_columns<S: Simd, V: Values>(simd: S, lines: &[Line], p: usize, chunk: &mut [[Register; PAIR]]) {
+    for (col, out) in chunk.iter_mut().enumerate() {
+        for part in 0..S::PARTS {
+            simd.store_floats(column::<S, V>(simd, lines, col, part), &mut out[p].0, part);
         }
     }
 }
 
 /// Writes the columns of a group times their scales as panel `p` of a chunk.
 #[inline(always)]
-fn unpack_scaled<S: Simd, V: Values>(
-    simd: S,
-    scales: &Line,
-    lines: &[Line],
-    p: usize,
-    chunk: &mut [[Register; PAIR]],
-) {
-    for (col, out) in chunk.iter_mut().enumerate() {
+fn unpack_scaled<S: Simd, V: Values>(simd: S, lines: &[Line], p: usize, group: &mut [[Register; PAIR]]) {
+    let (scales, lines) = (&lines[0], &lines[1..]);
+    for (col, out) in group.iter_mut().enumerate() {
         for part in 0..S::PARTS {
             let scale = simd.bits_to_floats(simd.load(&scales.0, part));
-            let values = add_scaled(simd, column::<S, V>(simd, lines, col, part), scale, simd.splat(0.0));
-            simd.store_floats(values, &mut out[p].0, part);
+            let values = unscaled::<S, V>(simd, column::<S, V>(simd, lines, col, part));
+            simd.store_floats(simd.mul(values, scale), &mut out[p].0, part);
         }
     }
 }
 
-/// Adds the products of the first columns of a chunk with a tile of as many columns, times `scales`
-/// if there are some, to `sums`.
-pub(in crate::ops::matmul) struct MultiplyFloats<'a, const T: usize> {
+/// Adds the products of the first columns of a chunk with a tile of as many columns, those of each
+/// group times its `scales` if there are some, to `sums`.
+pub(in crate::ops::matmul) struct MultiplyFloats<'a, V, const T: usize> {
     pub chunk: &'a FloatChunk,
     pub scales: Option<&'a FloatScales>,
     pub x: &'a [[f32; T]],
     pub sums: &'a mut Sums<T>,
+    pub values: PhantomData<V>,
 }
 
-impl<const T: usize> Kernel for MultiplyFloats<'_, T> {
+impl<V: Values, const T: usize> Kernel for MultiplyFloats<'_, V, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { chunk, scales, x, sums } = self;
+        let Self { chunk, scales, x, sums, .. } = self;
+        let group = V::GROUP.unwrap_or(CHUNK_COLS);
         for first in (0..PAIR * S::PARTS).step_by(ACROSS) {
-            let mut totals = [[simd.splat(0.0); T]; ACROSS];
-            for a in 0..ACROSS {
-                let (p, part) = place::<S>(first + a);
-                for t in 0..T {
-                    if scales.is_none() {
-                        totals[a][t] = simd.load_floats(&sums[p][t].0, part);
-                    }
-                }
-            }
-            for (columns, x) in chunk.iter().zip(x) {
-                let mut w = [simd.splat(0.0); ACROSS];
+            for (g, (chunk, x)) in chunk.chunks(group).zip(x.chunks(group)).enumerate() {
+                let mut totals = [[simd.splat(0.0); T]; ACROSS];
                 for a in 0..ACROSS {
                     let (p, part) = place::<S>(first + a);
-                    w[a] = simd.load_floats(&columns[p].0, part);
+                    for t in 0..T {
+                        if scales.is_none() {
+                            totals[a][t] = simd.load_floats(&sums[p][t].0, part);
+                        }
+                    }
                 }
-                for t in 0..T {
-                    let x = simd.splat(x[t]);
+                for (columns, x) in chunk.iter().zip(x) {
+                    let mut w = [simd.splat(0.0); ACROSS];
                     for a in 0..ACROSS {
-                        totals[a][t] = simd.mul_add(w[a], x, totals[a][t]);
+                        let (p, part) = place::<S>(first + a);
+                        w[a] = simd.load_floats(&columns[p].0, part);
+                    }
+                    for t in 0..T {
+                        let x = simd.splat(x[t]);
+                        for a in 0..ACROSS {
+                            totals[a][t] = simd.mul_add(w[a], x, totals[a][t]);
+                        }
                     }
                 }
-            }
-            for a in 0..ACROSS {
-                let (p, part) = place::<S>(first + a);
-                let scale = scales.map(|scales| simd.load_floats(&scales[p].0, part));
-                for t in 0..T {
-                    if let Some(scale) = scale {
-                        let sum = simd.load_floats(&sums[p][t].0, part);
-                        totals[a][t] = add_scaled(simd, totals[a][t], scale, sum);
+                for a in 0..ACROSS {
+                    let (p, part) = place::<S>(first + a);
+                    let scale = scales.map(|scales| simd.load_floats(&scales[g][p].0, part));
+                    for t in 0..T {
+                        if let Some(scale) = scale {
+                            let sum = simd.load_floats(&sums[p][t].0, part);
+                            totals[a][t] = simd.mul_add(unscaled::<S, V>(simd, totals[a][t]), scale, sum);
+                        }
+                        simd.store_floats(totals[a][t], &mut sums[p][t].0, part);
                     }
-                    simd.store_floats(totals[a][t], &mut sums[p][t].0, part);
                 }
             }
         }

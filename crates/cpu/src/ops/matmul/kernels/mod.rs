@@ -13,6 +13,7 @@ mod unpack;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::Activation;
+use kvant_codec::nf4;
 
 use super::gate;
 use super::panel::Line;
@@ -71,8 +72,11 @@ impl Chunk {
 /// Values of some columns of two panels, `[column][panel]`.
 pub(super) type FloatChunk = [[Register; PAIR]; CHUNK_COLS];
 
-/// Scales of the values of a chunk, `[panel]`.
-pub(super) type FloatScales = [Register; PAIR];
+/// Scales of the values of a chunk, `[group][panel]`.
+pub(super) type FloatScales = [[Register; PAIR]; CHUNK_COLS / MIN_GROUP];
+
+/// Columns of the smallest group of values that share scales.
+pub(super) const MIN_GROUP: usize = nf4::LEN;
 
 /// Sums of one tile, `[panel][row of the tile]`, with one value for each row of the panel.
 pub(super) type Sums<const T: usize> = [[Register; T]; PAIR];

@@ -61,7 +61,9 @@
 //! 1.8 %, q6_K 1 % more).
 //!
 //! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16, a
-//! quarter in fp8_g128, of which each 128 columns follow a line of their scales, `[row]` in f32.
+//! quarter in fp8_g128, of which each 128 columns follow a line of their scales, `[row]` in f32. Of
+//! nf4_g64 and fp4_g64 each 64 columns follow such a line; a line has eight of them, of each row the
+//! four bytes of the file.
 
 mod header;
 mod lines;
@@ -73,7 +75,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use kvant_backend::BackendError;
 use kvant_codec::fields::{FieldSpec, Fields};
-use kvant_codec::{DType, fp8};
+use kvant_codec::{DType, fp8, nf4};
 
 pub(crate) use lines::{Line, Lines};
 
@@ -175,6 +177,17 @@ impl Panels {
                     }
                 }
             }
+            DType::NF4G64 | DType::FP4G64 => {
+                let levels = nf4::levels(self.dtype).expect("codes are indices");
+                let groups = panel.chunks_exact(NF4_GROUP_LINES);
+                for (group, out) in groups.zip(out.chunks_exact_mut(nf4::LEN)) {
+                    let scale = f32::from_le_bytes(group[0].0.as_chunks().0[row]);
+                    for (col, v) in out.iter_mut().enumerate() {
+                        let byte = group[1 + col / 8].0[4 * row + col % 8 / 2];
+                        *v = levels[usize::from(byte >> (4 * (1 - col % 2)) & 15)] * scale;
+                    }
+                }
+            }
             dtype => {
                 let spec = FieldSpec::of(dtype).expect("panels are coded or float");
                 for (index, out) in out.chunks_exact_mut(spec.len).enumerate() {
@@ -212,6 +225,7 @@ fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &m
         Some(spec) => put_coded(dtype, spec, row, n_in, panel),
         None if dtype == DType::F32 => put_floats::<4>(row, panel),
         None if dtype == DType::FP8G128 => put_scaled_bytes(row, panel),
+        None if nf4::levels(dtype).is_some() => put_scaled_nibbles(row, panel),
         None => put_floats::<2>(row, panel),
     }
 }
@@ -308,6 +322,22 @@ fn put_scaled_bytes<'a>(row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Li
     }
 }
 
+/// Lines of 64 columns of nf4_g64.
+const NF4_GROUP_LINES: usize = 1 + nf4::LEN * PANEL / 2 / 64;
+
+/// Fills a zeroed panel from the rows of nf4_g64, or fp4_g64, that exist. A scale takes as many bytes
+/// as eight columns.
+fn put_scaled_nibbles<'a>(row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Line]) {
+    for r in 0..PANEL {
+        let blocks = row(r).unwrap_or_default().chunks_exact(nf4::BYTES);
+        for (block, group) in blocks.zip(panel.chunks_exact_mut(NF4_GROUP_LINES)) {
+            for (four, line) in block.as_chunks::<4>().0.iter().zip(group) {
+                line.0.as_chunks_mut().0[r] = *four;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,6 +406,8 @@ mod tests {
             (DType::Q4G128, 0.0),
             (DType::FP8G128, 0.0),
             (DType::NVFP4G256, 0.0),
+            (DType::NF4G64, 0.0),
+            (DType::FP4G64, 0.0),
             (DType::IQ1, 1.82),
             (DType::IQ2, 1.82),
             (DType::IQ3, 2.94),
