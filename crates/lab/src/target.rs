@@ -36,7 +36,7 @@ struct Device {
     append_files: &'static str,
 }
 
-use DType::{BF16, FP8G128, Q4G128, TQ3_1S, TQ3T, TQ4_1S, Turbo2, Turbo2T, Turbo3, Turbo3T, Turbo4};
+use DType::{BF16, FP8G128, NF4G64, Q4G128, TQ3_1S, TQ3T, TQ4_1S, Turbo2, Turbo2T, Turbo3, Turbo3T, Turbo4};
 use DType::{F16, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 const DEVICES: [Device; 3] = [
@@ -69,9 +69,9 @@ const DEVICES: [Device; 3] = [
 /// Head sizes of attention targets: those of small models, of most, and of Gemma and Qwen3.5.
 const HEAD_DIMS: [usize; 3] = [64, 128, 256];
 /// Weight types of product targets.
-const WEIGHTS: [DType; 20] = [
+const WEIGHTS: [DType; 21] = [
     F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K, IQ4NL, IQ4XS, MXFP4, Q4G128, FP8G128,
-    TQ3_1S, TQ4_1S, TQ3T,
+    NF4G64, TQ3_1S, TQ4_1S, TQ3T,
 ];
 /// Rows of product targets: decode, a small batch, prefill.
 const ROWS: [usize; 3] = [1, 8, 64];

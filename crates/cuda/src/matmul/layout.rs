@@ -2,14 +2,14 @@
 //!
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
 //! q8_0, q4_0, q5_0, q3_K, q6_K, iq4_nl and tq3t are 2 bytes longer than that, of mxfp4 one, of
-//! nvfp4, q4_g128 and fp8_g128 four, of iq4_xs eight and of nvfp4_g256 20: these bytes, scales,
-//! move behind the last block of the row, so that the codes are aligned for reads of 4 or 16 bytes.
-//! A row of blocks takes a multiple of 16 bytes.
+//! nvfp4, q4_g128, fp8_g128, nf4_g64 and fp4_g64 four, of iq4_xs eight and of nvfp4_g256 20: these
+//! bytes, scales, move behind the last block of the row, so that the codes are aligned for reads of
+//! 4 or 16 bytes. A row of blocks takes a multiple of 16 bytes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kvant_codec::{DType, factored_fp4, fp8};
+use kvant_codec::{DType, factored_fp4, fp8, nf4};
 
 use crate::memory::Block;
 use crate::{Context, CudaError, DevicePtr};
@@ -40,8 +40,8 @@ const HALF_EXPONENT: i32 = 14;
 const MIN_EXPONENT: i32 = -100;
 
 /// Returns the largest magnitude among the finite weights of `bytes`, as the bits of an f32; 0 for
-/// types that are not rounded to f16 directly. Blocks of fp8_g128 count as if each had the largest
-/// code, as those of most writers do.
+/// types that are not rounded to f16 directly. Blocks of fp8_g128, nf4_g64 and fp4_g64 count as if
+/// each had the largest code, as those of most writers do.
 fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     let finite = |bits: u32| if bits & INFINITE == INFINITE { 0 } else { bits & !(1 << 31) };
@@ -54,6 +54,10 @@ fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
         DType::FP8G128 => {
             let scales = bytes.as_chunks::<{ fp8::BYTES }>().0.iter().map(fp8::scale);
             largest(&mut scales.map(|scale| (scale.abs().min(f32::MAX / fp8::MAX) * fp8::MAX).to_bits()))
+        }
+        DType::NF4G64 | DType::FP4G64 => {
+            let scales = bytes.as_chunks::<{ nf4::BYTES }>().0.iter().map(nf4::scale);
+            largest(&mut scales.map(f32::to_bits))
         }
         _ => 0,
     }
@@ -74,7 +78,7 @@ fn moved(dtype: DType) -> Option<Range<usize>> {
         DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2..dtype.block_bytes()),
         DType::IQ4XS => Some(0..8),
         DType::MXFP4 => Some(0..1),
-        DType::NVFP4 | DType::Q4G128 | DType::FP8G128 => Some(0..4),
+        DType::NVFP4 | DType::Q4G128 | DType::FP8G128 | DType::NF4G64 | DType::FP4G64 => Some(0..4),
         DType::NVFP4G256 => Some(0..factored_fp4::HEADER),
         _ => None,
     }
@@ -201,6 +205,9 @@ mod tests {
         let mut blocks = [0; 2 * fp8::BYTES];
         kvant_codec::encode(DType::FP8G128, &[[0.25; 128], [-3.0; 128]].concat(), &mut blocks).unwrap();
         assert_eq!(exponent_of(largest_bits(DType::FP8G128, &blocks)), -13);
+        let mut blocks = [0; 2 * nf4::BYTES];
+        kvant_codec::encode(DType::NF4G64, &[[0.25; 64], [-3.0; 64]].concat(), &mut blocks).unwrap();
+        assert_eq!(exponent_of(largest_bits(DType::NF4G64, &blocks)), -13);
     }
 
     #[test]

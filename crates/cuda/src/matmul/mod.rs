@@ -17,7 +17,7 @@
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
 use kvant_codec::fields::FieldSpec;
-use kvant_codec::{Codebook, DType, LevelTable, Rotation, tq3t};
+use kvant_codec::{Codebook, DType, LevelTable, Rotation, nf4, tq3t};
 
 use crate::constants::Constants;
 use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
@@ -88,7 +88,7 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 
 /// Types in the order of their numbers in kernels.
-pub(crate) const TYPES: [DType; 27] = [
+pub(crate) const TYPES: [DType; 29] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -109,6 +109,8 @@ pub(crate) const TYPES: [DType; 27] = [
     DType::Q4G128,
     DType::FP8G128,
     DType::NVFP4G256,
+    DType::NF4G64,
+    DType::FP4G64,
     DType::IQ1,
     DType::IQ2,
     DType::IQ3,
@@ -118,10 +120,14 @@ pub(crate) const TYPES: [DType; 27] = [
     DType::TQ3T,
 ];
 
-/// Returns the constants of `weights.cuh`: the type numbers, and the bytes of their blocks without
-/// those that move.
+/// Returns the constants of `weights.cuh`: the type numbers, the bytes of their blocks without those
+/// that move, and levels of codes, as the bits of floats.
 fn constants() -> Constants {
-    let limits = Constants::default().whole("MAX_MATRICES", MAX_MATRICES);
+    let words = |levels: nf4::Levels| levels.map(|level| level.to_bits() as i32);
+    let limits = Constants::default()
+        .whole("MAX_MATRICES", MAX_MATRICES)
+        .list("NF4_LEVELS", words(nf4::NF4))
+        .list("FP4_LEVELS", words(nf4::FP4));
     let types = TYPES.into_iter().zip(0..).fold(limits, |constants, (dtype, number)| {
         let name = dtype.name().to_uppercase();
         let constants = constants.whole(&name, number);
@@ -283,7 +289,8 @@ pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
 }
 
 fn is_quantized(dtype: DType) -> bool {
-    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
+    let has_levels = nf4::levels(dtype).is_some();
+    !has_levels && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::FP8G128)
 }
 
 /// Returns every variant to compile.

@@ -1,5 +1,5 @@
 // Reads 32 consecutive weights of any type; the layouts are in crates/codec/src:
-// {block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,tq,tq3t}.rs. TYPE is one of the type numbers of
+// {block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,nf4,tq,tq3t}.rs. TYPE is one of the type numbers of
 // matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
@@ -9,7 +9,9 @@
 #include "half.cuh"
 #include "expert_tiles.cuh"
 
-#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16 || TYPE == FP8_G128)
+#define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16 || TYPE == FP8_G128 || IS_NF4)
+// Whether codes are indices of a table of floats.
+#define IS_NF4 (TYPE == NF4_G64 || TYPE == FP4_G64)
 #define IS_ROTATED (HAS_TWO_BYTES || TYPE == TQ3T)
 // Whether codes have two bytes.
 #define HAS_TWO_BYTES (TYPE == TQ3_1S || TYPE == TQ4_1S)
@@ -57,6 +59,34 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
         u32 code = group.words[i / 4] >> (8 * (i % 4));
         // Reinterprets an exponent with bias 7 as one with bias 127 (a factor of 2^120).
         w[i] = 0x1p120f * __uint_as_float((code & 128) << 24 | (code & 127) << 20) * group.scale;
+    }
+}
+#elif IS_NF4
+// 32 weights: nibbles, the first of two in the high half, and their scale.
+struct Group {
+    u32 words[4];
+    float scale;
+};
+
+// The bits of the levels. In global memory: lanes read different ones, which constant memory serves
+// one after the other, and the L1 cache at once, as they are in one line.
+#if TYPE == NF4_G64
+__device__ const int LEVELS[16] = NF4_LEVELS;
+#else
+__device__ const int LEVELS[16] = FP4_LEVELS;
+#endif
+
+// Reads weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+__device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook&) {
+    uint4 four = ((const uint4*)row)[g];
+    return {{four.x, four.y, four.z, four.w}, *(const float*)(row + n / 2 + 4 * (g / 2))};
+}
+
+__device__ __forceinline__ void decode_group(const Group& group, const Codebook&, float (&w)[32]) {
+#pragma unroll
+    for (u32 i = 0; i < 32; i++) {
+        u32 code = group.words[i / 8] >> (4 * (i % 8 ^ 1)) & 15;
+        w[i] = __int_as_float(LEVELS[code]) * group.scale;
     }
 }
 #elif IS_FLOAT

@@ -11,23 +11,37 @@ fn e4m3_to_vec4(word: u32) -> vec4<f32> {
     return select(value, -value, bytes >= vec4<u32>(128u));
 }
 
+// Returns the levels of columns 4 q to 4 q + 3 of 32, nibbles, of which the first of two is high.
+fn levels_to_vec4(bits: vec4<u32>, q: u32) -> vec4<f32> {
+    let shifts = vec4<u32>(4u, 0u, 12u, 8u) + vec4<u32>(16u * (q % 2u));
+    let code = (vec4<u32>(bits[q / 2u]) >> shifts) & vec4<u32>(15u);
+    return bitcast<vec4<f32>>(vec4<u32>(LEVELS[code.x], LEVELS[code.y], LEVELS[code.z], LEVELS[code.w]));
+}
+
 // Adds the products of a slice of the columns with the rows from `x_row` on to `sums`.
 fn multiply(x_row: u32, slice: u32) {
     let n_vectors = (p.n_in + COLUMNS - 1u) / COLUMNS;
     let last = (p.n_in - 1u) / 4u;
     // Vectors of 256 columns.
     let unit = 256u / COLUMNS;
-    // Scales of 128 columns each, in vectors of four.
-    let scales = select(0u, (p.n_in / 128u + 3u) / 4u, TYPE == FP8_G128);
+    // Vectors of scales, four each.
+    let scales = select(0u, (p.n_in / max(SCALE_COLUMNS, 1u) + 3u) / 4u, SCALE_COLUMNS > 0u);
     for (var first = slice * unit; first < n_vectors; first += SLICES * unit) {
         for (var c = first; c < min(first + unit, n_vectors); c++) {
             var w: array<array<vec4<f32>, QUADS>, OUTPUTS>;
             for (var o = 0u; o < OUTPUTS; o++) {
                 let bits = vector(o, scales + c);
-                if TYPE == FP8_G128 {
-                    let group = c * COLUMNS / 128u;
+                if SCALE_COLUMNS > 0u {
+                    let group = c * COLUMNS / max(SCALE_COLUMNS, 1u);
                     let scale = bitcast<f32>(vector(o, group / 4u)[group % 4u]);
-                    for (var q = 0u; q < QUADS; q++) { w[o][q] = e4m3_to_vec4(bits[q]) * scale; }
+                    for (var q = 0u; q < QUADS; q++) {
+                        if HAS_LEVELS {
+                            w[o][q] = levels_to_vec4(bits, q) * scale;
+                        } else {
+                            // Compiled for more quads, too, where there are levels.
+                            w[o][q] = e4m3_to_vec4(bits[min(q, 3u)]) * scale;
+                        }
+                    }
                 } else if TYPE == F32 {
                     w[o][0] = bitcast<vec4<f32>>(bits);
                 } else if TYPE == F16 {

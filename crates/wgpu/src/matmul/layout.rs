@@ -3,9 +3,9 @@
 //!
 //! A row is divided into *vectors* of 16 bytes. Vector c of row r of a panel that has n rows is at
 //! index `c n + r` of it; all panels have 32 rows except the last. Floats stay as in the file,
-//! padded to a whole vector; the scales of fp8_g128, padded so too, are before its bytes. Quantized
-//! rows are divided into units of 256 columns, of which the last may be shorter (the formats of
-//! blocks of 32 or 64 columns):
+//! padded to a whole vector; the scales of fp8_g128, nf4_g64 and fp4_g64, padded so too, are before
+//! their codes, which stay as in the file. Quantized rows are divided into units of 256 columns, of
+//! which the last may be shorter (the formats of blocks of 32 or 64 columns):
 //!
 //! ```text
 //! row      separate data of all units, in sequence; then the units
@@ -40,8 +40,8 @@
 
 use std::ops::Range;
 
+use kvant_codec::DType;
 use kvant_codec::fields::{FieldSpec, Fields};
-use kvant_codec::{DType, fp8};
 
 /// Rows of a panel.
 pub(crate) const PANEL: usize = 32;
@@ -115,14 +115,28 @@ impl Layout {
 pub(crate) fn row_vectors(dtype: DType, n_in: usize) -> usize {
     match Layout::of(dtype) {
         Some(layout) => layout.row_vectors(n_in),
-        None if dtype == DType::FP8G128 => scale_vectors(n_in) + n_in / VECTOR_BYTES,
+        None if scale_columns(dtype) > 0 => {
+            let code_bytes = dtype.block_bytes() - SCALE_BYTES;
+            scale_vectors(dtype, n_in) + n_in / dtype.block_len() * code_bytes / VECTOR_BYTES
+        }
         None => (n_in * dtype.block_bytes()).div_ceil(VECTOR_BYTES),
     }
 }
 
-/// Returns the vectors of the scales of a row of fp8_g128.
-fn scale_vectors(n_in: usize) -> usize {
-    (n_in / fp8::LEN * fp8::HEADER).div_ceil(VECTOR_BYTES)
+/// Bytes of the scale at the start of a block of floats.
+const SCALE_BYTES: usize = size_of::<f32>();
+
+/// Returns the columns of floats that share a scale; 0 if there are no scales.
+pub(super) fn scale_columns(dtype: DType) -> usize {
+    match dtype {
+        DType::FP8G128 | DType::NF4G64 | DType::FP4G64 => dtype.block_len(),
+        _ => 0,
+    }
+}
+
+/// Returns the vectors of the scales of a row of floats.
+fn scale_vectors(dtype: DType, n_in: usize) -> usize {
+    (n_in / dtype.block_len() * SCALE_BYTES).div_ceil(VECTOR_BYTES)
 }
 
 /// Writes panels: `rows` of `row_bytes` bytes each, as in the file, become as many times
@@ -136,7 +150,7 @@ pub(crate) fn pack_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usi
         for (r, bytes) in rows.chunks_exact(row_bytes).enumerate() {
             match (Layout::of(dtype), FieldSpec::of(dtype)) {
                 (Some(layout), Some(spec)) => pack_row(dtype, layout, spec, n_in, bytes, &mut row),
-                _ if dtype == DType::FP8G128 => pack_scaled_bytes(n_in, bytes, &mut row),
+                _ if scale_columns(dtype) > 0 => pack_scaled(dtype, n_in, bytes, &mut row),
                 _ => copy_padded(bytes, bytemuck::cast_slice_mut(&mut row)),
             }
             for (vector, destination) in row.iter().zip(panel[r..].iter_mut().step_by(n)) {
@@ -152,14 +166,15 @@ fn copy_padded(bytes: &[u8], row: &mut [u8]) {
     rest.fill(0);
 }
 
-/// Writes a row of fp8_g128.
-fn pack_scaled_bytes(n_in: usize, bytes: &[u8], row: &mut [[u32; VECTOR]]) {
-    let (scales, codes) = row.split_at_mut(scale_vectors(n_in));
+/// Writes a row of floats with scales.
+fn pack_scaled(dtype: DType, n_in: usize, bytes: &[u8], row: &mut [[u32; VECTOR]]) {
+    let (scales, codes) = row.split_at_mut(scale_vectors(dtype, n_in));
     let (scales, codes): (&mut [u8], &mut [u8]) =
         (bytemuck::cast_slice_mut(scales), bytemuck::cast_slice_mut(codes));
-    let destinations = scales.chunks_exact_mut(fp8::HEADER).zip(codes.chunks_exact_mut(fp8::LEN));
-    for (block, (scale, codes)) in bytes.chunks_exact(fp8::BYTES).zip(destinations) {
-        let (header, rest) = block.split_at(fp8::HEADER);
+    let code_bytes = dtype.block_bytes() - SCALE_BYTES;
+    let destinations = scales.chunks_exact_mut(SCALE_BYTES).zip(codes.chunks_exact_mut(code_bytes));
+    for (block, (scale, codes)) in bytes.chunks_exact(dtype.block_bytes()).zip(destinations) {
+        let (header, rest) = block.split_at(SCALE_BYTES);
         scale.copy_from_slice(header);
         codes.copy_from_slice(rest);
     }
@@ -329,19 +344,22 @@ mod tests {
         }
     }
 
-    /// Scales of 384 columns are 12 bytes, padded to a vector.
+    /// Scales of three blocks are 12 bytes, padded to a vector.
     #[test]
-    fn scales_of_bytes_lie_before_them() {
-        let mut bytes: Vec<u8> = (0..3 * fp8::BYTES).map(|i| (i % 251) as u8).collect();
-        for (block, scale) in bytes.chunks_exact_mut(fp8::BYTES).zip([1.0f32, 2.0, 4.0]) {
-            block[..4].copy_from_slice(&scale.to_le_bytes());
+    fn scales_of_floats_lie_before_their_codes() {
+        for (dtype, n_in, vectors) in [(DType::FP8G128, 384, 25), (DType::NF4G64, 192, 7)] {
+            let mut bytes: Vec<u8> = (0..3 * dtype.block_bytes()).map(|i| (i % 251) as u8).collect();
+            for (block, scale) in bytes.chunks_exact_mut(dtype.block_bytes()).zip([1.0f32, 2.0, 4.0]) {
+                block[..4].copy_from_slice(&scale.to_le_bytes());
+            }
+            let mut row = vec![[u32::MAX; VECTOR]; row_vectors(dtype, n_in)];
+            row[0] = [0; VECTOR];
+            pack_scaled(dtype, n_in, &bytes, &mut row);
+            assert_eq!((row.len(), row[0]), (vectors, [1.0f32, 2.0, 4.0, 0.0].map(f32::to_bits)));
+            let blocks = bytes.chunks_exact(dtype.block_bytes());
+            let codes: Vec<u8> = blocks.flat_map(|block| block[4..].to_vec()).collect();
+            assert_eq!(bytemuck::cast_slice::<_, u8>(&row[1..]), codes);
         }
-        let mut row = vec![[u32::MAX; VECTOR]; row_vectors(DType::FP8G128, 384)];
-        row[0] = [0; VECTOR];
-        pack_scaled_bytes(384, &bytes, &mut row);
-        assert_eq!((row.len(), row[0]), (25, [1.0f32, 2.0, 4.0, 0.0].map(f32::to_bits)));
-        let codes: Vec<u8> = bytes.chunks_exact(fp8::BYTES).flat_map(|block| block[4..].to_vec()).collect();
-        assert_eq!(bytemuck::cast_slice::<_, u8>(&row[1..]), codes);
     }
 
     #[test]

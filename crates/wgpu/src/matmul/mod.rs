@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::Activation;
 use kvant_codec::codebook::SIGMA_128;
 use kvant_codec::fields::FieldSpec;
-use kvant_codec::{ByteBook, DType, tq3t};
+use kvant_codec::{ByteBook, DType, nf4, tq3t};
 
 use crate::constants::Constants;
 use crate::elementwise::{GATE, MATH, gate_constants, number};
@@ -27,7 +27,7 @@ mod order;
 #[cfg(test)]
 mod tests;
 
-use layout::Layout;
+use layout::{Layout, scale_columns};
 pub(crate) use layout::{PANEL, VECTOR_BYTES, pack_panels, row_vectors};
 #[cfg(test)]
 pub(crate) use operand::SOURCE as OPERAND;
@@ -136,8 +136,14 @@ impl Shape {
             .whole("SHARED", ((slices - 1) * outputs * rows).max(1));
         let (Some(layout), Some(spec)) = (Layout::of(dtype), FieldSpec::of(dtype)) else {
             // Scales are stored apart.
-            let columns = VECTOR_BYTES / (dtype.block_bytes() / dtype.block_len());
-            return constants.whole("COLUMNS", columns).whole("QUADS", columns / 4);
+            let columns = 8 * VECTOR_BYTES / (8 * dtype.block_bytes() / dtype.block_len());
+            let levels = nf4::levels(dtype);
+            return constants
+                .whole("COLUMNS", columns)
+                .whole("QUADS", columns / 4)
+                .whole("SCALE_COLUMNS", scale_columns(dtype))
+                .flag("HAS_LEVELS", levels.is_some())
+                .wholes("LEVELS", &levels.map_or([0; 16], |levels| levels.map(f32::to_bits)));
         };
         let (table, unit) = table(spec);
         let word = |bytes: &[i8; 4]| u32::from_le_bytes(bytes.map(|byte| byte as u8));
