@@ -6,9 +6,11 @@ Writes crates/engine/tests/quantized/NAME:
 config.json, model.safetensors    as the library saves them
 golden.json                       "weights": for each the type of its dequantized values, and FNV-1a of their bytes
                                   [out, in]; "logits": after TOKENS, of `transformers` in f32 with weights that the
-                                  library dequantizes in f32 (8-bit floats: in the model's type)
+                                  library dequantizes in f32 (8-bit floats, and bitsandbytes' 8 bits: in the model's type)
 
-Needs gptqmodel, llmcompressor and compressed-tensors besides requirements.txt; one process for each:
+The weights of bitsandbytes' 4 bits are those in f32.
+
+Needs gptqmodel, llmcompressor, compressed-tensors and bitsandbytes besides requirements.txt; one process for each:
 
     python quantized.py | xargs -n 1 python quantized.py
 """
@@ -57,6 +59,16 @@ COMPRESSED = {
     "compressed-mxfp4": (Qwen2Config, torch.bfloat16, "MXFP4A16"),
     "compressed-nvfp4": (LlamaConfig, torch.bfloat16, "NVFP4A16"),
     "compressed-fp8-blocks": (Qwen2Config, torch.bfloat16, "FP8_BLOCK"),
+}
+BITSANDBYTES = {
+    "bnb-nf4": (LlamaConfig, torch.bfloat16, {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
+    "bnb-nf4-double": (
+        Qwen2Config,
+        torch.float16,
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    ),
+    "bnb-fp4": (Qwen2Config, torch.bfloat16, {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}),
+    "bnb-int8": (LlamaConfig, torch.float16, {"load_in_8bit": True}),
 }
 
 
@@ -159,6 +171,35 @@ def dequantized(folder, dtype):
     return weights
 
 
+def by_bitsandbytes(base, out, kind, dtype, options):
+    """Quantizes with bitsandbytes, and returns the weights that it dequantizes: 4 bits in f32, 8 bits in
+    the model's type."""
+    from bitsandbytes.functional import QuantState, dequantize_4bit, int8_vectorwise_dequant
+    from transformers import BitsAndBytesConfig
+
+    build(kind, dtype, base)
+    config = BitsAndBytesConfig(**options)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, quantization_config=config, device_map="cpu")
+    model.save_pretrained(out)
+    stored = load_file(Path(out) / "model.safetensors")
+    exact = {name: value for name, value in stored.items() if value.is_floating_point() and value.ndim > 0}
+    weights = {}
+    for name in [name.removesuffix("SCB") for name in stored if name.endswith(".SCB")]:
+        values = int8_vectorwise_dequant(stored[f"{name}weight"], stored[f"{name}SCB"])
+        weights[f"{name}weight"] = exact[f"{name}weight"] = values.to(dtype)
+        del exact[f"{name}SCB"]
+    for name in [name.removesuffix(".absmax") for name in stored if name.endswith(".absmax")]:
+        parts = {end: value for end, value in stored.items() if end.startswith(f"{name}.")}
+        state = QuantState.from_dict(
+            {end.removeprefix(f"{name}."): value for end, value in parts.items()}, torch.device("cpu")
+        )
+        state.dtype = torch.float32
+        for end in parts:
+            exact.pop(end, None)
+        weights[name] = exact[name] = dequantize_4bit(stored[name], state)
+    return weights, exact
+
+
 def logits(folder, weights):
     """Returns the logits of a model with these weights in f32."""
     config = AutoConfig.from_pretrained(folder)
@@ -173,12 +214,14 @@ def logits(folder, weights):
 
 def main():
     if len(sys.argv) == 1:
-        print(*GPTQ, *COMPRESSED, sep="\n")
+        print(*GPTQ, *COMPRESSED, *BITSANDBYTES, sep="\n")
         return
     name = sys.argv[1]
     with tempfile.TemporaryDirectory() as base, tempfile.TemporaryDirectory() as out:
         if name in GPTQ:
             weights, exact = by_gptqmodel(base, out, GPTQ[name])
+        elif name in BITSANDBYTES:
+            weights, exact = by_bitsandbytes(base, out, *BITSANDBYTES[name])
         else:
             weights, exact = by_llmcompressor(base, out, *COMPRESSED[name])
         # Zeros lose their sign, which tables of 4-bit floats do not have.

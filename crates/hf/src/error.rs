@@ -93,7 +93,7 @@ pub enum HfError {
     /// The weights are quantized.
     #[error(
         "its weights are quantized as {}, which is not supported: use the model in bf16, f16 or f32, or in \
-         GPTQ, AWQ, FP8, compressed-tensors or modelopt",
+         GPTQ, AWQ, FP8, bitsandbytes, compressed-tensors or modelopt",
         printable(method, 96)
     )]
     Quantized {
@@ -191,6 +191,15 @@ pub enum TensorFault {
         got: String,
         /// Number of groups.
         groups: usize,
+    },
+    /// The levels of a quantized weight are not those of its type.
+    #[error("holds other levels than those that bitsandbytes names")]
+    Levels,
+    /// The description of a quantized weight is malformed.
+    #[error("not a sound description: {}", printable(why, 200))]
+    Json {
+        /// The fault.
+        why: String,
     },
     /// Values where 4-bit codes and scales are expected.
     #[error("holds {got}; blocks and scales are read in U8")]

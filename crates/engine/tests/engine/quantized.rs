@@ -8,7 +8,7 @@ use kvant::{DType, KvOptions, Model, OpenOptions, SessionOptions, open_file};
 use serde_json::Value;
 
 /// A folder, and the types that its weights have here.
-const FOLDERS: [(&str, &[DType]); 14] = [
+const FOLDERS: [(&str, &[DType]); 18] = [
     ("gptq-g128", &[DType::Q4G128]),
     ("gptq-asymmetric-g32", &[DType::Q5_0]),
     ("gptq-g32", &[DType::Q4_0]),
@@ -25,6 +25,10 @@ const FOLDERS: [(&str, &[DType]); 14] = [
     ("compressed-mxfp4", &[DType::MXFP4]),
     // Rows of 128 and of 256.
     (CONVERTED, &[DType::Q8_0, DType::NVFP4G256]),
+    ("bnb-nf4", &[DType::NF4G64]),
+    ("bnb-nf4-double", &[DType::NF4G64]),
+    ("bnb-fp4", &[DType::FP4G64]),
+    ("bnb-int8", &[DType::F16]),
 ];
 
 /// The folder with rows of fewer weights than the block of their type: these are converted.
@@ -81,8 +85,12 @@ fn weights_are_those_that_the_libraries_dequantize() {
             let want = &known["weights"][format!("model.layers.0.{theirs}.weight")];
             // Zeros lose their sign.
             values.iter_mut().for_each(|value| *value += 0.0);
-            let dtype = if want["dtype"] == "float16" { DType::F16 } else { DType::BF16 };
-            let mut bytes = vec![0; 2 * values.len()];
+            let dtype = match want["dtype"].as_str().unwrap() {
+                "float32" => DType::F32,
+                "float16" => DType::F16,
+                _ => DType::BF16,
+            };
+            let mut bytes = vec![0; dtype.row_bytes(values.len()).unwrap()];
             kvant_codec::encode(dtype, &values, &mut bytes).unwrap();
             let hash = fnv1a(&bytes);
             let is_same = format!("{hash:016x}") == want["hash"].as_str().unwrap();

@@ -15,6 +15,9 @@
 //!                            weight_scale_2                                      4-bit floats
 //! fp8, fbgemm_fp8, both      weight E4M3 [out, in], weight_scale_inv or
 //! above                      weight_scale                                        floats
+//! bitsandbytes               weight U8 [out in / 2, 1], weight.absmax [groups],
+//!                            weight.quant_map [16], weight.quant_state (JSON)    tabled
+//!                            weight I8 [out, in], SCB [out]                      row bytes
 //! ```
 //!
 //! `n` values of 4 or 8 bits share a word. [`Integers`] and [`Floats`] become blocks of a kernel
@@ -23,11 +26,14 @@
 //!
 //! Other methods are refused by name.
 
+mod bitsandbytes;
 mod floats;
 mod fp4;
 mod integers;
 mod module;
 mod order;
+mod row_bytes;
+mod tabled;
 
 use std::collections::BTreeMap;
 
@@ -42,6 +48,8 @@ use floats::Floats;
 use fp4::Fp4;
 use integers::Integers;
 use module::Module;
+use row_bytes::RowBytes;
+use tabled::Tabled;
 
 /// A matrix made of the tensors of a module.
 #[derive(Debug, Clone)]
@@ -49,6 +57,8 @@ pub(crate) enum Quantized {
     Integers(Integers),
     Floats(Floats),
     Fp4(Fp4),
+    Tabled(Tabled),
+    RowBytes(RowBytes),
 }
 
 impl Quantized {
@@ -58,6 +68,8 @@ impl Quantized {
             Self::Integers(integers) => integers.dtype,
             Self::Floats(floats) => floats.dtype,
             Self::Fp4(fp4) => fp4.dtype,
+            Self::Tabled(tabled) => tabled.dtype,
+            Self::RowBytes(bytes) => bytes.dtype,
         }
     }
 
@@ -67,6 +79,8 @@ impl Quantized {
             Self::Integers(integers) => [integers.n_out, integers.n_in],
             Self::Floats(floats) => [floats.n_out, floats.n_in],
             Self::Fp4(fp4) => [fp4.n_out, fp4.n_in],
+            Self::Tabled(tabled) => [tabled.n_out, tabled.n_in],
+            Self::RowBytes(bytes) => [bytes.n_out, bytes.n_in],
         }
     }
 
@@ -76,6 +90,8 @@ impl Quantized {
             Self::Integers(integers) => integers.rows(shards),
             Self::Floats(floats) => floats.rows(shards),
             Self::Fp4(fp4) => fp4.rows(shards),
+            Self::Tabled(tabled) => tabled.rows(shards),
+            Self::RowBytes(bytes) => bytes.rows(shards),
         }
     }
 
@@ -85,6 +101,8 @@ impl Quantized {
             Self::Integers(integers) => Self::Integers(integers.dense()),
             Self::Floats(floats) => Self::Floats(Floats { dtype: floats.dense_dtype, ..floats }),
             Self::Fp4(fp4) => Self::Fp4(Fp4 { dtype: fp4.dense_dtype, ..fp4 }),
+            Self::Tabled(tabled) => Self::Tabled(Tabled { dtype: tabled.dense_dtype, ..tabled }),
+            Self::RowBytes(bytes) => Self::RowBytes(bytes),
         }
     }
 
@@ -94,6 +112,8 @@ impl Quantized {
             Self::Integers(integers) => integers.dense_dtype(),
             Self::Floats(floats) => floats.dense_dtype,
             Self::Fp4(fp4) => fp4.dense_dtype,
+            Self::Tabled(tabled) => tabled.dense_dtype,
+            Self::RowBytes(bytes) => bytes.dtype,
         }
     }
 
@@ -103,6 +123,8 @@ impl Quantized {
             Self::Integers(integers) => &integers.codes,
             Self::Floats(floats) => &floats.codes,
             Self::Fp4(fp4) => &fp4.codes,
+            Self::Tabled(tabled) => &tabled.codes,
+            Self::RowBytes(bytes) => &bytes.codes,
         }
     }
 }
@@ -136,6 +158,8 @@ enum Kind {
     CompressedTensors,
     /// 8-bit or 4-bit floats.
     Floats,
+    /// Indices of levels, or signed bytes.
+    BitsAndBytes,
 }
 
 impl Method {
@@ -164,6 +188,7 @@ impl Method {
             },
             "compressed-tensors" => Kind::CompressedTensors,
             "fp8" | "fbgemm_fp8" | "modelopt" => Kind::Floats,
+            "bitsandbytes" => Kind::BitsAndBytes,
             other => return refused(other.to_owned()),
         };
         let may_keep_weights = ["compressed-tensors", "modelopt"].contains(&method);
@@ -237,7 +262,11 @@ pub(crate) fn join(shards: &mut Shards, method: Method) -> Result<(), HfError> {
     shards.retain(|name| !UNUSED.iter().any(|end| module_of(name, end).is_some()));
     let modules = modules(shards, method.kind);
     if modules.is_empty() && !method.may_keep_weights {
-        let name = if method.kind == Kind::Floats { "weight_scale" } else { "qweight" };
+        let name = match method.kind {
+            Kind::Floats => "weight_scale",
+            Kind::BitsAndBytes => "weight.absmax",
+            _ => "qweight",
+        };
         let of = Some("config.json says that weights are quantized".to_owned());
         return Err(HfError::Missing { name: name.to_owned(), of });
     }
@@ -247,6 +276,8 @@ pub(crate) fn join(shards: &mut Shards, method: Method) -> Result<(), HfError> {
         let quantized = match method.kind {
             Kind::Gptq { bits, zero_offset } => whole(of.gptq(bits, zero_offset)?),
             Kind::Awq { bits } => whole(of.awq(bits)?),
+            Kind::BitsAndBytes if parts.contains_key("SCB") => Quantized::RowBytes(of.row_bytes()?),
+            Kind::BitsAndBytes => Quantized::Tabled(of.tabled()?),
             _ => match of.codes()?.holds {
                 ElementKind::Bytes => Quantized::Fp4(of.fp4()?),
                 ElementKind::I8 => whole(of.bytes()?),
@@ -270,6 +301,7 @@ fn modules(shards: &Shards, kind: Kind) -> Vec<(String, Parts)> {
     for (name, stored) in shards.tensors() {
         let ends = match kind {
             Kind::Gptq { .. } | Kind::Awq { .. } => &ENDS[..4],
+            Kind::BitsAndBytes => &bitsandbytes::ENDS,
             _ => &ENDS[4..],
         };
         if let Some((module, end)) = ends.iter().find_map(|end| Some((module_of(name, end)?, *end))) {
@@ -310,6 +342,9 @@ mod tests {
             ("compressed-fp8-blocks", 1.0 / 256.0, 0.0),
             ("compressed-mxfp4", 0.0, 0.0),
             ("compressed-nvfp4", 1.0 / 256.0 + 1.0 / 2048.0, 1.0 / 254.0),
+            ("bnb-nf4", 1.0 / 256.0, 0.0),
+            ("bnb-nf4-double", 1.0 / 2048.0, 0.0),
+            ("bnb-fp4", 1.0 / 256.0, 0.0),
         ] {
             let mut folder = Folder::new(&all.join(name));
             let config = folder.json("config.json").unwrap().unwrap();

@@ -215,7 +215,7 @@ impl Module<'_> {
         format!("{}.{end}", self.name)
     }
 
-    fn part(&self, end: &str) -> Result<&Stored, HfError> {
+    pub fn part(&self, end: &str) -> Result<&Stored, HfError> {
         let of = || Some(format!("'{}' is quantized", self.name));
         self.parts.get(end).ok_or_else(|| HfError::Missing { name: self.full(end), of: of() })
     }
@@ -228,7 +228,7 @@ impl Module<'_> {
         }
     }
 
-    fn scales(&self, end: &str) -> Result<&Stored, HfError> {
+    pub fn scales(&self, end: &str) -> Result<&Stored, HfError> {
         let stored = self.part(end)?;
         match stored.holds {
             ElementKind::Values(_) => Ok(stored),
@@ -271,30 +271,30 @@ impl Module<'_> {
         }
     }
 
-    fn matrix(&self, end: &str, stored: &Stored) -> Result<[usize; 2], HfError> {
+    pub fn matrix(&self, end: &str, stored: &Stored) -> Result<[usize; 2], HfError> {
         match stored.shape[..] {
             [a, b] => Ok([a, b]),
             _ => Err(self.wrong(end, stored, "a matrix".to_owned())),
         }
     }
 
-    fn expect(&self, end: &str, stored: &Stored, shape: &[usize]) -> Result<(), HfError> {
+    pub fn expect(&self, end: &str, stored: &Stored, shape: &[usize]) -> Result<(), HfError> {
         match stored.shape == shape {
             true => Ok(()),
             false => Err(self.wrong(end, stored, format!("{shape:?}"))),
         }
     }
 
-    fn wrong(&self, end: &str, stored: &Stored, expected: String) -> HfError {
+    pub fn wrong(&self, end: &str, stored: &Stored, expected: String) -> HfError {
         HfError::Shape { name: self.full(end), expected, got: stored.shape.clone() }
     }
 
-    fn wrong_type(&self, end: &str, stored: &Stored, expected: &'static str) -> HfError {
+    pub fn wrong_type(&self, end: &str, stored: &Stored, expected: &'static str) -> HfError {
         let got = stored.holds.to_string();
         self.tensor(end, stored, TensorFault::Part { expected, got })
     }
 
-    fn tensor(&self, end: &str, stored: &Stored, what: TensorFault) -> HfError {
+    pub fn tensor(&self, end: &str, stored: &Stored, what: TensorFault) -> HfError {
         HfError::Tensor { path: self.shards.path(stored).to_owned(), name: self.full(end), what }
     }
 }
