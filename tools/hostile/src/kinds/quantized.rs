@@ -23,7 +23,7 @@ macro_rules! folder {
 }
 
 /// One folder for each way of storing weights.
-const FOLDERS: [(&str, &[u8]); 7] = [
+const FOLDERS: [(&str, &[u8]); 9] = [
     folder!("gptq-act-order"),
     folder!("gptq-8-bit"),
     folder!("awq-g128"),
@@ -31,6 +31,8 @@ const FOLDERS: [(&str, &[u8]); 7] = [
     folder!("compressed-w8a8"),
     folder!("compressed-fp8-blocks"),
     folder!("compressed-nvfp4"),
+    folder!("bnb-nf4-double"),
+    folder!("bnb-int8"),
 ];
 
 /// Creates a quantized model with a changed configuration or changed weights.
@@ -38,14 +40,14 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
     let (config, weights) = chance.of(&FOLDERS);
     let (mut config, mut weights) = (config.to_owned(), weights.to_vec());
     let head = header_end(&weights);
-    let expect = match chance.below(6) {
+    let expect = match chance.below(7) {
         0 => {
             weights.truncate(chance.below(weights.len()));
             Expect::Refused
         }
         1 => {
-            let methods = ["bitsandbytes", "aqlm", "gptq_v3", ""];
-            let known = ["\"gptq\"", "\"awq\"", "\"compressed-tensors\""];
+            let methods = ["hqq", "aqlm", "gptq_v3", ""];
+            let known = ["\"gptq\"", "\"awq\"", "\"compressed-tensors\"", "\"bitsandbytes\""];
             let other = format!("\"{}\"", chance.of(&methods));
             known.iter().for_each(|known| config = config.replace(known, &other));
             Expect::Refused
@@ -67,6 +69,12 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
                 ("g_idx", "g_id"),
                 ("weight_scale", "weight_zero_point"),
                 ("weight_packed", "weight"),
+                ("nested_absmax", "nested_quant_map"),
+                ("bitsandbytes__nf4", "bitsandbytes__fp4"),
+                ("weight.absmax", "weight.abs"),
+                ("U8", "F32"),
+                ("[16]", "[8]"),
+                ("[256]", "[128]"),
                 ("[128,", "[64,"),
                 (",128]", ",64]"),
             ];
@@ -74,6 +82,22 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
             Expect::Either
         }
         4 => mutated(chance, &mut weights, 8, head),
+        // Descriptions of bitsandbytes; others have none.
+        5 => {
+            let pairs: [(&[u8], &[u8]); 8] = [
+                (b"\"blocksize\": 64", b"\"blocksize\": 65"),
+                (b"\"blocksize\": 64", b"\"blocksize\": -4"),
+                (b"\"nested_blocksize\": 256", b"\"nested_blocksize\": 000"),
+                (b"\"nested_dtype\": \"float32\"", b"\"nested_dtype\": \"float99\""),
+                (b"\"shape\": [128, 128]", b"\"shape\": [129, 128]"),
+                (b"\"shape\": [128, 128]", b"\"shape\": [128, 1.5]"),
+                (b"\"nested_offset\": 0.", b"\"nested_offset\": \"\""),
+                (b"{\"quant_type\"", b"[\"quant_type\""),
+            ];
+            let (from, to) = chance.of(&pairs);
+            replace_bytes(&mut weights[head..], from, to);
+            Expect::Either
+        }
         // Codes, scales, zeros and groups.
         _ => {
             let end = weights.len();
@@ -86,4 +110,10 @@ pub fn quantized(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Resul
         _ => Case::new(folder, ["bench", ".", "-p", "1", "-n", "1", "-r", "1", "-t", "1"]),
     };
     case.expect(expect).file("config.json", config.into_bytes())?.file("model.safetensors", weights)
+}
+
+/// Replaces a text everywhere by another of its length.
+fn replace_bytes(data: &mut [u8], from: &[u8], to: &[u8]) {
+    let places: Vec<usize> = (0..data.len()).filter(|at| data[*at..].starts_with(from)).collect();
+    places.iter().for_each(|at| data[*at..][..to.len()].copy_from_slice(to));
 }
