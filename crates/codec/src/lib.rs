@@ -10,7 +10,7 @@
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
 //! | [`fields`] | codes and scales of a block as stored, for devices that repack weights |
 //! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`tq`], [`tq3t`], [`turbo`] | data sheets |
-//! | [`grouped`], [`fp4`], [`factored_fp4`], [`fp8`], [`nf4`] | those of other programs' checkpoints |
+//! | [`grouped`], [`fp4`], [`factored_fp4`], [`fp8`], [`nf4`] | those of other checkpoints |
 //! | [`rotation`] | the signed Hadamard rotation applied before the turbo and TQ formats |
 //! | [`codebook`], [`lloyd_max`] | Lloyd-Max tables of N(0, 1), and the solver that verifies them |
 //! | [`trellis`] | codebooks with memory, and how they are trained |

@@ -120,8 +120,8 @@ pub(crate) const TYPES: [DType; 29] = [
     DType::TQ3T,
 ];
 
-/// Returns the constants of `weights.cuh`: the type numbers, the bytes of their blocks without those
-/// that move, and levels of codes, as the bits of floats.
+/// Returns the constants of `weights.cuh`: the type numbers, the bytes of their blocks without
+/// those that move, and levels of codes, as the bits of floats.
 fn constants() -> Constants {
     let words = |levels: nf4::Levels| levels.map(|level| level.to_bits() as i32);
     let limits = Constants::default()

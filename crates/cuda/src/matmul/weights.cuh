@@ -1,6 +1,6 @@
 // Reads 32 consecutive weights of any type; the layouts are in crates/codec/src:
-// {block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,nf4,tq,tq3t}.rs. TYPE is one of the type numbers of
-// matmul/mod.rs.
+// {block32,grouped,kquant,iq4,fp4,factored_fp4,fp8,nf4,tq,tq3t}.rs. TYPE is one of the type numbers
+// of matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.

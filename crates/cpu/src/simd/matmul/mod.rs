@@ -94,8 +94,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Loads the bytes of quarter `quarter` of a line as E4M3 with a sign, times
     /// [`E4M3_UNIT`](format::E4M3_UNIT).
     fn load_signed_e4m3(self, line: &[u8; 64], quarter: usize, part: usize) -> Self::Floats;
-    /// Loads the levels of column `col` of eight of a line: four bits of each lane, from bit `4 (col
-    /// xor 1)` on.
+    /// Loads the levels of column `col` of eight of a line: four bits of each lane,
+    /// from bit `4 (col xor 1)` on.
     fn load_levels(self, levels: &[f32; 16], line: &[u8; 64], col: usize, part: usize) -> Self::Floats;
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
     /// Returns `a · scale`, rounded once, for integers below 2^22 and

@@ -32,8 +32,8 @@ fn column<S: Simd, V: Values>(simd: S, lines: &[Line], col: usize, part: usize) 
     }
 }
 
-/// Returns the sums of a group of columns, in the units of [`column`], as numbers to scale. The unit
-/// is a factor of its own, so that no scale overflows with it.
+/// Returns the sums of a group of columns, in the units of [`column`], as numbers to scale. The
+/// unit is a factor of its own, so that no scale overflows with it.
 #[inline(always)]
 fn unscaled<S: Simd, V: Values>(simd: S, of_group: S::Floats) -> S::Floats {
     if V::UNIT == 1.0 { of_group } else { simd.mul(of_group, simd.splat(V::UNIT)) }

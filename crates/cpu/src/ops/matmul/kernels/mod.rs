@@ -35,7 +35,8 @@ pub(super) use unpack::Unpack;
 
 /// Blocks of 32 columns in a chunk: whole units of every format.
 pub(super) const CHUNK_BLOCKS: usize = 16;
-/// Columns in a chunk of floats: whole lines of every format, and whole groups of those with scales.
+/// Columns in a chunk of floats: whole lines of every format, and whole groups of those with
+/// scales.
 pub(super) const CHUNK_COLS: usize = 128;
 
 /// Sixteen floats.

@@ -62,8 +62,8 @@
 //!
 //! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16, a
 //! quarter in fp8_g128, of which each 128 columns follow a line of their scales, `[row]` in f32. Of
-//! nf4_g64 and fp4_g64 each 64 columns follow such a line; a line has eight of them, of each row the
-//! four bytes of the file.
+//! nf4_g64 and fp4_g64 each 64 columns follow such a line; a line has eight of them, of each row
+//! the four bytes of the file.
 
 mod header;
 mod lines;
@@ -325,8 +325,8 @@ fn put_scaled_bytes<'a>(row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Li
 /// Lines of 64 columns of nf4_g64.
 const NF4_GROUP_LINES: usize = 1 + nf4::LEN * PANEL / 2 / 64;
 
-/// Fills a zeroed panel from the rows of nf4_g64, or fp4_g64, that exist. A scale takes as many bytes
-/// as eight columns.
+/// Fills a zeroed panel from the rows of nf4_g64, or fp4_g64, that exist. A scale takes as many
+/// bytes as eight columns.
 fn put_scaled_nibbles<'a>(row: impl Fn(usize) -> Option<&'a [u8]>, panel: &mut [Line]) {
     for r in 0..PANEL {
         let blocks = row(r).unwrap_or_default().chunks_exact(nf4::BYTES);
