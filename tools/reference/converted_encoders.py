@@ -57,13 +57,17 @@ def change(path, old, new):
     path.write_text(path.read_text().replace(f'"{old}"', f'"{new}"'))
 
 
+def run_converter(llama_cpp, pre, folder, out):
+    options = ["--outfile", out, "--outtype", "f32", "--sentence-transformers-dense-modules"]
+    subprocess.run([sys.executable, "-c", CONVERT, llama_cpp, pre, folder, *options], check=True)
+
+
 def convert(llama_cpp, name, pre):
     with tempfile.TemporaryDirectory() as scratch:
         folder, out = Path(scratch) / name, Path(scratch) / "out.gguf"
         shutil.copytree(ENCODERS / name, folder)
         as_published(folder)
-        options = ["--outfile", out, "--outtype", "f32", "--sentence-transformers-dense-modules"]
-        subprocess.run([sys.executable, "-c", CONVERT, llama_cpp, pre, folder, *options], check=True)
+        run_converter(llama_cpp, pre, folder, out)
         reader = GGUFReader(out)
         arch = reader.fields["general.architecture"].contents()
         keys = {key: field.contents() for key, field in reader.fields.items() if key.startswith(f"{arch}.")}
@@ -73,5 +77,6 @@ def convert(llama_cpp, name, pre):
     (ENCODERS / name / "llama-cpp.json").write_text(json.dumps({"keys": keys, "tensors": tensors}, indent=1) + "\n")
 
 
-for name, pre in FAMILIES.items():
-    convert(sys.argv[1], name, pre)
+if __name__ == "__main__":
+    for name, pre in FAMILIES.items():
+        convert(sys.argv[1], name, pre)

@@ -395,4 +395,5 @@ def main():
     jina_bert_v2()
 
 
-main()
+if __name__ == "__main__":
+    main()
