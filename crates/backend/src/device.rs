@@ -82,9 +82,9 @@ pub struct DeviceInfo {
     /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values
     /// show in the logits.
     pub checks_finite_rows: bool,
-    /// Whether it has [`Backend::select_tokens`], [`Backend::select_blocks`],
-    /// [`Backend::attend_selected`], and [`Backend::connect_streams`] of models that have those; and
-    /// [`Backend::shift_tokens`] and [`Backend::wkv7`].
+    /// Whether it has [`Backend::select_tokens`], [`Backend::select_blocks`] and
+    /// [`Backend::attend_selected`], [`Backend::connect_streams`] of models that have those, and
+    /// [`Backend::shift_tokens`] and [`Backend::wkv7`] of RWKV-7.
     pub selects_tokens: bool,
 }
 

@@ -2,6 +2,7 @@
 //! those of sentence-transformers and `transformers`, and real ones where they are present.
 
 mod converted;
+mod unsound;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
 use kvant_quantize::quantize;
 use serde_json::{Value, json};
 
-const EMBEDDERS: [&str; 11] = [
+const EMBEDDERS: [&str; 12] = [
     "bert",
     "bert-cls",
     "distilbert",
@@ -26,8 +27,11 @@ const EMBEDDERS: [&str; 11] = [
     "modern-bert",
     "mpnet",
     "nomic-bert",
+    NOMIC_MOE,
     "xlm-roberta",
 ];
+/// Nomic Embed v2, whose experts `transformers` lacks (`tools/reference/nomic_experts.py`): a file.
+const NOMIC_MOE: &str = "nomicmoe";
 const RANKERS: [&str; 5] =
     ["bert-ranker", "distilbert-ranker", "modern-bert-ranker", "roberta-ranker", "xlm-roberta-ranker"];
 
@@ -37,6 +41,12 @@ const MAX_ERROR: f32 = 1e-5;
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/encoders").join(name)
+}
+
+/// Returns the folder of a model, or its file.
+fn source(name: &str) -> PathBuf {
+    let file = folder(name).join("model.gguf");
+    if file.is_file() { file } else { folder(name) }
 }
 
 fn golden(path: &Path) -> Value {
@@ -82,7 +92,7 @@ fn check_tokens(model: &Model, golden: &Value) {
 fn vectors_equal_those_of_sentence_transformers() {
     for name in EMBEDDERS {
         let (model, golden) =
-            (Model::open_with(folder(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
+            (Model::open_with(source(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
         check_tokens(&model, &golden);
         let error = max_error(&model, &golden);
         assert!(error <= MAX_ERROR, "{name}: {error}");
@@ -115,11 +125,11 @@ fn vectors_are_invariant_to_batch_and_threads() {
     for name in EMBEDDERS {
         let texts = golden(&folder(name).join("golden.json"));
         let texts = strings(&texts["texts"]);
-        let together = Model::open_with(folder(name), options())
+        let together = Model::open_with(source(name), options())
             .unwrap()
             .embed(&texts, &EmbedOptions::default())
             .unwrap();
-        let alone = Model::open_with(folder(name), OpenOptions { n_threads: Some(1), ..options() }).unwrap();
+        let alone = Model::open_with(source(name), OpenOptions { n_threads: Some(1), ..options() }).unwrap();
         for (text, want) in texts.into_iter().zip(together) {
             assert_eq!(alone.embed(&[text], &EmbedOptions::default()).unwrap(), [want], "{name}: {text:?}");
         }
@@ -133,7 +143,7 @@ fn scores_of_pairs_equal_those_of_transformers() {
 
 fn scores_equal_those_of_transformers(name: &str) {
     let (model, golden) =
-        (Model::open_with(folder(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
+        (Model::open_with(source(name), options()).unwrap(), golden(&folder(name).join("golden.json")));
     let scores = floats(&golden["scores"]);
     let [min, max] = [f32::min, f32::max].map(|of| scores.iter().copied().reduce(of).unwrap());
     assert!(max - min > 0.3, "{scores:?}");
@@ -149,20 +159,23 @@ fn scores_equal_those_of_transformers(name: &str) {
 
 /// q8_0 has steps of 1/127 of the largest of 32 weights, an error of 1/254 of it at most and of
 /// 1/440 in the mean square; inputs are rounded alike. Of the sums, about as large as one product,
-/// that is below 1%, in each of six products of two layers: 3% of a vector of length 1.
+/// that is below 1%, in each of six products of two layers: 3% of a vector of length 1. An
+/// expert of Nomic's that a token selects instead of another has nearly its weight and an unrelated
+/// output: it may change a tenth.
 #[test]
 fn converted_files_have_the_vectors_of_their_folders() {
     for name in EMBEDDERS {
         let golden = golden(&folder(name).join("golden.json"));
         let path = std::env::temp_dir().join(format!("kvant-{name}-{}.gguf", std::process::id()));
-        let own = open_file(folder(name)).unwrap();
-        for (dtype, bound) in [(DType::F32, MAX_ERROR), (DType::Q8_0, 0.03)] {
+        let own = open_file(source(name)).unwrap();
+        let of_q8 = if name == NOMIC_MOE { 0.1 } else { 0.03 };
+        for (dtype, bound) in [(DType::F32, MAX_ERROR), (DType::Q8_0, of_q8)] {
             quantize(&own, &path, dtype, &mut |_| ()).unwrap();
             let model = Model::open_with(&path, options()).unwrap();
             let error = max_error(&model, &golden);
             assert!(error <= bound, "{name} {dtype}: {error}");
             let converted = OpenOptions { weights: Some(dtype), ..options() };
-            let error = max_error(&Model::open_with(folder(name), converted).unwrap(), &golden);
+            let error = max_error(&Model::open_with(source(name), converted).unwrap(), &golden);
             assert!(error <= bound, "{name} as {dtype}: {error}");
         }
         fs::remove_file(&path).unwrap();
@@ -210,7 +223,7 @@ fn options_of_models_that_generate_are_refused() {
 
 /// The file of an encoder with other values for some keys, without the tensor that `drops` names.
 fn changed(name: &str, changes: &[(&str, GgufValue<'_>)], drops: &str) -> Gguf {
-    let own = open_file(folder(name)).unwrap();
+    let own = open_file(source(name)).unwrap();
     let mut writer = GgufWriter::with_meta(own.meta()).unwrap();
     for (key, value) in changes {
         writer.set(key, *value).unwrap();
@@ -247,6 +260,8 @@ fn features_of_fixtures_matter() {
         ("gemma-embedding", "gemma-embedding.rope.freq_base_swa", 1e6_f32.into()),
         ("eurobert", "eurobert.rope.freq_base", 20_000_f32.into()),
         ("jina-bert-v3", "jina-bert-v3.rope.freq_base", 10_000_f32.into()),
+        (NOMIC_MOE, "nomic-bert-moe.expert_used_count", 1_u32.into()),
+        (NOMIC_MOE, "nomic-bert-moe.expert_weights_norm", true.into()),
     ] {
         let model = Model::from_gguf(changed(name, &[(key, value)], ""), options()).unwrap();
         let error = max_error(&model, &golden(&folder(name).join("golden.json")));
@@ -284,7 +299,7 @@ fn files_of_llama_cpp_have_the_same_vectors() {
     for name in
         ["bert", "bert-cls", "gemma-embedding", "jina-bert-v2", "jina-bert-v3", "modern-bert", "nomic-bert"]
     {
-        let own = open_file(folder(name)).unwrap();
+        let own = open_file(source(name)).unwrap();
         let mut writer = GgufWriter::new();
         // Of other vocabularies it writes all marks, and the merges' pre-tokenizer.
         let is_bert = own.meta().get::<&str>("tokenizer.ggml.model").unwrap() == "bert";
@@ -309,76 +324,6 @@ fn files_of_llama_cpp_have_the_same_vectors() {
         let file = written(writer, &own, "");
         assert!(file.meta().value("kvant.encoder.max_tokens").is_none());
         assert_eq!(vectors(file), vectors(own), "{name}");
-    }
-}
-
-#[test]
-fn unsound_files_are_refused_by_name() {
-    let error = |name, key, value: GgufValue<'_>| {
-        let file = changed(name, &[(key, value)], "");
-        Model::from_gguf(file, options()).unwrap_err().to_string()
-    };
-    for (name, key, value, complaint) in [
-        (
-            "bert",
-            "bert.attention.head_count",
-            5_u32.into(),
-            "bert.attention.head_count: expected a divisor of 32",
-        ),
-        ("bert", "bert.attention.head_count", 0_u32.into(), "expected a positive number, got 0"),
-        ("bert", "bert.block_count", 1_000_000_u32.into(), "expected at most one layer for each of"),
-        ("bert", "bert.block_count", 1_u32.into(), "not supported yet: tensor 'blk.1."),
-        ("bert", "bert.block_count", 3_u32.into(), "blk.2."),
-        (
-            "bert",
-            "bert.context_length",
-            2_000_000_000_u32.into(),
-            "tensor 'position_embd.weight': expected shape",
-        ),
-        (
-            "bert",
-            "bert.context_length",
-            20_u32.into(),
-            "kvant.encoder.max_tokens: expected 2 to the 20 positions",
-        ),
-        ("bert", "kvant.encoder.max_tokens", 1_u32.into(), "kvant.encoder.max_tokens: expected 2 to"),
-        ("bert", "bert.attention.causal", true.into(), "bert.attention.causal: expected false in an encoder"),
-        ("bert", "bert.attention.layer_norm_epsilon", f32::NAN.into(), "expected a finite number"),
-        ("mpnet", "mpnet.attention.relative_buckets_count", 30_u32.into(), "expected a multiple of 4"),
-        ("nomic-bert", "nomic-bert.rope.freq_base", 0.5_f32.into(), "expected a number from 1 on"),
-        ("nomic-bert", "nomic-bert.rope.scaling.type", "yarn".into(), "RoPE scaling of an encoder"),
-        ("nomic-bert", "nomic-bert.rope.dimension_count", 8_u32.into(), "expected all 16 of a head"),
-        ("nomic-bert", "nomic-bert.hidden_activation", "mish".into(), "expected gelu, gelu_pytorch_tanh"),
-        ("bert", "bert.attention.sliding_window", 4_u32.into(), "local attention (bert.attention.sliding_"),
-        (
-            "modern-bert",
-            "modern-bert.attention.sliding_window_pattern",
-            0_u32.into(),
-            "expected a positive number, got 0",
-        ),
-        ("modern-bert", "modern-bert.rope.freq_base_swa", 0.0_f32.into(), "expected a number from 1 on"),
-        ("modern-bert-ranker", "modern-bert.classifier.pooling_type", 3_u32.into(), "expected 1 (mean) or"),
-        (
-            "gemma-embedding",
-            "gemma-embedding.attention.head_count_kv",
-            3_u32.into(),
-            "expected a divisor of the 4 heads",
-        ),
-        (
-            "gemma-embedding",
-            "gemma-embedding.attention.value_length",
-            8_u32.into(),
-            "expected the 16 of a key",
-        ),
-        ("gemma-embedding", "gemma-embedding.block_count", 5_u32.into(), "expected 5 layers, got 4"),
-    ] {
-        let error = error(name, key, value);
-        assert!(error.contains(complaint), "{key}: {error}");
-        assert!(!error.contains('\n'), "{error}");
-    }
-    for name in ["token_embd.weight", "position_embd.weight", "token_embd_norm.bias", "blk.0.ffn_up.weight"] {
-        let error = Model::from_gguf(changed("bert", &[], name), options()).unwrap_err().to_string();
-        assert!(error.contains(name), "{error}");
     }
 }
 
@@ -424,143 +369,6 @@ fn copy_folder(from: &Path, to: &Path) {
 impl Drop for ChangedFolder {
     fn drop(&mut self) {
         _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-#[test]
-fn unsupported_folders_are_refused_by_their_key() {
-    for (name, file, pointer, value, complaint) in [
-        (
-            "bert",
-            "config.json",
-            "/hidden_act",
-            json!("gelu_new"),
-            "'hidden_act': expected gelu, got gelu_new",
-        ),
-        (
-            "bert",
-            "config.json",
-            "/position_embedding_type",
-            json!("relative_key"),
-            "'position_embedding_type'",
-        ),
-        ("bert", "config.json", "/is_decoder", json!(true), "'is_decoder': expected false, got true"),
-        ("bert", "config.json", "/quantization_config", json!({}), "quantized weights of a text encoder"),
-        ("bert", "config.json", "/hidden_size", json!(0), "'hidden_size': expected a number from 1 on"),
-        ("bert", "config.json", "/num_hidden_layers", json!(1), "tensor 'encoder.layer.1"),
-        ("bert", "config.json", "/hidden_size", json!(16), "expected rows of 16 values"),
-        ("mpnet", "config.json", "/max_position_embeddings", json!(3), "'max_position_embeddings'"),
-        (
-            "nomic-bert",
-            "config.json",
-            "/rope_parameters/rope_type",
-            json!("dynamic"),
-            "'rope_type': expected default",
-        ),
-        ("nomic-bert", "config.json", "/prenorm", json!(true), "'prenorm': expected false, got true"),
-        ("nomic-bert", "config.json", "/head_dim", json!(8), "'head_dim': expected 32 / 2, got 8"),
-        (
-            "bert",
-            "tokenizer.json",
-            "/model/type",
-            json!("WordLevel"),
-            "'type': expected WordPiece, Unigram or BPE, got WordLevel",
-        ),
-        (
-            "bert",
-            "tokenizer.json",
-            "/model/max_input_chars_per_word",
-            json!(50),
-            "'max_input_chars_per_word'",
-        ),
-        ("bert", "tokenizer.json", "/model/continuing_subword_prefix", json!("@@"), "expected ##, got @@"),
-        ("bert", "tokenizer.json", "/normalizer/type", json!("NFC"), "WordPiece without a BertNormalizer"),
-        ("bert", "tokenizer.json", "/normalizer/clean_text", json!(false), "'clean_text': expected true"),
-        ("bert", "tokenizer.json", "/pre_tokenizer/type", json!("Whitespace"), "Whitespace"),
-        (
-            "bert",
-            "tokenizer.json",
-            "/post_processor",
-            json!(null),
-            "a post-processor that puts no known marks",
-        ),
-        (
-            "bert",
-            "modules.json",
-            "/2/type",
-            json!("models.LSTM"),
-            "'type': expected Transformer, Pooling, Normalize, Dense",
-        ),
-        ("bert", "modules.json", "/2/type", json!("models.Dense"), "2_Normalize/config.json"),
-        (
-            "gemma-embedding",
-            "modules.json",
-            "/1/type",
-            json!("models.Dense"),
-            "expected Pooling before Dense",
-        ),
-        (
-            "gemma-embedding",
-            "modules.json",
-            "/2/path",
-            json!("../2"),
-            "'path': expected a folder in this one",
-        ),
-        (
-            "gemma-embedding",
-            "modules.json",
-            "/4/type",
-            json!("x.Dense"),
-            "more than 2 products behind pooling",
-        ),
-        (
-            "gemma-embedding",
-            "2_Dense/config.json",
-            "/activation_function",
-            json!("torch.nn.modules.activation.Tanh"),
-            "'activation_function': expected torch.nn.modules.linear.Identity",
-        ),
-        ("gemma-embedding", "2_Dense/config.json", "/out_features", json!(40), "expected 40 x 32"),
-        (
-            "gemma-embedding",
-            "config.json",
-            "/use_bidirectional_attention",
-            json!(false),
-            "'use_bidirectional_attention': expected true",
-        ),
-        ("gemma-embedding", "config.json", "/query_pre_attn_scalar", json!(8), "expected 16, got 8"),
-        ("gemma-embedding", "config.json", "/layer_types", json!([]), "'layer_types': expected 4 layers"),
-        ("modern-bert", "config.json", "/layer_types", json!(["x"]), "expected full_attention or sliding"),
-        ("modern-bert", "config.json", "/local_attention", json!(null), "'local_attention'"),
-        ("modern-bert-ranker", "config.json", "/classifier_pooling", json!("max"), "expected mean or cls"),
-        (
-            "modern-bert",
-            "config.json",
-            "/rope_parameters/sliding_attention/rope_type",
-            json!("yarn"),
-            "'rope_type': expected default",
-        ),
-        (
-            "bert",
-            "sentence_bert_config.json",
-            "/max_seq_length",
-            json!(1),
-            "'max_seq_length': expected a number from 2",
-        ),
-        (
-            "bert",
-            "1_Pooling/config.json",
-            "/pooling_mode_cls_token",
-            json!(true),
-            "expected one mode, got several",
-        ),
-    ] {
-        let changed = ChangedFolder::new(name, file, |all| {
-            let (parent, key) = pointer.rsplit_once('/').unwrap();
-            all.pointer_mut(parent).unwrap_or_else(|| panic!("{file}: no {parent}"))[key] = value;
-        });
-        let error = open_file(&changed.0).err().unwrap_or_else(|| panic!("{pointer} is taken")).to_string();
-        assert!(error.contains(complaint) && !error.contains('\n'), "{pointer}: {error}");
     }
 }
 

@@ -28,8 +28,10 @@ pub struct EncoderConfig {
     pub heads: Heads,
     /// Heads of keys and values.
     pub n_kv_heads: usize,
-    /// Width of the feed-forward layer.
+    /// Width of the feed-forward layer, and of each expert.
     pub n_ff: usize,
+    /// Experts instead of the feed-forward layer in some layers.
+    pub experts: Option<EncoderExperts>,
     /// Epsilon of the norms.
     pub eps: f32,
     /// Positions of the model.
@@ -42,6 +44,27 @@ pub struct EncoderConfig {
     pub activation: Activation,
     /// The head that scores, if the model has one.
     pub head: HeadConfig,
+}
+
+/// Experts of an encoder. A router selects some for each token, by the softmax of its products with
+/// the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncoderExperts {
+    /// Experts of a layer.
+    pub n: usize,
+    /// Those that a token passes.
+    pub n_used: usize,
+    /// Whether their weights are normalized to a sum of one.
+    pub normalizes: bool,
+    /// The second layer of each of these periods has experts.
+    pub period: usize,
+}
+
+impl EncoderExperts {
+    /// Returns whether layer `index` has experts.
+    pub fn are_in(&self, index: usize) -> bool {
+        index % self.period == 1
+    }
 }
 
 /// How an encoder tells positions apart.
@@ -127,6 +150,7 @@ impl EncoderConfig {
             heads,
             n_kv_heads,
             n_ff: keys.size("feed_forward_length")?,
+            experts: if family.has_experts { read_experts(&keys)? } else { None },
             eps: keys.float(eps)?,
             n_ctx,
             max_tokens,
@@ -175,6 +199,21 @@ fn read_heads(keys: &Keys<'_>, n_embd: usize) -> Result<(Heads, usize), ModelErr
         return Err(keys.bad(KV_HEADS, &format!("a divisor of the {n} heads"), n_kv));
     }
     Ok((Heads { n, dim }, n_kv))
+}
+
+/// Reads the experts, if any layer has some.
+fn read_experts(keys: &Keys<'_>) -> Result<Option<EncoderExperts>, ModelError> {
+    const USED: &str = "expert_used_count";
+    let period = keys.count("moe_every_n_layers")?;
+    if period < 2 {
+        keys.refuse("expert_count", "experts without a period of layers")?;
+        return Ok(None);
+    }
+    let (n, n_used) = (keys.size("expert_count")?, keys.size(USED)?);
+    if n_used > n {
+        return Err(keys.bad(USED, &format!("at most the {n} experts"), n_used));
+    }
+    Ok(Some(EncoderExperts { n, n_used, normalizes: keys.flag_or("expert_weights_norm", false)?, period }))
 }
 
 /// Reads which layers are local: by period, or layer by layer.

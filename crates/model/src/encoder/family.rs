@@ -34,6 +34,8 @@ pub(crate) struct EncoderFamily {
     pub activation: Activation,
     /// Whether the feed-forward layer has a gate.
     pub is_gated: bool,
+    /// Whether some layers have experts instead of the feed-forward layer.
+    pub has_experts: bool,
     /// Which layers are local, if the file has a window; `None` for global attention in all.
     pub windows: Option<LocalLayers>,
     /// The activation in the head that scores, unless the file names one.
@@ -106,19 +108,26 @@ const BERT: EncoderFamily = EncoderFamily {
     scales_embeddings: false,
     activation: Activation::Gelu,
     is_gated: false,
+    has_experts: false,
     windows: None,
     head_activation: Activation::Tanh,
     head_reads_mean: false,
 };
 
 /// All families. Another architecture is refused.
-pub(crate) static ENCODERS: [EncoderFamily; 8] = [
+pub(crate) static ENCODERS: [EncoderFamily; 9] = [
     BERT,
     EncoderFamily {
         family: Family { name: "nomic-bert", ..LLAMA },
         positions: PositionKind::Rotary(Pairing::Halves),
         activation: Activation::Silu,
         is_gated: true,
+        ..BERT
+    },
+    EncoderFamily {
+        family: Family { name: "nomic-bert-moe", ..LLAMA },
+        positions: PositionKind::Rotary(Pairing::Halves),
+        has_experts: true,
         ..BERT
     },
     EncoderFamily {

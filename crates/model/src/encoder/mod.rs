@@ -10,13 +10,14 @@
 //!
 //! A family has some of the norms `input`, `branch` and `sum` (`family.rs`), and one behind the
 //! last layer; BERT has `sum`. Products may have a bias. With a gate, the feed-forward layer is
-//! `W_down (a(W_gate n) * (W_up n))`.
+//! `W_down (a(W_gate n) * (W_up n))`; some layers have experts instead (`experts.rs`).
 //!
 //! Texts of a batch are the windows of bidirectional attention: there is no padding, and a text's
 //! result does not depend on the others. Products run on a device, the operations between them on
 //! the host.
 
 mod config;
+mod experts;
 mod family;
 mod relative;
 mod weights;
@@ -29,14 +30,14 @@ use kvant_backend::{
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 
-pub use config::{EncoderConfig, HeadConfig, Positions};
+pub use config::{EncoderConfig, EncoderExperts, HeadConfig, Positions};
 
 use crate::ModelError;
 use crate::family::NormKind;
 use crate::host_ops::{activate, for_rows};
 use crate::linear::{Linear, all_rows, upload};
 use family::{PositionKind, SublayerNorms};
-use weights::{Layer, Norm, Weights};
+use weights::{FeedForward, Layer, Norm, Weights};
 
 /// An encoder on a device.
 pub struct Encoder<B: Backend> {
@@ -338,9 +339,15 @@ impl<B: Backend> Encoder<B> {
 
     fn feed_forward(&self, layer: &Layer<B>, work: &mut Batch<B>) -> Result<(), BackendError> {
         let (c, device) = (&self.config, &*self.device);
+        let (gate, up, down) = match &layer.ffn {
+            FeedForward::Dense { gate, up, down } => (gate, up, down),
+            FeedForward::Experts { router, experts } => {
+                return self.pass_experts(&layer.ffn_norms, router, experts, &mut work.stream);
+            }
+        };
         let input = self.input(&layer.ffn_norms, &mut work.stream)?;
-        let up = layer.up.output(&mut work.hidden, false);
-        let activated = match (&layer.gate, &mut work.gates) {
+        let up = up.output(&mut work.hidden, false);
+        let activated = match (gate, &mut work.gates) {
             (Some(gate), Some(gates)) => {
                 device.project(input, &mut [up, gate.output(gates, false)])?;
                 gates
@@ -356,7 +363,7 @@ impl<B: Backend> Encoder<B> {
         if let Some(gates) = &work.gates {
             device.gate(&mut work.hidden, work.stream.n * c.n_ff, gates, Gate::Plain)?;
         }
-        self.add_output(&layer.ffn_norms, &layer.down, &work.hidden, &mut work.stream)
+        self.add_output(&layer.ffn_norms, down, &work.hidden, &mut work.stream)
     }
 }
 

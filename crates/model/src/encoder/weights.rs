@@ -27,7 +27,17 @@ pub(super) struct Layer<B: Backend> {
     pub qk_norms: Option<[Norm; 2]>,
     pub out: Linear<B>,
     pub ffn_norms: SublayerNorms<Norm>,
-    pub gate: Option<Linear<B>>,
+    pub ffn: FeedForward<B>,
+}
+
+/// A feed-forward layer, or the experts in its place.
+pub(super) enum FeedForward<B: Backend> {
+    Dense { gate: Option<Linear<B>>, up: Linear<B>, down: Linear<B> },
+    Experts { router: Linear<B>, experts: Vec<Expert<B>> },
+}
+
+/// An expert: a feed-forward layer without a gate.
+pub(super) struct Expert<B: Backend> {
     pub up: Linear<B>,
     pub down: Linear<B>,
 }
@@ -146,16 +156,20 @@ impl<B: Backend> Loader<'_, B> {
             }
             false => None,
         };
-        let GatedUp { gate, up } = self.feed_forward(&name, [n, n_ff], family.is_gated)?;
+        let ffn = match c.experts.filter(|experts| experts.are_in(index)) {
+            Some(experts) => self.experts(&name, [n, n_ff], experts.n)?,
+            None => {
+                let GatedUp { gate, up } = self.gated_up(&name, [n, n_ff], family.is_gated)?;
+                FeedForward::Dense { gate, up, down: self.linear(&name("ffn_down"), [n_ff, n])? }
+            }
+        };
         Ok(Layer {
             attn_norms: attn_norms.try_map(|of| self.norm(c, &name(of), n))?,
             qkv: self.qkv(&name, n, [width, kv_width])?,
             qk_norms,
             out: self.linear(&name("attn_output"), [width, n])?,
             ffn_norms: family.ffn_norms.try_map(|of| self.norm(c, &name(of), n))?,
-            gate,
-            up,
-            down: self.linear(&name("ffn_down"), [n_ff, n])?,
+            ffn,
         })
     }
 
@@ -186,7 +200,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Loads the product that is gated and that of its gate, which may be above it in one matrix.
-    fn feed_forward(
+    fn gated_up(
         &mut self,
         name: &impl Fn(&str) -> String,
         [n, n_ff]: [usize; 2],
@@ -203,6 +217,26 @@ impl<B: Backend> Loader<'_, B> {
         let both = [n, n_ff.saturating_mul(2)];
         let gate = Some(self.rows_of(&up, both, 0..n_ff)?);
         Ok(GatedUp { gate, up: self.rows_of(&up, both, n_ff..both[1])? })
+    }
+
+    /// Loads a router and its experts, whose matrices are one below the other.
+    fn experts(
+        &mut self,
+        name: &impl Fn(&str) -> String,
+        [n, n_ff]: [usize; 2],
+        n_experts: usize,
+    ) -> Result<FeedForward<B>, ModelError> {
+        let router = self.linear(&name("ffn_gate_inp"), [n, n_experts])?;
+        let (up, down) = (name("ffn_up_exps"), name("ffn_down_exps"));
+        let [all_up, all_down] = [n_ff, n].map(|rows| rows.saturating_mul(n_experts));
+        let expert = |index: usize| {
+            Ok(Expert {
+                up: self.rows_of(&up, [n, all_up], index * n_ff..(index + 1) * n_ff)?,
+                down: self.rows_of(&down, [n_ff, all_down], index * n..(index + 1) * n)?,
+            })
+        };
+        let experts = (0..n_experts).map(expert).collect::<Result<_, ModelError>>()?;
+        Ok(FeedForward::Experts { router, experts })
     }
 
     fn classifier(&mut self, c: &EncoderConfig) -> Result<Option<Classifier<B>>, ModelError> {
