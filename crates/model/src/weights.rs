@@ -34,7 +34,7 @@ pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{Entering, Factored, HeadWeights, KimiEntering, Recurrent, RuleWeights};
-pub(crate) use rwkv::{MIXES, Rwkv, Squashed};
+pub(crate) use rwkv::{EmbeddingNormWeights, MIXES, Rwkv, Squashed};
 pub(crate) use streams::{AltUp, Coefficients, StreamProjections};
 
 use crate::config::{DIVISORS, LayerState};
@@ -103,8 +103,8 @@ pub struct Weights<B: Backend> {
     pub(crate) part: LayerRange,
     /// `None` if the first layer is elsewhere.
     pub(crate) embedding: Option<Arc<B::Matrix>>,
-    /// Weight of the norm of token embeddings, `[n_embd]`, and the bias of a LayerNorm.
-    pub(crate) embedding_norm: Option<(B::Buffer, Option<B::Buffer>)>,
+    /// Norm of token embeddings.
+    pub(crate) embedding_norm: Option<EmbeddingNormWeights<B>>,
     /// Input projection of an MTP layer or a draft head.
     pub(crate) entry: Option<DraftEntry<B>>,
     /// Inputs of the per-layer embeddings, if the model has them.
@@ -165,11 +165,10 @@ impl<B: Backend> Weights<B> {
         };
         let embedding = embedding.map(Arc::new);
         let embedding_norm = match config.family.embedding_norm {
-            EmbeddingNorm::Rms if part.is_first() => Some((loader.upload(&vec![1.0; n_embd])?, None)),
-            EmbeddingNorm::Layer => {
-                let [weight, bias] = ["weight", "bias"].map(|of| format!("token_embd_norm.{of}"));
-                Some((loader.vector(&weight, n_embd)?, Some(loader.vector(&bias, n_embd)?)))
+            EmbeddingNorm::Rms if part.is_first() => {
+                Some(EmbeddingNormWeights { weight: loader.upload(&vec![1.0; n_embd])?, bias: None })
             }
+            EmbeddingNorm::Layer => Some(loader.embedding_norm(n_embd)?),
             EmbeddingNorm::Rms | EmbeddingNorm::None => None,
         };
         let embedding_bytes = loader.n_bytes;

@@ -127,10 +127,12 @@ fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
 /// Rejects layers whose ops the device lacks: attention to selected tokens, and RWKV-7.
 fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> Result<(), ModelError> {
     let layers = &config.layers[part.layers()];
-    let what = match () {
-        () if layers.iter().any(|layer| layer.index.is_some()) => "attention to selected tokens",
-        () if layers.iter().any(|layer| layer.wkv.is_some()) => "token shift",
-        () => return Ok(()),
+    let what = if layers.iter().any(|layer| layer.index.is_some()) {
+        "attention to selected tokens"
+    } else if layers.iter().any(|layer| layer.wkv.is_some()) {
+        "token shift"
+    } else {
+        return Ok(());
     };
     if device.selects_tokens {
         return Ok(());

@@ -7,7 +7,7 @@ use kvant_backend::{Backend, BackendError, Heads};
 
 use super::{Activations, Decoder, normalize};
 use crate::embedding_inputs::runs;
-use crate::weights::DraftEntry;
+use crate::weights::{DraftEntry, EmbeddingNormWeights};
 use crate::{EmbeddingRows, ModelError};
 
 /// Input of a step.
@@ -116,7 +116,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Normalizes token embeddings, in models that do (Muse Glimmer, RWKV).
     fn normalize_embeddings(&self, backend: &B, rows: usize, x: &mut B::Buffer) -> Result<(), BackendError> {
-        let Some((weight, bias)) = &self.weights.embedding_norm else { return Ok(()) };
+        let Some(EmbeddingNormWeights { weight, bias }) = &self.weights.embedding_norm else { return Ok(()) };
         if bias.is_some() {
             let n = rows * self.config.n_embd;
             let mut normed = backend.buffer(n)?;

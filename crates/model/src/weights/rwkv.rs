@@ -29,6 +29,13 @@ pub(crate) struct Rwkv<B: Backend> {
     pub(crate) out: B::Matrix,
 }
 
+/// Norm of token embeddings, `[n_embd]` each.
+pub(crate) struct EmbeddingNormWeights<B: Backend> {
+    pub(crate) weight: B::Buffer,
+    /// Of a LayerNorm, as RWKV has one.
+    pub(crate) bias: Option<B::Buffer>,
+}
+
 /// A projection of low rank: `second f(first x) + bias`.
 pub(crate) struct Squashed<B: Backend> {
     /// `[rank, n_embd]`
@@ -107,6 +114,12 @@ impl<B: Backend> Loader<'_, B> {
             weights,
             out: out?,
         })
+    }
+
+    /// Loads the LayerNorm of token embeddings.
+    pub(super) fn embedding_norm(&mut self, n: usize) -> Result<EmbeddingNormWeights<B>, ModelError> {
+        let [weight, bias] = ["weight", "bias"].map(|of| self.vector(&format!("token_embd_norm.{of}"), n));
+        Ok(EmbeddingNormWeights { weight: weight?, bias: Some(bias?) })
     }
 
     /// Loads both factors of a projection with this letter, and its bias.
