@@ -11,17 +11,13 @@ golden.json        as that of encoders.py
 """
 
 import json
-import shutil
 import sys
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import torch
-from converted_encoders import change, run_converter
-from encoders import BERT, OUT, save_pooling, tokenizer
-from encoders_texts import TEXTS
+from encoders import save_pooling
+from own_encoders import MIN_EFFECT, attend, check, tokenized, turn, write
 from safetensors.torch import save_file
 from torch.nn import Embedding, LayerNorm, Linear, Module, ModuleList, Parameter
 from torch.nn.functional import gelu, normalize
@@ -30,15 +26,15 @@ NAME = "nomicmoe"
 # Published configurations have 2048 positions, of which the converter keeps those of training.
 N_CTX = 512
 
-# Vectors have length 1, and the tests' tolerance is 1e-5.
-MAX_ROUNDING_ERROR = 2e-6
-MIN_EFFECT = 0.02  # of a feature on a value of some vector
 MIN_EFFECT_OF_GELU = 5e-5  # of its approximation by tanh
 # Between the scores of the last expert in use and the next one: of all tokens, and of those of
 # texts of few tokens, where a single one has a share in the vector.
 MIN_MARGIN, FEW, MIN_MARGIN_OF_FEW = 5e-4, 40, 5e-3
 # Of the tokens of all texts, those that choose an expert.
 MIN_SHARE_OF_EXPERT = 0.05
+
+EFFECTS = [({name: value}, MIN_EFFECT) for name, value in [("used", 1), ("used", 3), ("is_normalized", True), ("theta", 1000.0), ("eps", 0.1)]]
+EFFECTS.append(({"gelu": "tanh"}, MIN_EFFECT_OF_GELU))
 
 
 @dataclass
@@ -58,16 +54,6 @@ class Sizes:
     gelu: str = "none"
 
 
-def turn(x, theta):
-    """Rotates the halves of heads [heads, tokens, values] against each other, by position (RoPE)."""
-    half = x.shape[-1] // 2
-    steps = torch.arange(half, dtype=torch.float64) / half
-    angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * theta**-steps
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
 class Attention(Module):
     def __init__(self, sizes):
         super().__init__()
@@ -79,8 +65,7 @@ class Attention(Module):
         parts = self.Wqkv(x).unflatten(-1, (3, self.sizes.heads, -1))
         q, k, v = parts.permute(1, 2, 0, 3)
         q, k = turn(q, self.sizes.theta), turn(k, self.sizes.theta)
-        scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
-        return self.out_proj((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        return self.out_proj(attend(q, k, v))
 
 
 class Mlp(Module):
@@ -207,27 +192,7 @@ def good_model(sizes, tokens):
     return next(model for model in (random_model(sizes, tokens, seed) for seed in count()) if is_good(model, sizes, tokens))
 
 
-def difference(model, tokens, vectors):
-    """Returns the difference of a value of a vector in the text where it is least, and in all."""
-    of_texts = [float((model(ids) - vector).abs().max()) for ids, vector in zip(tokens, vectors, strict=True)]
-    return min(of_texts), max(of_texts)
-
-
-def check(model, sizes, tokens, vectors):
-    """Rejects golden data that is inexact or insensitive to mistakes; prints the figures."""
-    _, rounding = difference(model.double(), tokens, vectors)
-    model.float()
-    assert rounding <= MAX_ROUNDING_ERROR, f"rounding error {rounding}"
-    print(f"rounding {rounding:.1e}")
-    for changes in ({"used": 1}, {"used": 3}, {"is_normalized": True}, {"theta": 1000.0}, {"eps": 0.1}, {"gelu": "tanh"}):
-        other = Encoder(replace(sizes, **changes)).eval()
-        other.load_state_dict(model.state_dict())
-        least, most = difference(other, tokens, vectors)
-        print(f"{changes}: {least:.5f} to {most:.5f}")
-        assert most >= (MIN_EFFECT_OF_GELU if "gelu" in changes else MIN_EFFECT), f"{changes} change vectors by {most} only"
-
-
-def save(folder, model, sizes, words):
+def save(folder, model, sizes):
     """Writes the folder as published ones are."""
     weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
     for i, layer in enumerate(model.encoder.layers):
@@ -267,30 +232,17 @@ def save(folder, model, sizes, words):
         "pad_token_id": 1,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    words.save_pretrained(folder)
-    change(folder / "tokenizer_config.json", "TokenizersBackend", "BertTokenizer")
     save_pooling(folder, "mean", N_CTX, n_embd=sizes.hidden)
 
 
 def main():
     torch.set_num_threads(1)
-    words, n_vocab = tokenizer(BERT)
-    words.model_max_length = N_CTX
+    words, n_vocab, tokens = tokenized(N_CTX)
     sizes = Sizes(n_vocab)
-    tokens = [words(text, truncation=True, max_length=N_CTX)["input_ids"] for text in TEXTS]
     model = good_model(sizes, tokens)
     vectors = [model(ids) for ids in tokens]
-    check(model, sizes, tokens, vectors)
-    out = OUT / NAME
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder, gguf = Path(scratch) / NAME, Path(scratch) / "model.gguf"
-        folder.mkdir()
-        save(folder, model, sizes, words)
-        run_converter(sys.argv[1], "bert-bge", folder, gguf)
-        shutil.copyfile(gguf, out / "model.gguf")
-    golden = {"texts": TEXTS, "tokens": tokens, "vectors": [vector.tolist() for vector in vectors]}
-    (out / "golden.json").write_text(json.dumps(golden))
+    check(model, sizes, tokens, vectors, EFFECTS)
+    write(NAME, sys.argv[1], words, tokens, vectors, lambda folder: save(folder, model, sizes))
 
 
 main()
