@@ -345,13 +345,14 @@ const fn trellis(trellis: Trellis) -> KvEncoding {
     KvEncoding::Coded(KvCode { bits: trellis.bits() as usize, levels: Levels::Trellis(trellis) })
 }
 
-/// Tensor type ids of types that only Kvant writes: far beyond GGML's own.
+/// Tensor type ids of types that only Kvant writes: far beyond GGML's own. Those of blocks of the
+/// same size differ in two bits at least, so that no flipped bit reads one as another.
 const Q4G128_ID: u32 = 19_318;
 const FP8G128_ID: u32 = 19_319;
 const NVFP4G256_ID: u32 = 19_320;
 const TQ3T_ID: u32 = 19_321;
 const NF4G64_ID: u32 = 19_322;
-const FP4G64_ID: u32 = 19_323;
+const FP4G64_ID: u32 = 19_325;
 
 /// The formats, in the order of [`DType`].
 static FORMATS: [FormatSpec; 34] = [

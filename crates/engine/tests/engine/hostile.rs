@@ -67,7 +67,9 @@ fn is_optional(model: &Path, name: &str) -> bool {
     let only = [(SHARED, "blk.2.attn_v.weight"), (EXPERTS, "blk.1.attn_v.weight")];
     let only = only.iter().any(|of| model.file_stem().is_some_and(|stem| stem == of.0) && name == of.1);
     let whole = ["output.weight", "rope_freqs.weight"].contains(&name);
-    only || whole || name.ends_with("layer_output_scale.weight") || ends.iter().any(is_bias)
+    // Of the first layer of RWKV-7, whose values are those that others mix with their own.
+    let unused = ["v0", "v1", "v2"].iter().any(|of| name == format!("blk.0.time_mix_{of}.weight"));
+    only || unused || whole || name.ends_with("layer_output_scale.weight") || ends.iter().any(is_bias)
 }
 
 #[test]

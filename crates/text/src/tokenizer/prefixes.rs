@@ -7,7 +7,7 @@ use super::vocab::{TokenKind, Vocab};
 pub(super) struct Prefixes {
     /// Tokens in the order of their bytes.
     sorted: Vec<u32>,
-    /// Where those begin in `sorted` whose first byte is this or a higher one  [257].
+    /// Where those begin in `sorted` whose first byte is this or a higher one, `[257]`.
     first_bytes: Vec<u32>,
 }
 
