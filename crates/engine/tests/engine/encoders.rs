@@ -16,7 +16,7 @@ use kvant_gguf::{GgufError, GgufWriter, Value as GgufValue};
 use kvant_quantize::quantize;
 use serde_json::{Value, json};
 
-const EMBEDDERS: [&str; 12] = [
+const EMBEDDERS: [&str; 13] = [
     "bert",
     "bert-cls",
     "distilbert",
@@ -28,6 +28,7 @@ const EMBEDDERS: [&str; 12] = [
     "mpnet",
     "nomic-bert",
     NOMIC_MOE,
+    "neobert",
     "xlm-roberta",
 ];
 /// Nomic Embed v2, whose experts `transformers` lacks (`tools/reference/nomic_experts.py`): a file.

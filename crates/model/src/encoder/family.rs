@@ -24,6 +24,8 @@ pub(crate) struct EncoderFamily {
     pub first_input_is_normed: bool,
     /// Norms of the feed-forward layer.
     pub ffn_norms: SublayerNorms<&'static str>,
+    /// Whether a tensor with queries, keys and values has those of each head together.
+    pub joins_heads: bool,
     /// Whether each head of queries and keys is normalized, before RoPE (QK-norm).
     pub has_qk_norm: bool,
     /// The norm after the last layer.
@@ -103,6 +105,7 @@ const BERT: EncoderFamily = EncoderFamily {
     attn_norms: SublayerNorms { sum: Some("attn_output_norm"), ..NO_NORMS },
     first_input_is_normed: false,
     ffn_norms: SublayerNorms { sum: Some("layer_output_norm"), ..NO_NORMS },
+    joins_heads: false,
     has_qk_norm: false,
     output_norm: None,
     scales_embeddings: false,
@@ -115,7 +118,7 @@ const BERT: EncoderFamily = EncoderFamily {
 };
 
 /// All families. Another architecture is refused.
-pub(crate) static ENCODERS: [EncoderFamily; 9] = [
+pub(crate) static ENCODERS: [EncoderFamily; 10] = [
     BERT,
     EncoderFamily {
         family: Family { name: "nomic-bert", ..LLAMA },
@@ -174,6 +177,22 @@ pub(crate) static ENCODERS: [EncoderFamily; 9] = [
         attn_norms: PRE_ATTENTION,
         ffn_norms: PRE_FFN,
         output_norm: Some("output_norm"),
+        activation: Activation::Silu,
+        is_gated: true,
+        ..BERT
+    },
+    // llama.cpp's converter keeps the rows of heads as the model has them, and its reader takes all
+    // queries to come first.
+    EncoderFamily {
+        family: Family { name: "neo-bert", ..LLAMA },
+        positions: PositionKind::Rotary(Pairing::Interleaved),
+        norm: NormKind::Rms,
+        has_norm_bias: false,
+        has_embedding_norm: false,
+        attn_norms: PRE_ATTENTION,
+        ffn_norms: PRE_FFN,
+        joins_heads: true,
+        output_norm: Some("enc.output_norm"),
         activation: Activation::Silu,
         is_gated: true,
         ..BERT

@@ -105,7 +105,7 @@ impl<B: Backend> Loader<'_, B> {
         const TYPES: &str = "token_types.weight";
         let n = c.n_embd;
         let n_vocab = self.gguf.tensor("token_embd.weight")?.info.rows();
-        let tokens = self.source("token_embd.weight", [n, n_vocab], 0..n_vocab)?;
+        let tokens = self.source("token_embd.weight", [n, n_vocab], &[0..n_vocab])?;
         let tokens = self.device.table(tokens)?;
         let types = match self.gguf.find_info(TYPES).map(TensorInfo::rows) {
             Some(n_types) => self.values(TYPES, &[n, n_types])?,
@@ -145,7 +145,7 @@ impl<B: Backend> Loader<'_, B> {
     fn layer(&mut self, c: &EncoderConfig, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |of: &str| format!("blk.{index}.{of}");
         let (n, n_ff, family) = (c.n_embd, c.n_ff, c.family);
-        let (width, kv_width) = (c.heads.n * c.heads.dim, c.n_kv_heads * c.heads.dim);
+        let width = c.heads.n * c.heads.dim;
         let mut attn_norms = family.attn_norms;
         let is_first = index == 0 && family.first_input_is_normed;
         attn_norms.input = attn_norms.input.filter(|of| !is_first || self.has(&name(of)));
@@ -165,7 +165,7 @@ impl<B: Backend> Loader<'_, B> {
         };
         Ok(Layer {
             attn_norms: attn_norms.try_map(|of| self.norm(c, &name(of), n))?,
-            qkv: self.qkv(&name, n, [width, kv_width])?,
+            qkv: self.qkv(c, &name)?,
             qk_norms,
             out: self.linear(&name("attn_output"), [width, n])?,
             ffn_norms: family.ffn_norms.try_map(|of| self.norm(c, &name(of), n))?,
@@ -173,29 +173,36 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// Loads the products of queries, keys and values, one below the other or each by itself.
+    /// Loads the products of queries, keys and values: one below the other, as a whole or head by
+    /// head, or each by itself.
     fn qkv(
         &mut self,
+        c: &EncoderConfig,
         name: &impl Fn(&str) -> String,
-        n: usize,
-        [width, kv_width]: [usize; 2],
     ) -> Result<[Linear<B>; 3], ModelError> {
+        let (n, dim) = (c.n_embd, c.heads.dim);
         let fused = name("attn_qkv");
-        let widths = [width, kv_width, kv_width];
-        let [q, k, v] = match self.has(&fused) {
-            true => {
-                let (all, mut first) = (width + 2 * kv_width, 0);
-                widths.map(|width| {
-                    let rows = first..first + width;
-                    first = rows.end;
-                    self.rows_of(&fused, [n, all], rows)
-                })
-            }
-            false => {
-                let parts = [("attn_q", width), ("attn_k", kv_width), ("attn_v", kv_width)];
-                parts.map(|(part, width)| self.linear(&name(part), [n, width]))
+        let heads = [c.heads.n, c.n_kv_heads, c.n_kv_heads];
+        if !self.has(&fused) {
+            let parts = [("attn_q", heads[0]), ("attn_k", heads[1]), ("attn_v", heads[2])];
+            let [q, k, v] = parts.map(|(part, heads)| self.linear(&name(part), [n, heads * dim]));
+            return Ok([q?, k?, v?]);
+        }
+        if c.family.joins_heads && c.n_kv_heads != c.heads.n {
+            let what = format!("'{fused}.weight' with {} KV heads for {} heads", c.n_kv_heads, c.heads.n);
+            return Err(ModelError::Unsupported { what });
+        }
+        let rows_of_part = |part: usize| -> Vec<Range<usize>> {
+            let first: usize = heads[..part].iter().sum();
+            match c.family.joins_heads {
+                true => {
+                    (0..c.heads.n).map(|head| (3 * head + part) * dim..(3 * head + part + 1) * dim).collect()
+                }
+                false => vec![first * dim..(first + heads[part]) * dim],
             }
         };
+        let all = heads.iter().sum::<usize>() * dim;
+        let [q, k, v] = [0, 1, 2].map(|part| self.rows_of(&fused, [n, all], &rows_of_part(part)));
         Ok([q?, k?, v?])
     }
 
@@ -215,8 +222,8 @@ impl<B: Backend> Loader<'_, B> {
             return Ok(GatedUp { gate, up: self.linear(&up, [n, n_ff])? });
         }
         let both = [n, n_ff.saturating_mul(2)];
-        let gate = Some(self.rows_of(&up, both, 0..n_ff)?);
-        Ok(GatedUp { gate, up: self.rows_of(&up, both, n_ff..both[1])? })
+        let gate = Some(self.rows_of(&up, both, &[0..n_ff])?);
+        Ok(GatedUp { gate, up: self.rows_of(&up, both, &[n_ff..both[1]])? })
     }
 
     /// Loads a router and its experts, whose matrices are one below the other.
@@ -231,8 +238,8 @@ impl<B: Backend> Loader<'_, B> {
         let [all_up, all_down] = [n_ff, n].map(|rows| rows.saturating_mul(n_experts));
         let expert = |index: usize| {
             Ok(Expert {
-                up: self.rows_of(&up, [n, all_up], index * n_ff..(index + 1) * n_ff)?,
-                down: self.rows_of(&down, [n_ff, all_down], index * n..(index + 1) * n)?,
+                up: self.rows_of(&up, [n, all_up], &[index * n_ff..(index + 1) * n_ff])?,
+                down: self.rows_of(&down, [n_ff, all_down], &[index * n..(index + 1) * n])?,
             })
         };
         let experts = (0..n_experts).map(expert).collect::<Result<_, ModelError>>()?;
@@ -285,51 +292,56 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear<B>, ModelError> {
-        self.rows_of(name, shape, 0..shape[1])
+        self.rows_of(name, shape, &[0..shape[1]])
     }
 
-    /// Loads a range of rows of a matrix `[n_in, n_rows]`, and of its bias.
+    /// Loads some rows of a matrix `[n_in, n_rows]`, and of its bias.
     fn rows_of(
         &mut self,
         name: &str,
-        [n_in, n_rows]: [usize; 2],
-        rows: Range<usize>,
+        shape: [usize; 2],
+        rows: &[Range<usize>],
     ) -> Result<Linear<B>, ModelError> {
-        let source = self.source(&format!("{name}.weight"), [n_in, n_rows], rows.clone())?;
+        let source = self.source(&format!("{name}.weight"), shape, rows)?;
         let w = self.device.upload_matrix(source)?;
         let bias = format!("{name}.bias");
         let bias = match self.gguf.find_info(&bias) {
             Some(_) => {
-                let values = self.values(&bias, &[n_rows])?;
-                Some(upload(self.device, &values[rows])?)
+                let values = self.values(&bias, &shape[1..])?;
+                let own: Vec<f32> = rows.iter().flat_map(|rows| &values[rows.clone()]).copied().collect();
+                Some(upload(self.device, &own)?)
             }
             None => None,
         };
         Ok(Linear { w, bias })
     }
 
-    /// Reads a range of rows of a matrix.
+    /// Reads some rows of a matrix.
     fn source(
         &mut self,
         name: &str,
         [n_in, n_rows]: [usize; 2],
-        rows: Range<usize>,
+        rows: &[Range<usize>],
     ) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         let info = tensor.info;
         // Writers differ in trailing dimensions of 1.
-        if info.row_len() != n_in || info.elements() != n_in * n_rows {
+        if info.row_len() != n_in || info.elements() != n_in.saturating_mul(n_rows) {
             let (name, expected) = (name.to_owned(), vec![n_in, n_rows]);
             return Err(ModelError::TensorShape { name, expected, got: info.shape.clone() });
         }
-        self.used.insert(name.to_owned());
-        check_finite(info, &tensor.bytes)?;
+        // A tensor of several matrices is checked once, completely.
+        if self.used.insert(name.to_owned()) {
+            check_finite(info, &tensor.bytes)?;
+        }
         let row_bytes = tensor.bytes.len() / n_rows;
-        let own = &tensor.bytes[rows.start * row_bytes..rows.end * row_bytes];
-        let (n_out, dtype) = (rows.len(), self.dtype.map_or(info.dtype, |dtype| retyped(info, dtype)));
+        let bytes_of = |rows: &Range<usize>| &tensor.bytes[rows.start * row_bytes..rows.end * row_bytes];
+        let own = rows.iter().map(bytes_of).collect::<Vec<_>>().concat();
+        let n_out = rows.iter().map(Range::len).sum();
+        let dtype = self.dtype.map_or(info.dtype, |dtype| retyped(info, dtype));
         let bytes = match dtype == info.dtype {
-            true => own.to_vec(),
-            false => convert(info.dtype, own, n_in * n_out, dtype).map_err(|error| ModelError::Value {
+            true => own,
+            false => convert(info.dtype, &own, n_in * n_out, dtype).map_err(|error| ModelError::Value {
                 key: name.to_owned(),
                 expected: format!("values that become {dtype}"),
                 got: error.to_string(),

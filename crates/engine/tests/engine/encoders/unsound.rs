@@ -38,6 +38,12 @@ fn unsound_files_are_refused_by_name() {
             1_u32.into(),
             "experts without a period of layers (nomic-bert-moe.expert_count)",
         ),
+        (
+            "neobert",
+            "neo-bert.attention.head_count_kv",
+            2_u32.into(),
+            "'blk.0.attn_qkv.weight' with 2 KV heads for 4 heads",
+        ),
         (NOMIC_MOE, "nomic-bert-moe.moe_every_n_layers", 3_u32.into(), "blk.3.ffn_up.weight"),
         ("bert", "bert.block_count", 1_000_000_u32.into(), "expected at most one layer for each of"),
         ("bert", "bert.block_count", 1_u32.into(), "not supported yet: tensor 'blk.1."),
