@@ -4,7 +4,7 @@ use kvant::{Model, open_file};
 use kvant_gguf::Value as GgufValue;
 use serde_json::json;
 
-use super::{ChangedFolder, NOMIC_MOE, changed, options};
+use super::{ChangedFolder, NEO_BERT, NOMIC_MOE, changed, options};
 
 #[test]
 fn unsound_files_are_refused_by_name() {
@@ -39,7 +39,7 @@ fn unsound_files_are_refused_by_name() {
             "experts without a period of layers (nomic-bert-moe.expert_count)",
         ),
         (
-            "neobert",
+            NEO_BERT,
             "neo-bert.attention.head_count_kv",
             2_u32.into(),
             "'blk.0.attn_qkv.weight' with 2 KV heads for 4 heads",
