@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::{iter, slice};
 
 use kvant_backend::{Backend, WeightSource};
 use kvant_codec::DType;
@@ -105,7 +106,7 @@ impl<B: Backend> Loader<'_, B> {
         const TYPES: &str = "token_types.weight";
         let n = c.n_embd;
         let n_vocab = self.gguf.tensor("token_embd.weight")?.info.rows();
-        let tokens = self.source("token_embd.weight", [n, n_vocab], &[0..n_vocab])?;
+        let tokens = self.source("token_embd.weight", [n, n_vocab], slice::from_ref(&(0..n_vocab)))?;
         let tokens = self.device.table(tokens)?;
         let types = match self.gguf.find_info(TYPES).map(TensorInfo::rows) {
             Some(n_types) => self.values(TYPES, &[n, n_types])?,
@@ -198,11 +199,11 @@ impl<B: Backend> Loader<'_, B> {
                 true => {
                     (0..c.heads.n).map(|head| (3 * head + part) * dim..(3 * head + part + 1) * dim).collect()
                 }
-                false => vec![first * dim..(first + heads[part]) * dim],
+                false => iter::once(first * dim..(first + heads[part]) * dim).collect(),
             }
         };
         let all = heads.iter().sum::<usize>() * dim;
-        let [q, k, v] = [0, 1, 2].map(|part| self.rows_of(&fused, [n, all], &rows_of_part(part)));
+        let [q, k, v] = [0, 1, 2].map(|part| self.some_rows_of(&fused, [n, all], &rows_of_part(part)));
         Ok([q?, k?, v?])
     }
 
@@ -222,8 +223,8 @@ impl<B: Backend> Loader<'_, B> {
             return Ok(GatedUp { gate, up: self.linear(&up, [n, n_ff])? });
         }
         let both = [n, n_ff.saturating_mul(2)];
-        let gate = Some(self.rows_of(&up, both, &[0..n_ff])?);
-        Ok(GatedUp { gate, up: self.rows_of(&up, both, &[n_ff..both[1]])? })
+        let gate = Some(self.rows_of(&up, both, 0..n_ff)?);
+        Ok(GatedUp { gate, up: self.rows_of(&up, both, n_ff..both[1])? })
     }
 
     /// Loads a router and its experts, whose matrices are one below the other.
@@ -238,8 +239,8 @@ impl<B: Backend> Loader<'_, B> {
         let [all_up, all_down] = [n_ff, n].map(|rows| rows.saturating_mul(n_experts));
         let expert = |index: usize| {
             Ok(Expert {
-                up: self.rows_of(&up, [n, all_up], &[index * n_ff..(index + 1) * n_ff])?,
-                down: self.rows_of(&down, [n_ff, all_down], &[index * n..(index + 1) * n])?,
+                up: self.rows_of(&up, [n, all_up], index * n_ff..(index + 1) * n_ff)?,
+                down: self.rows_of(&down, [n_ff, all_down], index * n..(index + 1) * n)?,
             })
         };
         let experts = (0..n_experts).map(expert).collect::<Result<_, ModelError>>()?;
@@ -292,11 +293,21 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear<B>, ModelError> {
-        self.rows_of(name, shape, &[0..shape[1]])
+        self.rows_of(name, shape, 0..shape[1])
     }
 
-    /// Loads some rows of a matrix `[n_in, n_rows]`, and of its bias.
+    /// Loads a range of rows of a matrix `[n_in, n_rows]`, and of its bias.
     fn rows_of(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        rows: Range<usize>,
+    ) -> Result<Linear<B>, ModelError> {
+        self.some_rows_of(name, shape, slice::from_ref(&rows))
+    }
+
+    /// Loads several ranges of rows of a matrix, and of its bias.
+    fn some_rows_of(
         &mut self,
         name: &str,
         shape: [usize; 2],
