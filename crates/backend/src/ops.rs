@@ -527,8 +527,8 @@ ops! {
     /// Updates the states of heads by the rows of each part, one after the other, and reads them
     /// into `y` `[rows, heads.n * heads.dim]` (RWKV-7, arXiv 2503.14456). With σ the logistic
     /// function, * elementwise, and for each head the receptance r, the key k, the value v, the
-    /// decay w, the rate a and the gate g of a row, its [weights](crate::Wkv7Weights), and its state
-    /// S `[dim, dim]` from keys to values:
+    /// decay w, the rate a and the gate g of a row, its [weights](crate::Wkv7Weights), and its
+    /// state S `[dim, dim]` from keys to values:
     ///
     /// ```text
     /// v = v + (first - v) * σ(share)               of the first layer's values, but in that layer
