@@ -71,6 +71,15 @@ pub struct Answer {
     pub distance: f64,
 }
 
+/// Pooled keys that a query attends to.
+#[derive(Clone, Copy)]
+pub struct PooledTokens<'a> {
+    /// All pooled keys, as tokens.
+    pub keys: &'a Tokens,
+    /// Those that it attends to.
+    pub numbers: &'a [usize],
+}
+
 /// A token as the query reads it.
 struct VisibleToken<'a> {
     weight: f64,
@@ -109,6 +118,20 @@ impl Answer {
         q: &[f32],
         attention: Attention,
     ) -> Self {
+        let none = PooledTokens { keys: tokens, numbers: &[] };
+        Self::with_pooled(tokens, visible_tokens, none, position, head, q, attention)
+    }
+
+    /// As [`Answer::new`], over pooled keys beside the tokens.
+    pub fn with_pooled(
+        tokens: &Tokens,
+        visible_tokens: impl IntoIterator<Item = usize>,
+        pooled: PooledTokens<'_>,
+        position: usize,
+        head: usize,
+        q: &[f32],
+        attention: Attention,
+    ) -> Self {
         let (shape, kv_head) = (&tokens.shape, head / tokens.shape.group);
         let scale = f64::from(shape.params().scale);
         let spec = shape.spec(kvant_codec::Side::K);
@@ -116,7 +139,10 @@ impl Answer {
         let mut stored = vec![0.0; spec.stored_dim()];
         prepare_query(spec.rotates, q, &mut stored);
         let (mut scores, mut visible) = (Vec::new(), Vec::new());
-        for token in visible_tokens {
+        let of_tokens = visible_tokens.into_iter().map(|token| (tokens, position, token));
+        // A pooled key has no tail, so that any position reads the same.
+        let of_pooled = pooled.numbers.iter().map(|&number| (pooled.keys, number, number));
+        for (tokens, position, token) in of_tokens.chain(of_pooled) {
             let (key, key_in_codes) = tokens.keys[kv_head].read_at(position, token);
             let (value, value_in_codes) = tokens.values[kv_head].read_at(position, token);
             let products = q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k));

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
     AttendParams, Backend, BlockSelection, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, Page,
-    PageAllocator, Result, Rope, Selected, Selection, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
-    TileLocation, TokenSpan,
+    PageAllocator, PooledBatchEntry, PooledKeys, Result, Rope, Selected, SelectedKeys, Selection,
+    TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TokenSpan,
 };
 use kvant_codec::Side;
 use kvant_codec::tile::TILE;
@@ -198,6 +198,40 @@ impl<'a, B: Backend> Batch<'a, B> {
         let selected = Selected { numbers: &numbers, n_used, block, n_lists, sinks: sinks.as_ref() };
         self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
             device.attend_selected(params, entries, q, selected, step_tiles, out)
+        })
+    }
+
+    /// Returns the sequences as pooled keys of the tokens of the last step of `tokens`.
+    pub fn pooled<'s>(
+        &'s mut self,
+        tokens: &Batch<'_, B>,
+        stride: usize,
+    ) -> Vec<PooledBatchEntry<'s, B::Page>> {
+        let spans = tokens.sequences.iter().map(|sequence| sequence.rows);
+        let keys = all_entries(&mut self.sequences).map(|(keys, _)| keys);
+        spans.zip(keys).map(|(tokens, keys)| PooledBatchEntry { tokens, stride, keys }).collect()
+    }
+
+    /// As [`Batch::attend`], over pooled keys too: all that a row sees, or the numbers `[rows,
+    /// n_used]`.
+    ///
+    /// # Errors
+    /// As the op.
+    pub fn attend_pooled(
+        &mut self,
+        keys: &mut Batch<'_, B>,
+        stride: usize,
+        q: &[f32],
+        selected: Option<(&[f32], usize)>,
+        what: &dyn Fn() -> String,
+    ) -> Result<Vec<f32>> {
+        let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
+        let numbers = selected.map(|(numbers, n_used)| (self.subject.upload(numbers), n_used));
+        let selected = numbers.as_ref().map(|(numbers, n_used)| SelectedKeys { numbers, n_used: *n_used });
+        let parts = &keys.pooled(self, stride);
+        let pooled = PooledKeys { parts, selected, sinks: sinks.as_ref() };
+        self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
+            device.attend_pooled(params, entries, q, pooled, step_tiles, out)
         })
     }
 

@@ -13,7 +13,7 @@ mod attention;
 mod batch;
 mod tokens;
 
-pub use attention::Answer;
+pub use attention::{Answer, PooledTokens};
 pub use batch::{Batch, MemoryBytes};
 pub use tokens::{Affine, Record, Row, Tokens};
 

@@ -13,6 +13,7 @@ pub mod layer_norm;
 pub mod matrix;
 pub mod moe_ffn;
 pub mod no_rows;
+pub mod pooled;
 pub mod project;
 pub mod project_each;
 pub mod recurrent;

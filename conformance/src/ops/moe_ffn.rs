@@ -15,6 +15,8 @@ const EPS: f32 = 1e-5;
 
 /// Numbers of experts, and of selected experts per row.
 const CHOICES: [(usize, usize); 5] = [(1, 1), (4, 4), (5, 2), (9, 8), (33, 3)];
+/// Scores to which a selection bias may be added.
+const SCORES: [RouterScores; 3] = [RouterScores::Sigmoid, RouterScores::Softmax, RouterScores::SqrtSoftplus];
 /// Below, at and above tiles and the minimum of tensor cores.
 const ROWS: [usize; 6] = [1, 2, 9, 16, 17, 40];
 
@@ -51,6 +53,8 @@ struct Case {
     is_ungated: bool,
     has_biases: bool,
     has_scales: bool,
+    /// Whether the experts of a row are chosen before.
+    are_chosen: bool,
     /// Whether the sum goes to a separate buffer.
     has_separate_output: bool,
 }
@@ -72,6 +76,7 @@ const USUAL: Case = Case {
     is_ungated: false,
     has_biases: false,
     has_scales: false,
+    are_chosen: false,
     has_separate_output: false,
 };
 
@@ -94,7 +99,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     }
     let selection_bias = [(1, true), (2, false), (17, true)];
     for ((n_experts, n_used), ((rows, has_selection_bias), scores)) in
-        skipped.combine(&CHOICES, &product(&selection_bias, &[RouterScores::Sigmoid, RouterScores::Softmax]))
+        skipped.combine(&CHOICES, &product(&selection_bias, &SCORES))
     {
         let of = Case { n_experts, n_used, rows, scores, ..USUAL };
         equals_its_equation(subject, Case { has_selection_bias, normalizes: rows > 1, ..of }, &mut skipped);
@@ -127,6 +132,10 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     for (types, (rows, has_scales, has_separate_output)) in skipped.combine(&kinds, &cases) {
         let [n, n_ff] = if types[0].block_len() == 1 { [USUAL.n, USUAL.n_ff] } else { [64, 96] };
         let case = Case { types, n, n_ff, rows, has_scales, has_separate_output, ..USUAL };
+        equals_its_equation(subject, case, &mut skipped);
+    }
+    for ((n_experts, n_used), (rows, scores)) in skipped.combine(&CHOICES, &product(&[1, 3, 18], &SCORES)) {
+        let case = Case { n_experts, n_used, rows, scores, are_chosen: true, ..USUAL };
         equals_its_equation(subject, case, &mut skipped);
     }
     for rows in [1, 3, 20] {
@@ -227,7 +236,7 @@ impl<B: Backend> Layer<B> {
     fn router<'a>(&'a self, routing: Routing, logits: &'a B::Buffer) -> Router<'a, B> {
         let on_device = |of: &'a Option<(B::Buffer, Vec<f32>)>| of.as_ref().map(|(on_device, _)| on_device);
         let [selection_bias, scales] = [&self.selection_bias, &self.scales].map(on_device);
-        Router { routing, logits, selection_bias, scales }
+        Router { routing, logits, selection_bias, scales, chosen: None }
     }
 
     /// Returns the output of expert `e` for a row, one of `rows`.
@@ -251,20 +260,21 @@ impl<B: Backend> Layer<B> {
 
 /// Returns the selected experts of a row, and their weights.
 fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Expected)> {
-    let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
+    let score = |e: usize| score(routing.scores, logits[e]);
+    let is_sigmoid = matches!(routing.scores, RouterScores::Sigmoid | RouterScores::SqrtSoftplus);
     let exponential = |e: usize| f64::from(logits[e]).exp();
     let all: f64 = (0..logits.len()).map(exponential).sum();
     let selection_score = |e: usize| match (routing.scores, selection_bias) {
         // A sigmoid preserves the order of logits, if used alone.
-        (RouterScores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
+        (_, None) if is_sigmoid && routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
-        (RouterScores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
+        (_, Some(by)) if is_sigmoid => score(e) + f64::from(by[e]),
         (_, Some(by)) => exponential(e) / all + f64::from(by[e]),
     };
     let mut candidates: Vec<usize> = (0..logits.len()).collect();
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         let size = logits.len() / n;
-        let n_best = if routing.scores == RouterScores::Sigmoid { 2 } else { 1 };
+        let n_best = if is_sigmoid { 2 } else { 1 };
         let of_group = |group: usize| {
             let best = best((group * size..(group + 1) * size).collect(), n_best.min(size), &selection_score);
             best.into_iter().map(selection_score).sum()
@@ -272,19 +282,32 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
         let expert_groups = best((0..n).collect(), n_used, &of_group);
         candidates.retain(|e| expert_groups.contains(&(e / size)));
     }
-    let best = best(candidates, routing.n_used, &selection_score);
+    weighted(logits, &best(candidates, routing.n_used, &selection_score), routing)
+}
+
+/// Returns the score of a logit, of functions that need no other logit.
+fn score(scores: RouterScores, logit: f32) -> f64 {
+    match scores {
+        RouterScores::SqrtSoftplus => f64::from(logit).exp().ln_1p().sqrt(),
+        _ => 1.0 / (1.0 + (-f64::from(logit)).exp()),
+    }
+}
+
+/// Returns the weights of the experts `best` of a row.
+fn weighted(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Expected)> {
+    let score = |e: usize| score(routing.scores, logits[e]);
     match routing.scores {
-        RouterScores::Softmax => shares(logits, &best, routing),
-        RouterScores::Sigmoid => {
+        RouterScores::Softmax => shares(logits, best, routing),
+        RouterScores::Sigmoid | RouterScores::SqrtSoftplus => {
             let total = if routing.normalizes { best.iter().map(|&e| score(e)).sum() } else { 1.0 };
             // Roundings of an approximate exponential, the sum and the quotient of a score, twice;
             // of their sum, the quotient and the factor.
             let relative = 2.0 * roundings(8) + roundings(routing.n_used + 2);
-            let weigh = |e: usize| {
+            let weigh = |&e: &usize| {
                 let value = f64::from(routing.scale) * score(e) / total;
                 (e, Expected { value, tolerance: relative * value })
             };
-            best.into_iter().map(weigh).collect()
+            best.iter().map(weigh).collect()
         }
         RouterScores::SparseMixer => {
             let weigh = |(j, &e): (usize, &usize)| {
@@ -365,7 +388,11 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, ski
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
     let mut y = subject.guarded(&x);
     let on_device = subject.upload(&logits);
-    let (router, weights) = (layer.router(routing, &on_device), layer.borrow(case.activation));
+    let numbers = |row: usize| (0..n_used).map(move |i| (3 * row + i) % case.n_experts);
+    let all: Vec<f32> = (0..rows).flat_map(numbers).map(|e| e as f32).collect();
+    let given = case.are_chosen.then(|| subject.upload(&all));
+    let router = Router { chosen: given.as_ref(), ..layer.router(routing, &on_device) };
+    let weights = layer.borrow(case.activation);
     let mut separate = case.has_separate_output.then(|| subject.poisoned(rows * n));
     let result = subject.device().moe_ffn(&mut y, rows, norm, router, weights, separate.as_mut());
     if skipped.take(result, &what).is_none() {
@@ -379,13 +406,18 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, ski
         true => Activations::normalized(x, &gain, EPS),
         false => Activations::new(x),
     };
-    let want = x.chunks_exact(n).zip(logits.chunks_exact(case.n_experts)).flat_map(|(x, logits)| {
+    let of_rows = x.chunks_exact(n).zip(logits.chunks_exact(case.n_experts)).enumerate();
+    let want = of_rows.flat_map(|(i, (x, logits))| {
         let row = activations(x);
         let begin = |&x: &f32| if case.has_separate_output { 0.0 } else { x };
         let mut sums: Vec<Expected> = x.iter().map(begin).map(Expected::exactly).collect();
         let mut magnitudes: Vec<f64> = sums.iter().map(|sum| sum.value.abs()).collect();
         let selection_bias = layer.selection_bias.as_ref().map(|(_, values)| &values[..]);
-        for (e, mut weight) in chosen(logits, selection_bias, routing) {
+        let experts = match case.are_chosen {
+            true => weighted(logits, &numbers(i).collect::<Vec<_>>(), routing),
+            false => chosen(logits, selection_bias, routing),
+        };
+        for (e, mut weight) in experts {
             if let Some((_, scales)) = &layer.scales {
                 weight.value *= f64::from(scales[e]);
                 weight.tolerance =
@@ -479,7 +511,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
         let norm = has_norm.then_some(Norm { weight: &five, eps: EPS });
         let routing = Routing { n_used, ..PLAIN };
         let weights = ExpertWeights { up, ..weights };
-        let router = Router { routing, logits: &logits, selection_bias: None, scales: None };
+        let router = Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
         device.moe_ffn(&mut x, rows, norm, router, weights, None)
     };
     ffn(&gate, 2, 0, false)
@@ -492,7 +524,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     subject.expect_refusal("expert_ffn", "a row beyond the stream", ffn(&gate, 2, 3, false));
     subject.expect_refusal("expert_ffn", "a norm of five", ffn(&gate, 2, 2, true));
     let nine = subject.upload(&[0.0; 9]);
-    let plain = Router { routing: PLAIN, logits: &logits, selection_bias: None, scales: None };
+    let plain = Router { routing: PLAIN, logits: &logits, selection_bias: None, scales: None, chosen: None };
     let mut short = subject.upload(&[0.0; 15]);
     let result = device.moe_ffn(&mut x, 2, None, plain, weights, Some(&mut short));
     subject.expect_refusal("expert_ffn", "sixteen sums for fifteen", result);

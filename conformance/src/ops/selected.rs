@@ -129,19 +129,25 @@ fn selects_the_largest<B: Backend>(
             assert!(selected.iter().all(|token| token.is_nan()), "{}", what());
             continue;
         }
-        assert!(selected.is_sorted_by(|a, b| a < b), "{}", what());
         let scores: Vec<[f64; 2]> = (0..=*position)
             .map(|token| score(tokens.keys[0].read_at(*position, token).0, q, weights))
             .collect();
-        let mut largest: Vec<f64> = scores.iter().map(|[score, _]| *score).collect();
-        largest.sort_by(|a, b| b.total_cmp(a));
-        // A score that is off by its error may change places with the last selected one.
-        let off = 2.0 * scores.iter().fold(0.0f64, |max, [_, error]| max.max(*error));
-        for (token, [score, _]) in scores.iter().enumerate() {
-            let is_selected = selected.contains(&(token as f32));
-            assert!(!is_selected || *score >= largest[n_used - 1] - off, "{}: {token} is less", what());
-            assert!(is_selected || *score <= largest[n_used - 1] + off, "{}: {token} is more", what());
-        }
+        check_selection(&scores, selected, &what);
+    }
+}
+
+/// Checks that the selected ones have the largest scores, each given with its error.
+pub(super) fn check_selection(scores: &[[f64; 2]], selected: &[f32], what: &dyn Fn() -> String) {
+    assert!(selected.is_sorted_by(|a, b| a < b), "{}", what());
+    let mut largest: Vec<f64> = scores.iter().map(|[score, _]| *score).collect();
+    largest.sort_by(|a, b| b.total_cmp(a));
+    let last = largest[selected.len() - 1];
+    // A score that is off by its error may change places with the last selected one.
+    let off = 2.0 * scores.iter().fold(0.0f64, |max, [_, error]| max.max(*error));
+    for (token, [score, _]) in scores.iter().enumerate() {
+        let is_selected = selected.contains(&(token as f32));
+        assert!(!is_selected || *score >= last - off, "{}: {token} is less", what());
+        assert!(is_selected || *score <= last + off, "{}: {token} is more", what());
     }
 }
 
@@ -204,7 +210,7 @@ fn similarity(key: &Row, q: &[f32]) -> [f64; 2] {
 
 /// Returns the score of a token, and the largest error of a device: of the rotations of the query
 /// and the key, the products and their sums.
-fn score(key: &Row, q: &[f32], weights: &[f32]) -> [f64; 2] {
+pub(super) fn score(key: &Row, q: &[f32], weights: &[f32]) -> [f64; 2] {
     let plain: Vec<f64> = key.plain.iter().map(|&k| f64::from(k)).collect();
     let reach = norm(&key.stored) + norm(&key.centre);
     let e = roundings(20 + key.stored.len() + weights.len()) + ROUNDING;

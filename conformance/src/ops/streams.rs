@@ -1,6 +1,6 @@
 //! Layers with several residual streams, and sparse feed-forward layers beside them.
 
-use kvant_backend::{Activation, Backend, HyperConnections, Streams};
+use kvant_backend::{Activation, Backend, HyperConnections, StreamMixing, Streams};
 
 use crate::DeviceUnderTest;
 use crate::judge::{Expected, roundings};
@@ -63,20 +63,22 @@ const CONNECTION_ROUNDINGS: usize = 12;
 pub fn connect<B: Backend>(subject: &DeviceUnderTest<B>) {
     if !subject.device().info().selects_tokens {
         let [x, mut y] = [8, 8].map(|n| subject.upload(&vec![1.0; n]));
-        let connections = connections(2, 2, &x);
+        let connections = connections([2, 2], StreamMixing::None, &x);
         let result = subject.device().connect_streams(connections, &x, &x, 1, &mut y, None);
         return subject.expect_refusal("connect_streams", "any connections", result);
     }
     for (width, rows) in SHAPES {
         for n in [1, 2, 4, 5] {
-            connections_equal_their_equation(subject, [n, width, rows], true);
-            connections_equal_their_equation(subject, [n, width, rows], false);
+            for mixing in MIXINGS {
+                connections_equal_their_equation(subject, [n, width, rows], mixing, true);
+            }
+            connections_equal_their_equation(subject, [n, width, rows], StreamMixing::None, false);
         }
     }
     let [x, numbers, mut reads, mut writes] = [8, 6, 4, 12].map(|n| subject.upload(&vec![1.0; n]));
     let mut refused = |case: &str, [n, width, rows]: [usize; 3], is_written: bool| {
         let writes = is_written.then_some(&mut writes);
-        let connections = connections(n, width, &numbers);
+        let connections = connections([n, width], StreamMixing::None, &numbers);
         let result = subject.device().connect_streams(connections, &x, &x, rows, &mut reads, writes);
         subject.expect_refusal("connect_streams", case, result);
     };
@@ -86,25 +88,33 @@ pub fn connect<B: Backend>(subject: &DeviceUnderTest<B>) {
     refused("twelve products of eight", [2, 1, 3], true);
 }
 
-/// Returns connections of n streams with these numbers.
-fn connections<Buffer>(n: usize, width: usize, numbers: &Buffer) -> HyperConnections<'_, Buffer> {
-    HyperConnections { n, width, numbers, norm_eps: 1e-5, eps: 1e-6, magnitude: 2.5 }
+const MIXINGS: [StreamMixing; 3] =
+    [StreamMixing::None, StreamMixing::Sinkhorn { iterations: 1 }, StreamMixing::Sinkhorn { iterations: 20 }];
+
+/// Returns connections of n streams of a width with these numbers.
+fn connections<Buffer>(
+    [n, width]: [usize; 2],
+    mixing: StreamMixing,
+    numbers: &Buffer,
+) -> HyperConnections<'_, Buffer> {
+    HyperConnections { n, width, numbers, norm_eps: 1e-5, eps: 1e-6, write_eps: 1e-3, magnitude: 2.5, mixing }
 }
 
 fn connections_equal_their_equation<B: Backend>(
     subject: &DeviceUnderTest<B>,
     [n, width, rows]: [usize; 3],
+    mixing: StreamMixing,
     is_written: bool,
 ) {
-    let of_them = format_args!("{rows} rows, {n} streams of {width}, written: {is_written}");
+    let of_them = format_args!("{rows} rows, {n} streams of {width}, {mixing:?}, written: {is_written}");
     let what = || subject.case("connect_streams", of_them);
-    let kinds = if is_written { 2 } else { 1 };
-    let (products, streams) = (gaussian(1, rows * kinds * n, 2.0), gaussian(2, n * rows * width, 3.0));
-    let numbers = gaussian(3, kinds * (1 + n), 1.0);
+    let (n_products, n_scales) = (mixing.n_products(n, is_written), mixing.n_scales(is_written));
+    let (products, streams) = (gaussian(1, rows * n_products, 2.0), gaussian(2, n * rows * width, 3.0));
+    let numbers = gaussian(3, n_scales + n_products, 1.0);
     let mut reads = subject.guarded(&vec![f32::NAN; rows * n]);
     let mut writes = subject.guarded(&vec![f32::NAN; rows * n * (n + 1)]);
     let [on_products, on_streams, on_numbers] = [&products, &streams, &numbers].map(|x| subject.upload(x));
-    let connections = connections(n, width, &on_numbers);
+    let connections = connections([n, width], mixing, &on_numbers);
     let (to, written) = (&mut reads, is_written.then_some(&mut writes));
     let result = subject.device().connect_streams(connections, &on_products, &on_streams, rows, to, written);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
@@ -112,15 +122,18 @@ fn connections_equal_their_equation<B: Backend>(
         let of = |stream: usize| reference::norm(&streams[(stream * rows + row) * width..][..width]).powi(2);
         ((0..n).map(of).sum::<f64>() / (n * width) as f64 + 1e-5).sqrt()
     };
+    let argument = |row: usize, kind: usize, i: usize| {
+        let [product, scale, base] =
+            [products[row * n_products + i], numbers[kind], numbers[n_scales + i]].map(f64::from);
+        let scaled = product / root(row) * scale;
+        let tolerance = roundings(width.div_ceil(2) + n + 4) * scaled.abs() + roundings(2) * base.abs();
+        Expected { value: scaled + base, tolerance }
+    };
     // The argument of a gate has an absolute error, of which the gate has at most its whole.
     let gate = |row: usize, kind: usize, i: usize| {
-        let [product, scale, base] =
-            [products[(row * kinds + kind) * n + i], numbers[kind], numbers[kinds + kind * n + i]];
-        let scaled = f64::from(product) / root(row) * f64::from(scale);
-        let value = 1.0 / (1.0 + (-(scaled + f64::from(base))).exp());
-        let sizes =
-            roundings(width.div_ceil(2) + n + 4) * scaled.abs() + roundings(2) * f64::from(base.abs());
-        Expected { value, tolerance: (sizes + roundings(CONNECTION_ROUNDINGS)) * value }
+        let Expected { value, tolerance } = argument(row, kind, kind * n + i);
+        let value = 1.0 / (1.0 + (-value).exp());
+        Expected { value, tolerance: (tolerance + roundings(CONNECTION_ROUNDINGS)) * value }
     };
     let read = |row: usize, j: usize| {
         let Expected { value, tolerance } = gate(row, 0, j);
@@ -131,20 +144,63 @@ fn connections_equal_their_equation<B: Backend>(
     if !is_written {
         return;
     }
+    let mixes: Vec<Vec<Expected>> = (0..rows)
+        .map(|row| match mixing {
+            StreamMixing::None => (0..n * n)
+                .map(|at| Expected { value: f64::from(u8::from(at / n == at % n)), tolerance: 0.0 })
+                .collect(),
+            StreamMixing::Sinkhorn { iterations } => {
+                let logits: Vec<_> = (0..n * n).map(|i| argument(row, 2, 2 * n + i)).collect();
+                mixing_matrix(&logits, n, f64::from(connections.eps), iterations)
+            }
+        })
+        .collect();
     let write = |at: usize| {
         let (row, i, j) = (at / (n * (n + 1)), at / (n + 1) % n, at % (n + 1));
         let Expected { value, tolerance } = gate(row, 1, i);
         let magnitude = f64::from(connections.magnitude);
-        let out = magnitude * value + f64::from(connections.eps);
+        let out = magnitude * value + f64::from(connections.write_eps);
         let off = magnitude * tolerance + roundings(1) * out;
         if j == n {
             return Expected { value: out, tolerance: off };
         }
         let Expected { value: read, tolerance } = read(row, j);
-        let value = f64::from(u8::from(i == j)) - out * read;
-        Expected { value, tolerance: off * read + out * tolerance + roundings(2) * (1.0 + out * read) }
+        let mix = mixes[row][j * n + i];
+        let sizes = mix.value.abs() + out * read;
+        let tolerance = mix.tolerance + off * read + out * tolerance + roundings(2) * sizes;
+        Expected { value: mix.value - out * read, tolerance }
     };
     subject.expect(&writes, &(0..rows * n * (n + 1)).map(write).collect::<Vec<_>>(), &what);
+}
+
+/// Returns the matrix that mixes streams. An error of its logits changes every entry by at most
+/// twice as much of it in the softmax, and a division by sums of entries that are all off by some
+/// factor leaves them off by at most that factor twice; but the matrix depends on ratios of
+/// logits alone, which divisions of rows and columns preserve, so that their error stays, and each
+/// division adds its roundings.
+fn mixing_matrix(logits: &[Expected], n: usize, eps: f64, iterations: usize) -> Vec<Expected> {
+    let off = logits.iter().fold(0.0f64, |max, logit| max.max(logit.tolerance));
+    let mut matrix: Vec<f64> = logits.iter().map(|logit| logit.value).collect();
+    for row in matrix.chunks_exact_mut(n) {
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        let sum: f64 = row.iter().sum();
+        row.iter_mut().for_each(|x| *x = *x / sum + eps);
+    }
+    for iteration in 0..iterations {
+        if iteration > 0 {
+            for row in matrix.chunks_exact_mut(n) {
+                let sum = row.iter().sum::<f64>() + eps;
+                row.iter_mut().for_each(|x| *x /= sum);
+            }
+        }
+        for column in 0..n {
+            let sum = matrix.iter().skip(column).step_by(n).sum::<f64>() + eps;
+            matrix.iter_mut().skip(column).step_by(n).for_each(|x| *x /= sum);
+        }
+    }
+    let relative = 4.0 * n as f64 * off + roundings((2 * iterations + 1) * (n + 2) + CONNECTION_ROUNDINGS);
+    matrix.into_iter().map(|value| Expected { value, tolerance: relative * value.max(eps) }).collect()
 }
 
 /// Compares `scale_by_rms` with its equation.

@@ -11,7 +11,7 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append};
 use crate::{
     Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, HyperConnections, InputSquares,
-    KvBatchEntry, Norm, Rope, RopeParams, RouterScores, Streams,
+    KvBatchEntry, Norm, Rope, RopeParams, RouterScores, StreamMixing, Streams,
 };
 
 /// Checks [`Backend::write`].
@@ -117,7 +117,7 @@ pub(crate) fn check_expert_ffn<B: Backend>(
     x: &B::Buffer,
     rows: usize,
     norm: Option<Norm<'_, B::Buffer>>,
-    Router { routing, logits, selection_bias, scales }: Router<'_, B>,
+    Router { routing, logits, selection_bias, scales, chosen }: Router<'_, B>,
     ExpertWeights { gate, up, down, biases, .. }: ExpertWeights<'_, B>,
     to: Option<&B::Buffer>,
 ) -> Result<()> {
@@ -151,6 +151,9 @@ pub(crate) fn check_expert_ffn<B: Backend>(
     }
     if let Some(selection_bias) = selection_bias {
         BackendError::check_equal(OP, "length of the selection bias", n_experts, selection_bias.n_values())?;
+    }
+    if let Some(chosen) = chosen {
+        BackendError::check_at_least(OP, "chosen experts", rows * routing.n_used, chosen.n_values())?;
     }
     if let Some(scales) = scales {
         BackendError::check_equal(OP, "scales of experts", n_experts, scales.n_values())?;
@@ -245,18 +248,21 @@ pub(crate) fn check_mix_streams<B: Buffer>(
 /// Checks [`Backend::connect_streams`]: products, streams and what a sublayer reads, and what it
 /// writes.
 pub(crate) fn check_connect_streams<B: Buffer>(
-    HyperConnections { n, width, numbers, .. }: HyperConnections<'_, B>,
+    HyperConnections { n, width, numbers, mixing, .. }: HyperConnections<'_, B>,
     [products, streams, reads]: [&B; 3],
     rows: usize,
     writes: Option<&B>,
 ) -> Result<()> {
     const OP: &str = "connect_streams";
-    let kinds = if writes.is_some() { 2 } else { 1 };
+    let (n_products, n_scales) = (mixing.n_products(n, writes.is_some()), mixing.n_scales(writes.is_some()));
     let len = |n: usize, each: usize| rows.saturating_mul(n).saturating_mul(each);
     BackendError::check_at_least(OP, "streams", 1, n)?;
     BackendError::check_at_least(OP, "values of a row", 1, width)?;
-    BackendError::check_equal(OP, "scales and bases", kinds * (1 + n), numbers.n_values())?;
-    BackendError::check_at_least(OP, "number of products", len(n, kinds), products.n_values())?;
+    if let StreamMixing::Sinkhorn { iterations } = mixing {
+        BackendError::check_at_least(OP, "iterations", 1, iterations)?;
+    }
+    BackendError::check_equal(OP, "scales and bases", n_scales + n_products, numbers.n_values())?;
+    BackendError::check_at_least(OP, "number of products", len(n_products, 1), products.n_values())?;
     BackendError::check_at_least(OP, "length of the streams", len(n, width), streams.n_values())?;
     BackendError::check_at_least(OP, "number of coefficients", rows.saturating_mul(n), reads.n_values())?;
     let Some(writes) = writes else { return Ok(()) };

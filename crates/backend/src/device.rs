@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use kvant_codec::DType;
 
+use crate::RouterScores;
 use crate::ops::Backend;
 use crate::{Activation, BackendError, Norm, Routing, SharedBytes};
 
@@ -181,6 +182,28 @@ pub struct Router<'a, B: Backend> {
     pub selection_bias: Option<&'a B::Buffer>,
     /// Factor on the weight of each expert, `[n_experts]`.
     pub scales: Option<&'a B::Buffer>,
+    /// The experts of each row, `[rows, n_used]`, where the router gives their weights alone (hash
+    /// layers, arXiv 2106.04426). A device without them returns an error.
+    pub chosen: Option<&'a B::Buffer>,
+}
+
+impl<B: Backend> Router<'_, B> {
+    /// Refuses what only some devices route by: chosen experts, and scores by √softplus.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`].
+    pub fn check_plain(&self) -> Result<()> {
+        const OP: &str = "expert_ffn";
+        if self.chosen.is_some() {
+            return Err(BackendError::unsupported(OP, "chosen experts", "a router's choice"));
+        }
+        match self.routing.scores {
+            RouterScores::SqrtSoftplus => {
+                Err(BackendError::unsupported(OP, "scores by √softplus", "softmax and sigmoid"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl<B: Backend> Clone for Router<'_, B> {

@@ -115,3 +115,13 @@ impl BackendError {
         if got >= min { Ok(()) } else { Err(Self::TooShort { op, what, min, got }) }
     }
 }
+
+/// Returns the error of a device without pooled keys.
+pub(crate) fn no_pools(op: &'static str) -> BackendError {
+    BackendError::unsupported(op, "pooled keys", "keys of tokens")
+}
+
+/// Returns the error of a device without token selection.
+pub(crate) fn no_selection(op: &'static str) -> BackendError {
+    BackendError::unsupported(op, "attention to selected tokens", "attention to all")
+}

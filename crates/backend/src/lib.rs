@@ -20,6 +20,7 @@ mod kv;
 pub mod limits;
 mod ops;
 mod params;
+mod pooled;
 mod recurrent;
 mod rwkv;
 mod table;
@@ -40,9 +41,10 @@ pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};
 pub use params::{
     Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads,
-    HyperConnections, Norm, Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, Streams,
-    Xielu,
+    HyperConnections, Norm, Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection,
+    StreamMixing, Streams, Xielu,
 };
+pub use pooled::{PooledBatchEntry, PooledKeys, SelectedKeys, TokenPool};
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};
 pub use rwkv::{FirstValues, TokenShift, Wkv7Inputs, Wkv7Weights};
 pub use table::decode_embedding_rows;

@@ -15,15 +15,18 @@ use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
     Result, Router, WeightSource,
 };
+use crate::error::{no_pools, no_selection};
 use crate::kv::{
     batch_rows, check_append, check_attend, check_attend_selected, check_select, check_select_blocks,
 };
+use crate::pooled::{check_attend_pooled, check_pool_tokens, check_select_pooled};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::rwkv::{check_shift_tokens, check_wkv7};
 use crate::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
-    Heads, HyperConnections, InputSquares, KvBatchEntry, Norm, Rope, RopeParams, Selected, Selection,
-    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenShift, Wkv7Inputs, Xielu,
+    Heads, HyperConnections, InputSquares, KvBatchEntry, Norm, PooledBatchEntry, PooledKeys, Rope,
+    RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenPool,
+    TokenShift, Wkv7Inputs, Xielu,
 };
 
 ops! {
@@ -252,15 +255,16 @@ ops! {
     ///
     /// ```text
     /// in[j] = sigmoid(s[0] p[j] + b[j]) + eps
-    /// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + eps
+    /// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + write_eps
     /// reads[row, j] = in[j]
-    /// writes[row, i, j] = (i == j) - out[i] in[j],  writes[row, i, n] = out[i]
+    /// writes[row, i, j] = mix[j, i] - out[i] in[j],  writes[row, i, n] = out[i]
     /// ```
     ///
     /// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; the streams become
-    /// `stream[i] + out[i] f(x)`, linear combinations of themselves and, as the last, y. `products`
-    /// is `[rows, 2 n]`, `reads` `[rows, n]` and `writes` `[rows, n, n + 1]`. Behind the last layer
-    /// nothing is written, and `products` is `[rows, n]`. A device without [token
+    /// `Σ_j mix[j, i] stream[j] + out[i] f(x)`, linear combinations of themselves and, as the last,
+    /// y. [`StreamMixing`](crate::StreamMixing) defines mix. `products` is `[rows, n_products]`,
+    /// `reads` `[rows, n]` and `writes` `[rows, n, n + 1]`. Behind the last layer nothing is
+    /// written, and `products` is `[rows, n]`. A device without [token
     /// selection](DeviceInfo::selects_tokens) returns an error.
     fn connect_streams(
         &self,
@@ -449,6 +453,63 @@ ops! {
         Err(no_selection("attend_selected"))
     };
 
+    /// Pools the rows of consecutive tokens of each part, channel by channel (DeepSeek-V4). A
+    /// pooled row e is, with the stride s of `pool` and the columns c,
+    ///
+    /// ```text
+    /// y[e, c] = Σ_j w[j] x[e s + j, c],  w = softmax_j(gates[e s + j, c] + bias[j, c])   j = 0 .. s
+    /// ```
+    ///
+    /// Where pools overlap, rows are twice as wide: the sum is over the second halves of these
+    /// tokens and, but for the first row, the first halves of the s tokens before. `x` and `gates`
+    /// are `[rows, n_in]`, `bias` `[s, n_in]`. `y` `[pooled rows, width]` receives the rows that
+    /// the tokens complete, those of the first part first; the state keeps the tokens of an
+    /// unfinished one. A device without a kernel for it returns an error.
+    fn pool_tokens(
+        &self,
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
+        pool: TokenPool,
+        x: &Self::Buffer,
+        gates: &Self::Buffer,
+        bias: &Self::Buffer,
+        y: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_pool_tokens(parts, pool, [x, gates, bias, y]) => {
+        _ = (parts, pool, x, gates, bias, y);
+        Err(no_pools("pool_tokens"))
+    };
+
+    /// As [`Backend::select_tokens`], of the pooled keys that a row
+    /// [sees](PooledBatchEntry::n_seen): their numbers.
+    fn select_pooled(
+        &self,
+        selection: Selection,
+        parts: &[PooledBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        weights: &Self::Buffer,
+        selected: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_select_pooled(selection, parts, [q, weights, selected]) => {
+        _ = (selection, parts, q, weights, selected);
+        Err(no_pools("select_pooled"))
+    };
+
+    /// As [`Backend::attend`], of one shared-KV head, over the tokens and over the pooled keys that
+    /// a row sees, in one softmax; of selected keys over these alone in rows that see more.
+    fn attend_pooled(
+        &self,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, Self::Page>],
+        q: &Self::Buffer,
+        pooled: PooledKeys<'_, '_, Self::Page, Self::Buffer>,
+        step_tiles: Option<&Self::Page>,
+        out: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_attend_pooled(params, parts, [q, out], pooled, step_tiles) => {
+        _ = (params, parts, q, pooled, step_tiles, out);
+        Err(no_pools("attend_pooled"))
+    };
+
     /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, g] + b[h, s - r]) v[s, g]` for each
     /// head h of the first rows of `q` and `out` `[rows, heads.n * heads.dim]`, and g its head of
     /// `k` and `v` `[rows, n_kv_heads * heads.dim]`: bidirectional attention within windows,
@@ -586,9 +647,4 @@ ops! {
             has: format!("{} stages", self.attend_stages().len()),
         })
     };
-}
-
-/// Returns the error of a device without token selection.
-fn no_selection(op: &'static str) -> BackendError {
-    BackendError::unsupported(op, "attention to selected tokens", "attention to all")
 }

@@ -94,14 +94,66 @@ pub struct HyperConnections<'a, Buffer> {
     pub n: usize,
     /// Values of a row of a stream.
     pub width: usize,
-    /// A scale for reading and one for writing, then n bases for each.
+    /// A scale for reading, for writing and for mixing, then their n, n and n² bases; without
+    /// those of what is not done.
     pub numbers: &'a Buffer,
     /// Added to the mean square of a row of all streams.
     pub norm_eps: f32,
-    /// Added to every gate.
+    /// Added to the gates of what a sublayer reads.
     pub eps: f32,
-    /// Factor on the gates of what a sublayer writes.
+    /// Added to the gates of what it writes.
+    pub write_eps: f32,
+    /// Factor on these.
     pub magnitude: f32,
+    /// What a stream keeps of all.
+    pub mixing: StreamMixing,
+}
+
+/// What residual streams become of each other while a sublayer adds to them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamMixing {
+    /// Themselves.
+    None,
+    /// Combinations by a matrix with rows and columns that add up to one (mHC, arXiv 2512.24880).
+    /// With p, s and b as in [`Backend::connect_streams`](crate::Backend::connect_streams),
+    ///
+    /// ```text
+    /// mix = softmax of each row of (s[2] p[2 n + n j + i] + b[2 n + n j + i]), plus eps
+    /// ```
+    ///
+    /// and then its columns are divided by their sum plus eps, and after that `iterations - 1`
+    /// times its rows and its columns.
+    Sinkhorn {
+        /// Divisions of the columns, at least one.
+        iterations: usize,
+    },
+}
+
+impl<Buffer> HyperConnections<'_, Buffer> {
+    /// Returns the products per row: for reading, and for writing and mixing.
+    pub fn n_products(&self, is_written: bool) -> usize {
+        self.mixing.n_products(self.n, is_written)
+    }
+}
+
+impl StreamMixing {
+    /// Returns the products per row of n streams: for reading, and for writing and mixing.
+    pub fn n_products(self, n: usize, is_written: bool) -> usize {
+        match (is_written, self) {
+            (false, _) => n,
+            (true, Self::None) => 2 * n,
+            (true, Self::Sinkhorn { .. }) => (2 + n) * n,
+        }
+    }
+
+    /// Returns the scales of these products.
+    pub fn n_scales(self, is_written: bool) -> usize {
+        match (is_written, self) {
+            (false, _) => 1,
+            (true, Self::None) => 2,
+            (true, Self::Sinkhorn { .. }) => 3,
+        }
+    }
 }
 
 impl<Buffer> Clone for HyperConnections<'_, Buffer> {
@@ -154,6 +206,8 @@ pub enum RouterScores {
     /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
     /// by the sum plus [`RouterScores::SUM_EPSILON`].
     Sigmoid,
+    /// `p = √softplus(l)`, normalized as sigmoids are (DeepSeek-V4).
+    SqrtSoftplus,
     /// SparseMixer (arXiv 2409.12136) as trained models use it: `p = 1 / Σ exp(l' - l)` over the
     /// experts that are not selected before and [near](RouterScores::NEARNESS): with
     /// `(l - l') / max(|l'|, l)` at most that. No normalization, selection bias or groups.

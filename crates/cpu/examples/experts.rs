@@ -56,7 +56,8 @@ fn main() {
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {
                 let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
-                let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+                let choice =
+                    Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
                 device.moe_ffn(&mut x, rows, None, choice, weights, None).expect("shapes agree");
             }
             best = best.min(started.elapsed().as_secs_f64() / used as f64);

@@ -367,7 +367,8 @@ impl Kernels for CudaDevice {
         to: Option<&mut CudaBuffer>,
     ) -> Result<()> {
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Router { routing, logits, selection_bias, scales } = router;
+        router.check_plain()?;
+        let Router { routing, logits, selection_bias, scales, .. } = router;
         if let Some(expert_groups) =
             routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
         {

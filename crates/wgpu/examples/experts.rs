@@ -92,7 +92,7 @@ impl Layer {
             scale: 1.0,
             expert_groups: None,
         };
-        let choice = Router { routing, logits, selection_bias: None, scales: None };
+        let choice = Router { routing, logits, selection_bias: None, scales: None, chosen: None };
         device.moe_ffn(x, rows, None, choice, weights, Some(y))
     }
 }

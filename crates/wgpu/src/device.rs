@@ -295,7 +295,8 @@ impl Kernels for WgpuDevice {
             return Ok(());
         }
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Router { routing, logits, selection_bias, scales } = choice;
+        choice.check_plain()?;
+        let Router { routing, logits, selection_bias, scales, .. } = choice;
         let input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
         let (logits, n_experts) = (&logits.buffer, gate.n_experts());

@@ -257,7 +257,7 @@ fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
         biases: Some(biases.each_ref()),
     };
     let logits = buffer(3 * n_experts)?;
-    let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+    let choice = Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
     // Few slots in row order, and enough that they are ordered by expert.
     device.moe_ffn(&mut x, 1, None, choice, weights, None)?;
     device.moe_ffn(&mut x, 3, None, choice, weights, None)?;

@@ -94,7 +94,7 @@ pub(crate) fn check_select<P: Page, B: Buffer>(
     for part in parts {
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "weights", rows * n_heads, weights.n_values())?;
-        check_index(OP, part, n_heads, q, step_tiles)?;
+        check_index(OP, part, [rows, n_heads], q, step_tiles)?;
         check_positions(OP, part, n_used, selected)?;
     }
     Ok(())
@@ -114,22 +114,22 @@ pub(crate) fn check_select_blocks<P: Page, B: Buffer>(
     BackendError::check_at_least(OP, "blocks that a row attends to", n_local.max(1), n_used)?;
     BackendError::check_at_least(OP, "tokens of a block", 1, size)?;
     for part in parts {
-        check_index(OP, part, n_heads, q, step_tiles)?;
+        check_index(OP, part, [part.rows.range().end, n_heads], q, step_tiles)?;
         check_positions(OP, part, n_heads * n_used, selected)?;
     }
     Ok(())
 }
 
-/// Checks the keys of an index, and its queries.
-fn check_index<P: Page, B: Buffer>(
+/// Checks the keys of an index, and its queries `[rows, n_heads * head_dim]`.
+pub(crate) fn check_index<P: Page, B: Buffer>(
     op: &'static str,
     part: &KvBatchEntry<'_, P>,
-    n_heads: usize,
+    [rows, n_heads]: [usize; 2],
     q: &B,
     step_tiles: Option<&P>,
 ) -> Result<()> {
     BackendError::check_equal(op, "key tensors of an index", 1, part.layer.k.len())?;
-    let (rows, dim) = (part.rows.range().end, part.layer.k[0].spec.head_dim);
+    let dim = part.layer.k[0].spec.head_dim;
     BackendError::check_at_least(op, "queries", rows * n_heads * dim, q.n_values())?;
     check_blocks(op, part)?;
     check_step_tiles(op, part, step_tiles.map_or(0, Page::n_bytes))

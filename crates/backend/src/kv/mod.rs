@@ -51,7 +51,7 @@ mod writes;
 pub use channel_scales::ChannelScaleLayout;
 pub use check::batch_rows;
 pub(crate) use check::{
-    check_append, check_attend, check_attend_selected, check_select, check_select_blocks,
+    check_append, check_attend, check_attend_selected, check_index, check_select, check_select_blocks,
 };
 pub use layer::{KvLayer, KvTensor, TensorSizes};
 pub use memory::{CountedPage, KvBatchEntry, KvMemory, PageAllocator, StateBatchEntry, TileRef, TokenSpan};

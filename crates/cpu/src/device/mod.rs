@@ -1,5 +1,6 @@
 //! The CPU as a [`Backend`](kvant_backend::Backend): passes slices to the ops.
 
+mod open;
 mod roofline;
 pub(crate) mod tuning;
 
@@ -8,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
     DeviceInfo, ExpertWeights, Experts, Gate, Heads, HyperConnections, Input, InputSquares, KernelChoice,
-    Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router, Selected, Selection,
-    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenShift, WeightSource, Wkv7Inputs,
-    Xielu, limits,
+    Kernels, KvBatchEntry, Matrix, Norm, Output, Page, PooledBatchEntry, PooledKeys, Result, RopeParams,
+    Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenPool,
+    TokenShift, WeightSource, Wkv7Inputs, Xielu,
 };
 use kvant_codec::DType;
 
@@ -19,15 +20,14 @@ use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
 use crate::ops::attend::select::{self, SelectArgs, SelectBlocksArgs};
-use crate::ops::attend::selected::{self, Blocks};
+use crate::ops::attend::selected::{self, Blocks, PooledNumbers};
 use crate::ops::attend::{self, AttendArgs, Stage};
 use crate::ops::attend_bidirectional::{self, Bias, Window};
 use crate::ops::columns::copy_columns;
-use crate::ops::context::KernelContext;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
-use crate::ops::matmul::tuning::Tuning;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::ops::norm::LayerNorm;
+use crate::ops::pooled::{self, PoolArgs};
 use crate::ops::{
     append, embed, gate_rows, linear_attention, norm, rope, rwkv, short_conv, soft_cap, streams, xielu,
 };
@@ -46,78 +46,6 @@ pub struct CpuDevice {
     attend_selected: Mutex<selected::Scratch>,
     recur: Mutex<linear_attention::Scratch>,
     attend_all: Mutex<attend_bidirectional::Scratch>,
-}
-
-impl CpuDevice {
-    /// Opens a device that runs the kernels of `isa` on `n_threads` threads (at least one).
-    ///
-    /// # Errors
-    /// [`BackendError::Threads`] when the system does not start as many.
-    pub fn new(isa: Isa, n_threads: usize) -> Result<Self> {
-        Ok(Self {
-            isa,
-            pool: Pool::new(n_threads)?,
-            is_tuned: false,
-            prefill_precision: PrefillPrecision::Exact,
-            matmul: Mutex::new(matmul::Scratch::of(isa)),
-            append: Mutex::default(),
-            attend: Mutex::default(),
-            select: Mutex::default(),
-            attend_selected: Mutex::default(),
-            recur: Mutex::default(),
-            attend_all: Mutex::default(),
-        })
-    }
-
-    /// Opens a device with the fastest kernels of this CPU, or those that `KVANT_ISA` names, on
-    /// `threads` threads, or on as many as the system runs at once for this process.
-    ///
-    /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::OutOfRange`]
-    /// for no threads or more than [`limits::max_threads`], [`BackendError::Threads`] when the
-    /// system does not start as many.
-    pub fn from_env(threads: Option<usize>) -> Result<Self> {
-        let n_threads = threads.unwrap_or_else(limits::n_cores);
-        limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
-        Self::new(Isa::from_env()?, n_threads)
-    }
-
-    /// Sets machine-dependent numbers other than the defaults.
-    pub fn with_tuning(mut self, tuning: Tuning) -> Self {
-        self.set_tuning(tuning);
-        self
-    }
-
-    /// Sets the precision of prefill.
-    ///
-    /// # Errors
-    /// [`BackendError::Setting`] for a precision that the kernel set lacks.
-    pub fn with_prefill_precision(mut self, math: PrefillPrecision) -> Result<Self> {
-        math.check(self.isa)?;
-        self.prefill_precision = math;
-        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prefill_precision = math;
-        Ok(self)
-    }
-
-    pub(crate) fn set_tuning(&mut self, tuning: Tuning) {
-        self.is_tuned = tuning != Tuning::of(self.isa);
-        self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).tuning = tuning;
-    }
-
-    /// Returns the thread pool.
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    /// Returns the context of an op with this scratch memory.
-    fn context<'a, S>(&'a self, scratch: &'a mut S) -> KernelContext<'a, S> {
-        KernelContext { isa: self.isa, pool: &self.pool, scratch }
-    }
-
-    /// Returns the kernel set.
-    pub fn isa(&self) -> Isa {
-        self.isa
-    }
 }
 
 /// Returns the rows of `input`, which have `n_in` columns.
@@ -285,13 +213,14 @@ impl Kernels for CpuDevice {
         to: Option<&mut CpuBuffer>,
     ) -> Result<()> {
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Router { routing, logits, selection_bias, scales } = choice;
+        let Router { routing, logits, selection_bias, scales, chosen } = choice;
         let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
         let biased = |w, i: usize| Biased::new(w, biases.map(|biases| biases[i].as_slice()));
         let (gate, up, down) = (biased(gate, 0), biased(up, 1), biased(down, 2));
-        let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(CpuBuffer::as_slice));
-        let choice = matmul::Choice { routing, logits, selection_bias, scales };
+        let [selection_bias, scales, chosen] =
+            [selection_bias, scales, chosen].map(|of| of.map(CpuBuffer::as_slice));
+        let choice = matmul::Choice { routing, logits, selection_bias, scales, chosen };
         let layer = ExpertFfn { norm, choice, activation, gate, up, down };
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
@@ -509,8 +438,8 @@ impl Kernels for CpuDevice {
         selected: &mut CpuBuffer,
     ) -> Result<()> {
         let scratch = &mut self.select.lock().unwrap_or_else(PoisonError::into_inner);
-        let args = SelectArgs { selection, parts, q: q.as_slice(), weights: weights.as_slice(), step_tiles };
-        select::select_tokens(self.context(scratch), args, selected.as_mut_slice());
+        let args = SelectArgs { selection, q: q.as_slice(), weights: weights.as_slice(), step_tiles };
+        select::select_tokens(self.context(scratch), args, parts, selected.as_mut_slice());
         Ok(())
     }
 
@@ -542,6 +471,63 @@ impl Kernels for CpuDevice {
         let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles };
         let blocks = Blocks { of_rows: numbers.as_slice(), n_used, size: block, n_lists };
         selected::attend_selected(self.context(scratch), args, blocks, out.as_mut_slice());
+        Ok(())
+    }
+
+    fn pool_tokens(
+        &self,
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
+        pool: TokenPool,
+        x: &CpuBuffer,
+        gates: &CpuBuffer,
+        bias: &CpuBuffer,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
+        let [x, gates, bias] = [x, gates, bias].map(CpuBuffer::as_slice);
+        let mut y = y.as_mut_slice();
+        for part in parts {
+            let n = TokenPool::completed(pool.stride, part.rows).len() * pool.width;
+            let (own, others) = y.split_at_mut(n);
+            pooled::pool_tokens(
+                &self.pool,
+                PoolArgs { pool, x, gates, bias },
+                part.rows,
+                state_of(part),
+                own,
+            );
+            y = others;
+        }
+        Ok(())
+    }
+
+    fn select_pooled(
+        &self,
+        selection: Selection,
+        parts: &[PooledBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        weights: &CpuBuffer,
+        selected: &mut CpuBuffer,
+    ) -> Result<()> {
+        let scratch = &mut self.select.lock().unwrap_or_else(PoisonError::into_inner);
+        let args = SelectArgs { selection, q: q.as_slice(), weights: weights.as_slice(), step_tiles: None };
+        select::select_pooled(self.context(scratch), args, parts, selected.as_mut_slice());
+        Ok(())
+    }
+
+    fn attend_pooled(
+        &self,
+        params: &AttendParams,
+        parts: &[KvBatchEntry<'_, CpuPage>],
+        q: &CpuBuffer,
+        PooledKeys { parts: pooled, selected, sinks }: PooledKeys<'_, '_, CpuPage, CpuBuffer>,
+        step_tiles: Option<&CpuPage>,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
+        let sinks = sinks.map(CpuBuffer::as_slice);
+        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles };
+        let selected = selected.map(|of| PooledNumbers { of_rows: of.numbers.as_slice(), n_used: of.n_used });
+        selected::attend_pooled(self.context(scratch), args, pooled, selected, out.as_mut_slice());
         Ok(())
     }
 

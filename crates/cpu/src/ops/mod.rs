@@ -13,6 +13,7 @@ pub(crate) mod gate_rows;
 pub(crate) mod linear_attention;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod pooled;
 pub(crate) mod rope;
 pub(crate) mod rwkv;
 pub(crate) mod short_conv;

@@ -2,7 +2,7 @@
 //! 2409.19606), and of sparse feed-forward layers beside them (statistical top-k, arXiv
 //! 2506.06644). Each processes a row by itself.
 
-use kvant_backend::{Activation, HyperConnections, Streams};
+use kvant_backend::{Activation, HyperConnections, StreamMixing, Streams};
 
 use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
@@ -50,33 +50,63 @@ pub(crate) fn connect_streams(
     writes: Option<&mut [f32]>,
 ) {
     let [products, streams] = [products, streams].map(CpuBuffer::as_slice);
-    let HyperConnections { n, width, numbers, norm_eps, eps, magnitude } = connections;
-    let kinds = if writes.is_some() { 2 } else { 1 };
-    let (scales, bases) = numbers.as_slice().split_at(kinds);
+    let HyperConnections { n, width, numbers, norm_eps, eps, write_eps, magnitude, mixing } = connections;
+    let n_products = connections.n_products(writes.is_some());
+    let (scales, bases) = numbers.as_slice().split_at(mixing.n_scales(writes.is_some()));
     let (reads, writes) = (DisjointMut::new(reads), writes.map(DisjointMut::new));
     pool.for_each(rows, &|row| {
         let squares = |stream: usize| sum_of(&streams[(stream * rows + row) * width..][..width], |v| v * v);
         let mean = (0..n).map(squares).sum::<f32>() / (n * width) as f32;
         let by = 1.0 / (mean + norm_eps).sqrt();
-        let gate = |kind: usize, i: usize| {
-            let (product, base) = (products[(row * kinds + kind) * n + i], bases[kind * n + i]);
-            1.0 / (1.0 + (-(product * by * scales[kind] + base)).exp())
-        };
+        let products = &products[row * n_products..][..n_products];
+        let scaled = |scale: usize, i: usize| products[i] * by * scales[scale] + bases[i];
+        let gate = |kind: usize, i: usize| 1.0 / (1.0 + (-scaled(kind, kind * n + i)).exp());
         // SAFETY: one call of this job writes each row.
         let reads = unsafe { reads.part(row * n..(row + 1) * n) };
         reads.iter_mut().enumerate().for_each(|(j, read)| *read = gate(0, j) + eps);
         let Some(writes) = &writes else { return };
         // SAFETY: as above.
         let writes = unsafe { writes.part(row * n * (n + 1)..(row + 1) * n * (n + 1)) };
+        let mix = match mixing {
+            StreamMixing::None => None,
+            StreamMixing::Sinkhorn { iterations } => {
+                let logits = (0..n * n).map(|i| scaled(2, 2 * n + i)).collect();
+                Some(mixing_matrix(logits, n, eps, iterations))
+            }
+        };
         for (i, writes) in writes.chunks_exact_mut(n + 1).enumerate() {
-            let out = magnitude * gate(1, i) + eps;
-            // The stream itself, and what the sublayer adds to what it read.
+            let out = magnitude * gate(1, i) + write_eps;
+            // What it keeps of the streams, and what the sublayer adds to what it read.
             for (j, (write, read)) in writes.iter_mut().zip(&*reads).enumerate() {
-                *write = f32::from(u8::from(i == j)) - out * read;
+                let kept = mix.as_ref().map_or(f32::from(u8::from(i == j)), |mix| mix[j * n + i]);
+                *write = kept - out * read;
             }
             writes[n] = out;
         }
     });
+}
+
+/// Returns a matrix `[n, n]` whose rows and columns add up to one, from its logits.
+fn mixing_matrix(mut matrix: Vec<f32>, n: usize, eps: f32, iterations: usize) -> Vec<f32> {
+    for row in matrix.chunks_exact_mut(n) {
+        let max = row.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
+        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        let sum: f32 = row.iter().sum();
+        row.iter_mut().for_each(|x| *x = *x / sum + eps);
+    }
+    for iteration in 0..iterations {
+        if iteration > 0 {
+            for row in matrix.chunks_exact_mut(n) {
+                let sum = row.iter().sum::<f32>() + eps;
+                row.iter_mut().for_each(|x| *x /= sum);
+            }
+        }
+        for column in 0..n {
+            let sum = matrix.iter().skip(column).step_by(n).sum::<f32>() + eps;
+            matrix.iter_mut().skip(column).step_by(n).for_each(|x| *x /= sum);
+        }
+    }
+    matrix
 }
 
 /// Multiplies each row of `x` `[rows, width]` by the root mean square of that of `like`.

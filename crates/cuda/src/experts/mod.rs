@@ -228,6 +228,7 @@ fn route(
             RouterScores::Softmax => 0,
             RouterScores::Sigmoid => 1,
             RouterScores::SparseMixer => 2,
+            RouterScores::SqrtSoftplus => unreachable!("refused before"),
         },
         normalizes: u32::from(normalizes),
         scale,

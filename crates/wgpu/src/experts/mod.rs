@@ -155,6 +155,7 @@ fn route(
             RouterScores::Softmax => 0,
             RouterScores::Sigmoid => 1,
             RouterScores::SparseMixer => 2,
+            RouterScores::SqrtSoftplus => unreachable!("refused before"),
         },
         normalizes: routing.normalizes.into(),
         has_selection_bias: selection_bias.is_some().into(),

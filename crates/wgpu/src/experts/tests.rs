@@ -41,7 +41,7 @@ impl<'a> Layer<'a> {
             expert_groups: None,
         };
         let (mut y, logits) = (upload(device, x), upload(device, logits));
-        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
         let activation = Activation::Silu;
         let weights = ExpertWeights { activation, gate, up, down, biases: Some(biases.each_ref()) };
         let norm = Some(Norm { weight: gain, eps: 1e-5 });

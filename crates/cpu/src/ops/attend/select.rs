@@ -1,12 +1,12 @@
-//! Selection of the tokens that a row attends to: see [`kvant_backend::Backend::select_tokens`] and
-//! [`kvant_backend::Backend::select_blocks`].
+//! Selection of the tokens that a row attends to: see [`kvant_backend::Backend::select_tokens`],
+//! [`kvant_backend::Backend::select_pooled`] and [`kvant_backend::Backend::select_blocks`].
 //!
 //! Rows whose queries are in one tile read every key in the same form, so that they share its
 //! decoding. A vector holds one dim of the sixteen tokens of a tile.
 
 use std::ops::Range;
 
-use kvant_backend::{BlockSelection, KvBatchEntry, Selection, TILES_PER_BLOCK};
+use kvant_backend::{BlockSelection, KvBatchEntry, PooledBatchEntry, Selection, TILES_PER_BLOCK, TokenSpan};
 use kvant_codec::tile::{TILE, prepare_query};
 
 use super::view::View;
@@ -21,7 +21,6 @@ use crate::simd::vec16::{Lanes, Op, with_lanes};
 #[derive(Clone, Copy)]
 pub(crate) struct SelectArgs<'a> {
     pub selection: Selection,
-    pub parts: &'a [KvBatchEntry<'a, CpuPage>],
     /// `[rows, n_heads * head_dim]`
     pub q: &'a [f32],
     /// `[rows, n_heads]`
@@ -44,52 +43,83 @@ pub(crate) struct Scratch {
 pub(crate) fn select_tokens(
     mut context: KernelContext<'_, Scratch>,
     args: SelectArgs<'_>,
+    parts: &[KvBatchEntry<'_, CpuPage>],
     selected: &mut [f32],
 ) {
-    for_tiles(args.parts, args.selection.n_used, |part, positions| {
-        select_in_tile(context.reborrow(), args, part, positions, selected);
-    });
-}
-
-/// Passes the positions of the rows of each part from `first` on to `select`, tile by tile.
-fn for_tiles<'a>(
-    parts: &'a [KvBatchEntry<'a, CpuPage>],
-    first: usize,
-    mut select: impl FnMut(&'a KvBatchEntry<'a, CpuPage>, Range<usize>),
-) {
     for part in parts {
-        let rows = part.rows;
-        let mut next = rows.start.max(first);
-        while next < rows.end() {
-            let end = rows.end().min((next / TILE + 1) * TILE);
-            select(part, next..end);
-            next = end;
+        let keys = View::new(part, &part.layer.k[0], args.step_tiles);
+        for positions in tiles(part.rows, args.selection.n_used) {
+            let rows = Rows { of: part.rows, positions, stride: 1 };
+            select_in_tile(context.reborrow(), args, &keys, rows, selected);
         }
     }
 }
 
-/// Selects the tokens of the rows at `positions`, which are in one tile.
+/// Selects the pooled keys of each row that sees more than `n_used`, into `selected` `[rows,
+/// n_used]`.
+pub(crate) fn select_pooled(
+    mut context: KernelContext<'_, Scratch>,
+    args: SelectArgs<'_>,
+    parts: &[PooledBatchEntry<'_, CpuPage>],
+    selected: &mut [f32],
+) {
+    for &PooledBatchEntry { tokens, stride, ref keys } in parts {
+        let keys = View::new(keys, &keys.layer.k[0], None);
+        for positions in tiles(tokens, (args.selection.n_used + 1) * stride - 1) {
+            let rows = Rows { of: tokens, positions, stride };
+            select_in_tile(context.reborrow(), args, &keys, rows, selected);
+        }
+    }
+}
+
+/// Returns the positions of `rows` from `first` on, tile by tile.
+fn tiles(rows: TokenSpan, first: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut next = rows.start.max(first);
+    std::iter::from_fn(move || {
+        let tile = next..rows.end().min((next / TILE + 1) * TILE);
+        next = tile.end;
+        (!tile.is_empty()).then_some(tile)
+    })
+}
+
+/// Rows in one tile.
+struct Rows {
+    /// All rows of their sequence.
+    of: TokenSpan,
+    positions: Range<usize>,
+    /// Tokens per key.
+    stride: usize,
+}
+
+impl Rows {
+    /// Returns the number of keys that row `row` sees.
+    fn n_seen(&self, row: usize) -> usize {
+        (self.positions.start + row + 1) / self.stride
+    }
+}
+
+/// Selects the keys of rows in one tile.
 fn select_in_tile(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     args: SelectArgs<'_>,
-    part: &KvBatchEntry<'_, CpuPage>,
-    positions: Range<usize>,
+    keys: &View<'_>,
+    rows: Rows,
     selected: &mut [f32],
 ) {
-    let (Selection { n_heads, n_used }, n) = (args.selection, positions.len());
-    let keys = View::new(part, &part.layer.k[0], args.step_tiles);
-    let first_row = part.rows.first + positions.start - part.rows.start;
+    let (Selection { n_heads, n_used }, n) = (args.selection, rows.positions.len());
+    let first_row = rows.of.first + rows.positions.start - rows.of.start;
     let head_dim = keys.tensor.spec.head_dim;
     let q = &args.q[first_row * n_heads * head_dim..][..n * n_heads * head_dim];
-    let queries = prepare(pool, &keys, q, &mut scratch.queries);
+    let queries = prepare(pool, keys, q, &mut scratch.queries);
     let weights = &args.weights[first_row * n_heads..][..n * n_heads];
     let of_rows = Queries { n_rows: n, queries, weights, floor: 0.0 };
-    let scores = score(isa, pool, &keys, &positions, of_rows, &mut scratch.scores);
+    let seen = rows.n_seen(0) - 1..rows.n_seen(n - 1);
+    let scores = score(isa, pool, keys, &seen, of_rows, &mut scratch.scores);
 
     let width = scores.len() / n;
     let selected = DisjointMut::new(&mut selected[first_row * n_used..(first_row + n) * n_used]);
     pool.for_each(n, &|row| {
-        let scores = &scores[row * width..][..=positions.start + row];
+        let scores = &scores[row * width..][..rows.n_seen(row)];
         // SAFETY: one call of this job writes each row.
         largest(scores, unsafe { selected.part(row * n_used..(row + 1) * n_used) });
     });
@@ -113,9 +143,11 @@ pub(crate) fn select_blocks(
     selected: &mut [f32],
 ) {
     let BlockSelection { n_used, size, .. } = args.selection;
-    for_tiles(args.parts, n_used * size, |part, positions| {
-        select_blocks_in_tile(context.reborrow(), args, part, positions, selected);
-    });
+    for part in args.parts {
+        for positions in tiles(part.rows, n_used * size) {
+            select_blocks_in_tile(context.reborrow(), args, part, positions, selected);
+        }
+    }
 }
 
 /// Selects the blocks of the rows at `positions`, which are in one tile.
@@ -176,17 +208,18 @@ struct Queries<'a> {
     floor: f32,
 }
 
-/// Returns the scores of all tokens up to the last position, `[rows, tokens]` in whole tiles.
+/// Returns the scores of all keys up to the last of `seen`, `[rows, keys]` in whole tiles. The first
+/// of `seen` is the youngest key that the first row sees.
 fn score<'a>(
     isa: Isa,
     pool: &Pool,
     keys: &View<'_>,
-    positions: &Range<usize>,
+    seen: &Range<usize>,
     Queries { n_rows: n, queries, weights, floor }: Queries<'_>,
     scores: &'a mut Vec<f32>,
 ) -> &'a [f32] {
-    let (dim, tile_of_rows) = (keys.dim(), positions.start / TILE);
-    let n_tiles = positions.end.div_ceil(TILE);
+    let (dim, tile_of_rows) = (keys.dim(), seen.start / TILE);
+    let n_tiles = seen.end.div_ceil(TILE);
     let width = n_tiles * TILE;
     scores.clear();
     scores.resize(n * width, 0.0);
@@ -195,7 +228,7 @@ fn score<'a>(
         let (mut row, mut tile) = (vec![0.0; dim], vec![[0.0; TILE]; dim]);
         let of_block = block * TILES_PER_BLOCK..n_tiles.min((block + 1) * TILES_PER_BLOCK);
         for first in of_block.map(|tile| tile * TILE) {
-            for token in first..positions.end.min(first + TILE) {
+            for token in first..seen.end.min(first + TILE) {
                 keys.read(tile_of_rows, token, &mut row);
                 tile.iter_mut().zip(&row).for_each(|(dim, &v)| dim[token - first] = v);
             }

@@ -1,15 +1,17 @@
-//! Attention to selected tokens: see [`kvant_backend::Backend::attend_selected`].
+//! Attention to selected tokens and to pooled keys: see
+//! [`kvant_backend::Backend::attend_selected`] and [`kvant_backend::Backend::attend_pooled`].
 //!
 //! The keys and values of a row's tokens are decoded once, into scratch memory that a selection
 //! bounds, and read by all query heads.
 
-use kvant_backend::{AttendParams, KvBatchEntry};
+use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry};
 use kvant_codec::tile::{TILE, prepare_query, restore_row};
 
 use super::AttendArgs;
 use super::view::View;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
+use crate::host::pool::Pool;
 use crate::ops::channel_scales::HeadScales;
 use crate::ops::context::KernelContext;
 use crate::simd::vec16::{Lanes, Op, with_lanes};
@@ -66,9 +68,45 @@ pub(crate) fn attend_selected(
             let row = part.rows.first + position - part.rows.start;
             for kv_head in 0..args.p.n_kv_heads {
                 blocks.tokens(row, kv_head, position, &mut tokens);
-                let row = Row { part, position, row, selected: &tokens };
+                let row = Row { part, position, row, selected: &tokens, pooled: None };
                 attend_row(context.reborrow(), args, row, kv_head, out);
             }
+        }
+    }
+}
+
+/// Numbers of the selected pooled keys, ascending, `[rows, n_used]`.
+#[derive(Clone, Copy)]
+pub(crate) struct PooledNumbers<'a> {
+    pub of_rows: &'a [f32],
+    pub n_used: usize,
+}
+
+/// Attends to the tokens of each row and to the pooled keys that it sees, or to those selected.
+pub(crate) fn attend_pooled(
+    mut context: KernelContext<'_, Scratch>,
+    args: AttendArgs<'_>,
+    pooled: &[PooledBatchEntry<'_, CpuPage>],
+    selected: Option<PooledNumbers<'_>>,
+    out: &mut [f32],
+) {
+    let (mut tokens, mut keys) = (Vec::new(), Vec::new());
+    for (part, pooled) in args.parts.iter().zip(pooled) {
+        for position in part.rows.start..part.rows.end() {
+            let row = part.rows.first + position - part.rows.start;
+            let n_seen = pooled.n_seen(position);
+            tokens.clear();
+            tokens.extend(part.layer.window_start(position)..=position);
+            keys.clear();
+            match selected.filter(|selected| n_seen > selected.n_used) {
+                Some(PooledNumbers { of_rows, n_used }) => {
+                    keys.extend(of_rows[row * n_used..][..n_used].iter().map(|&number| number as usize));
+                }
+                None => keys.extend(0..n_seen),
+            }
+            let pooled = Some((&pooled.keys, &keys[..]));
+            let row = Row { part, position, row, selected: &tokens, pooled };
+            attend_row(context.reborrow(), args, row, 0, out);
         }
     }
 }
@@ -82,12 +120,14 @@ struct Row<'a> {
     row: usize,
     /// Positions of the tokens.
     selected: &'a [usize],
+    /// Pooled keys beside them, and the numbers of those that it attends to.
+    pooled: Option<(&'a KvBatchEntry<'a, CpuPage>, &'a [usize])>,
 }
 
 fn attend_row(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     AttendArgs { p, q, sinks, step_tiles, .. }: AttendArgs<'_>,
-    Row { part, position, row, selected }: Row<'_>,
+    Row { part, position, row, selected, pooled }: Row<'_>,
     kv_head: usize,
     out: &mut [f32],
 ) {
@@ -95,20 +135,14 @@ fn attend_row(
     let values = View::new(part, part.layer.values(kv_head), step_tiles);
     let own_values = (!part.layer.is_shared_kv()).then_some(&values);
     let Scratch { keys: decoded_keys, values: decoded_values } = scratch;
-    for (view, decoded) in [(Some(&keys), &mut *decoded_keys), (own_values, &mut *decoded_values)] {
-        let Some(view) = view else { continue };
-        let dim = view.dim();
-        decoded.clear();
-        decoded.resize(selected.len() * dim, 0.0);
-        let decoded = DisjointMut::new(decoded);
-        pool.for_each(selected.len().div_ceil(DECODED), &|item| {
-            let first = item * DECODED;
-            for (i, &token) in selected.iter().enumerate().skip(first).take(DECODED) {
-                // SAFETY: one call of this job writes each token.
-                let decoded = unsafe { decoded.part(i * dim..(i + 1) * dim) };
-                view.read(position / TILE, token, decoded);
-            }
-        });
+    decoded_keys.clear();
+    decoded_values.clear();
+    decode(pool, &keys, position, selected, decoded_keys);
+    if let Some(values) = own_values {
+        decode(pool, values, position, selected, decoded_values);
+    }
+    if let Some((part, numbers)) = pooled {
+        decode(pool, &View::new(part, &part.layer.k[0], None), position, numbers, decoded_keys);
     }
     let (decoded_keys, decoded_values) = match own_values {
         Some(_) => (&*decoded_keys, &*decoded_values),
@@ -128,7 +162,7 @@ fn attend_row(
             }
             prepare_query(keys.tensor.spec.rotates, &own, query);
         }
-        let n = selected.len();
+        let n = decoded_keys.len() / keys.dim();
         let (mut weights, mut sums) = (vec![0.0; HEADS * n], vec![0.0; HEADS * n_values]);
         let rows = HeadRows { rows: decoded_keys, dim: keys.dim(), of_heads: &queries, out: &mut weights };
         with_lanes!(isa, lanes => lanes.run(Scores(rows)), _ => rows.score());
@@ -146,6 +180,21 @@ fn attend_row(
                 let unscaled = out.to_vec();
                 of_out.apply(0..p.v_head_dim, &unscaled, out);
             }
+        }
+    });
+}
+
+/// Appends the rows of `tokens`, as a query at `position` reads them.
+fn decode(pool: &Pool, view: &View<'_>, position: usize, tokens: &[usize], decoded: &mut Vec<f32>) {
+    let (dim, before) = (view.dim(), decoded.len());
+    decoded.resize(before + tokens.len() * dim, 0.0);
+    let decoded = DisjointMut::new(&mut decoded[before..]);
+    pool.for_each(tokens.len().div_ceil(DECODED), &|item| {
+        let first = item * DECODED;
+        for (i, &token) in tokens.iter().enumerate().skip(first).take(DECODED) {
+            // SAFETY: one call of this job writes each token.
+            let decoded = unsafe { decoded.part(i * dim..(i + 1) * dim) };
+            view.read(position / TILE, token, decoded);
         }
     });
 }

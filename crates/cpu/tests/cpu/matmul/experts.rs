@@ -61,7 +61,7 @@ impl Case {
             scale: 1.0,
             expert_groups: None,
         };
-        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
         device.moe_ffn(&mut x, rows, norm, choice, weights, None).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
     }

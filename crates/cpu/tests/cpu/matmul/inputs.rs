@@ -130,7 +130,7 @@ fn watched_experts_report_the_rows_routed_to_them() {
             scale: 1.0,
             expert_groups: None,
         };
-        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
         let norm = Some(Norm { weight: &gain, eps: EPS });
         device.moe_ffn(&mut x, ROWS, norm, choice, weights, None).unwrap();
         for expert in 0..N_EXPERTS {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_backend::{Candidate, RouterScores, Routing};
 
-use super::select::{ExpertSelector, max_logit, sigmoid};
+use super::select::{ExpertSelector, max_logit, score};
 use crate::ops::exp::exp;
 
 /// See [`Router`](kvant_backend::Router).
@@ -17,6 +17,8 @@ pub(crate) struct Choice<'a> {
     pub selection_bias: Option<&'a [f32]>,
     /// `[n_experts]`
     pub scales: Option<&'a [f32]>,
+    /// `[rows, n_used]`
+    pub chosen: Option<&'a [f32]>,
 }
 
 /// The rows of a step, grouped by their experts.
@@ -45,11 +47,14 @@ pub(super) struct Group {
 impl Routes {
     /// Routes the rows among `n_experts` experts.
     pub fn choose(&mut self, choice: Choice<'_>, n_experts: usize) {
-        let Choice { routing, logits, selection_bias, scales } = choice;
+        let Choice { routing, logits, selection_bias, scales, chosen } = choice;
         self.selected.clear();
-        for row in logits.chunks_exact(n_experts) {
-            let best = self.chooser.choose(row, selection_bias, routing);
-            add_weights(row, best, routing, &mut self.selected);
+        for (row, logits) in logits.chunks_exact(n_experts).enumerate() {
+            let best = match chosen {
+                Some(chosen) => self.chooser.take(logits, &chosen[row * routing.n_used..][..routing.n_used]),
+                None => self.chooser.choose(logits, selection_bias, routing),
+            };
+            add_weights(logits, best, routing, &mut self.selected);
         }
         if let Some(scales) = scales {
             self.selected.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
@@ -90,8 +95,8 @@ impl Routes {
 fn add_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
     match routing.scores {
         RouterScores::Softmax => add_softmax_weights(logits, best, routing, chosen),
-        RouterScores::Sigmoid => {
-            let score = |best: &Candidate| sigmoid(best.logit);
+        RouterScores::Sigmoid | RouterScores::SqrtSoftplus => {
+            let score = |best: &Candidate| score(routing.scores, best.logit);
             let total = match routing.normalizes {
                 true => best.iter().map(score).sum::<f32>() + RouterScores::SUM_EPSILON,
                 false => 1.0,
@@ -135,7 +140,7 @@ mod tests {
     };
 
     fn choice(logits: &[f32], routing: Routing) -> Choice<'_> {
-        Choice { routing, logits, selection_bias: None, scales: None }
+        Choice { routing, logits, selection_bias: None, scales: None, chosen: None }
     }
 
     fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalizes: bool) -> Routes {
@@ -195,6 +200,21 @@ mod tests {
         let weights = routes.weights.clone();
         routes.choose(choice(&logits, routing), 4);
         assert_eq!((groups(&routes), routes.weights.clone()), (vec![(1, &[0][..]), (2, &[0])], weights));
+    }
+
+    #[test]
+    fn chosen_experts_have_the_weights_of_their_scores() {
+        let routing = Routing { scores: RouterScores::SqrtSoftplus, ..USUAL };
+        let mut routes = Routes::default();
+        // Scores whose squares are 4, 1, 9 and 0.25.
+        let logits = [4.0, 1.0, 9.0, 0.25].map(|x: f32| x.exp_m1().ln());
+        routes.choose(Choice { chosen: Some(&[3.0, 0.0]), ..choice(&logits, routing) }, 4);
+        assert_eq!(groups(&routes), [(0, &[0][..]), (3, &[0])]);
+        for (got, want) in routes.weights.iter().zip([2.0 * 2.0 / 2.5, 2.0 * 0.5 / 2.5]) {
+            assert!((got - want).abs() <= 1e-6, "{got} for {want}");
+        }
+        routes.choose(Choice { chosen: Some(&[4.0, 0.0]), ..choice(&logits, routing) }, 4);
+        assert!(routes.weights.iter().all(|weight| weight.is_nan()), "{:?}", routes.weights);
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl ExpertSelector {
     ) -> &[Candidate] {
         let Self { best, selection_scores: [of_experts, of_groups, left], expert_groups: chosen } = self;
         if (selection_bias, routing.expert_groups) == (None, None) {
-            // A sigmoid preserves their order.
+            // Their scores have the same order.
             top_k(logits, routing.n_used, best);
             return best;
         }
@@ -42,9 +42,10 @@ impl ExpertSelector {
                     .zip(selection_bias)
                     .for_each(|(share, by)| *share = *share / total + by);
             }
-            (RouterScores::Sigmoid, None) => of_experts.extend(logits.iter().map(|&logit| sigmoid(logit))),
-            (RouterScores::Sigmoid, Some(selection_bias)) => {
-                of_experts.extend(logits.iter().zip(selection_bias).map(|(&logit, by)| sigmoid(logit) + by));
+            (RouterScores::Sigmoid | RouterScores::SqrtSoftplus, _) => {
+                of_experts.extend(logits.iter().map(|&logit| score(routing.scores, logit)));
+                let biases = selection_bias.unwrap_or_default();
+                of_experts.iter_mut().zip(biases).for_each(|(score, by)| *score += by);
             }
         }
         let Some(ExpertGroups { n, n_used }) = routing.expert_groups else {
@@ -72,6 +73,17 @@ impl ExpertSelector {
         }
         best
     }
+
+    /// Returns these experts of a row, each with its logit. What is no number of an expert becomes
+    /// the first one with NaN as logit, which the weights show.
+    pub fn take(&mut self, logits: &[f32], chosen: &[f32]) -> &[Candidate] {
+        self.best.clear();
+        self.best.extend(chosen.iter().map(|&number| match logits.get(number as usize) {
+            Some(&logit) if number >= 0.0 => Candidate { id: number as u32, logit },
+            _ => Candidate { id: 0, logit: f32::NAN },
+        }));
+        &self.best
+    }
 }
 
 /// Returns the largest logit; NaN if one is NaN or infinite.
@@ -81,9 +93,15 @@ pub(super) fn max_logit(logits: &[f32]) -> f32 {
     bad(logits.iter().fold(f32::NEG_INFINITY, max))
 }
 
-/// Returns `1 / (1 + exp(-x))`; NaN for infinity, which is not a valid logit.
-pub(super) fn sigmoid(x: f32) -> f32 {
-    if x == f32::INFINITY { f32::NAN } else { 1.0 / (1.0 + exp(-x)) }
+/// Returns the score of a logit, of functions that need no other logit; NaN for infinity, which is
+/// not a valid logit.
+pub(super) fn score(scores: RouterScores, logit: f32) -> f32 {
+    match scores {
+        _ if logit == f32::INFINITY => f32::NAN,
+        // `ln(1 + exp(x)) = max(x, 0) + ln(1 + exp(-|x|))`, which does not overflow.
+        RouterScores::SqrtSoftplus => (logit.max(0.0) + exp(-logit.abs()).ln_1p()).sqrt() + 0.0 * logit,
+        _ => 1.0 / (1.0 + exp(-logit)),
+    }
 }
 
 #[cfg(test)]
