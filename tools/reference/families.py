@@ -15,6 +15,7 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     DeepseekV32Config,
+    DeepseekV4Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
@@ -125,6 +126,8 @@ FAMILIES = {
     "deepseek2": Family(DeepseekV2Config, gguf.MODEL_ARCH.DEEPSEEK2),
     "deepseek3": Family(DeepseekV3Config, gguf.MODEL_ARCH.DEEPSEEK2),
     "deepseek32": Family(DeepseekV32Config, gguf.MODEL_ARCH.DEEPSEEK2, arch_name="deepseek32"),
+    # Whose tensor names the package lacks.
+    "deepseek4": Family(DeepseekV4Config, gguf.MODEL_ARCH.DEEPSEEK2, arch_name="deepseek4"),
     "glmdsa": Family(GlmMoeDsaConfig, gguf.MODEL_ARCH.GLM_DSA),
     # With the tensor names of GLM-5.
     "hyv4": Family(HYV4Config, gguf.MODEL_ARCH.GLM_DSA, arch_name="hy_v4"),

@@ -33,6 +33,7 @@ from latent import is_absorbed, write_latent
 from looped import repeated
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
+from pooled import draw_tables, least_gap, pooled_tensors, pooled_values, write_pooled
 from rwkv import IN_F32, rwkv_parts, rwkv_values, write_rwkv
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
 from text_models import OF_CONFIG
@@ -47,6 +48,7 @@ MAX_PROMPTS = 500
 # The tests' tolerance on a logit is 2e-3. Each threshold has a margin to it.
 MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
+MIN_GAP = 2e-3  # between the scores of the last choice and the next, where few are chosen
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
 MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
 
@@ -86,6 +88,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
     for name, weight in model.named_parameters():
         if model.config.model_type == "rwkv7":
             values = rwkv_values(name, weight)
+        elif model.config.model_type == "deepseek_v4":
+            values = pooled_values(name, weight)
         elif name.endswith(("norm.weight", "norm_f.weight")):
             values = 1 + 0.3 * torch.randn_like(weight)
             if name == "model.norm.weight":
@@ -130,6 +134,7 @@ def build_model(spec: Spec) -> torch.nn.Module:
         slope.data.copy_(0.2 + 0.6 * torch.rand_like(slope))
     for _, scalar in layer_scalars_of(model):
         scalar.data.copy_(0.6 + 0.8 * torch.rand_like(scalar))
+    draw_tables(model)
     return model
 
 
@@ -183,7 +188,8 @@ def decode_good_prompt(spec: Spec, model: torch.nn.Module) -> tuple[list[int], t
         tokens, logits = decode_greedily(model, random.integers(0, N_VOCAB, N_PROMPT).tolist())
         varied = len(set(tokens[N_PROMPT:])) >= MIN_DISTINCT_TOKENS
         if varied and greedy_margin(logits) >= MIN_GREEDY_MARGIN:
-            return tokens, logits
+            if model.config.model_type != "deepseek_v4" or least_gap(model, tokens) >= MIN_GAP:
+                return tokens, logits
     raise RuntimeError(f"{spec.name}: no good prompt among {MAX_PROMPTS}; change the model")
 
 
@@ -232,6 +238,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     writer.add_embedding_length(spec.hidden)
     if config.model_type == "rwkv7":
         return write_rwkv(writer, config)
+    if config.model_type == "deepseek_v4":
+        return write_pooled(writer, spec)
     n_shared = spec.extra.get("num_kv_shared_layers", 0)
     kinds = spec.extra.get("layer_types", [])
     is_halved = "mamba_num_heads" in spec.extra
@@ -569,6 +577,9 @@ def write_file(writer: gguf.GGUFWriter) -> None:
 def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
     """Adds the weights in file format: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
+    if model.config.model_type == "deepseek_v4":
+        yield from pooled_tensors(model)
+        return
     names = gguf.get_tensor_name_map(arch, spec.layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of dense layers among MoE layers
     scales = {

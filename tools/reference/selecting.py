@@ -1,5 +1,6 @@
 """Tiny models whose queries attend to selected tokens."""
 
+from pooled import POOLED_MODELS
 from spec import YARN, Spec
 
 # A query attends to fewer tokens than the prompt has.
@@ -139,4 +140,5 @@ SELECTING_MODELS = [
         ),
         less=("indexer.q_norm.weight", "e_score_correction_bias", "shared_experts.down_proj.weight"),
     ),
+    *POOLED_MODELS,
 ]
