@@ -57,6 +57,13 @@ impl<P: Page> PooledBatchEntry<'_, P> {
         (position + 1) / self.stride
     }
 
+    /// Returns the pooled keys, to append those that the tokens complete.
+    pub fn own(&mut self) -> KvBatchEntry<'_, P> {
+        let KvBatchEntry { rows, layer, memory, step_offset, channel_scales } = &mut self.keys;
+        let (rows, step_offset, channel_scales) = (*rows, *step_offset, *channel_scales);
+        KvBatchEntry { rows, layer, memory, step_offset, channel_scales }
+    }
+
     /// Returns the same sequence as the index of its pooled keys processes it; `None` without an
     /// index.
     pub fn index(&mut self) -> Option<PooledBatchEntry<'_, P>> {

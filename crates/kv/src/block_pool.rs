@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use kvant_backend::{Backend, BackendError, CountedPage, Page, PageAllocator, Result};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::recurrent_states::OpenBlocks;
+
 /// Identifies a block by everything its bytes depend on: model, plan, salt and all tokens up to its
 /// end. Each key is a hash of the previous block's key and the block's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,6 +44,8 @@ pub(crate) struct Entry<P: Page> {
     pub(crate) sinks: Vec<Option<Weak<CountedPage<P>>>>,
     /// The states of recurrent layers at the end of the block, if there is a snapshot.
     pub(crate) states: Option<Weak<CountedPage<P>>>,
+    /// With them, for each group the block of pooled keys that is not complete, if any.
+    pub(crate) open: Vec<Option<Weak<CountedPage<P>>>>,
 }
 
 impl<P: Page> Entry<P> {
@@ -56,7 +60,8 @@ impl<P: Page> Entry<P> {
             (Some(a), Some(b)) => a.ptr_eq(b),
             (a, b) => a.is_none() && b.is_none(),
         };
-        self.blocks.iter().zip(&other.blocks).chain([(&self.states, &other.states)]).all(same)
+        let blocks = self.blocks.iter().zip(&other.blocks).chain(self.open.iter().zip(&other.open));
+        blocks.chain([(&self.states, &other.states)]).all(same)
     }
 }
 
@@ -87,17 +92,20 @@ impl<P: Page> PrefixEntry<P> {
             if sinks.peek().is_none() { Some(None) } else { sinks.find_map(Weak::upgrade).map(Some) }
         };
         let states = self.holders.iter().find_map(|holder| holder.states.as_ref()?.upgrade());
+        let open = |g: usize| self.holders.iter().find_map(|holder| holder.open.get(g)?.as_ref()?.upgrade());
         let sinks = (0..n_groups).map(sink).collect::<Option<_>>()?;
-        Some(PrefixHit { blocks: (0..n_groups).map(block).collect(), sinks, states })
+        let (blocks, open) = ((0..n_groups).map(block).collect(), (0..n_groups).map(open).collect());
+        Some(PrefixHit { blocks, sinks, states, open })
     }
 }
 
 /// A prefix hit: the block's page in each group, if still held, the groups' sinks, and the states
-/// at its end.
+/// at its end with the blocks that are not complete there.
 pub(crate) struct PrefixHit<P: Page> {
     pub(crate) blocks: Vec<Option<Arc<CountedPage<P>>>>,
     pub(crate) sinks: Vec<Option<Arc<CountedPage<P>>>>,
     pub(crate) states: Option<Arc<CountedPage<P>>>,
+    pub(crate) open: OpenBlocks<P>,
 }
 
 /// The memory of all caches on a device.

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Backend, CountedPage, KvBatchEntry, KvMemory, Page, PageAllocator, StateBatchEntry, TokenSpan,
+    Backend, CountedPage, KvBatchEntry, KvMemory, Page, PageAllocator, PooledBatchEntry, StateBatchEntry,
+    TokenSpan,
 };
 use kvant_codec::tile::TILE;
 
-use crate::block_pool::{BlockKey, BlockPool, Entry};
+use crate::block_pool::{BlockKey, BlockPool, Entry, PrefixHit};
 use crate::guard::Shadow;
-use crate::layout::LayerGroup;
+use crate::layout::{LayerGroup, PooledLayer, pooled_rows};
 use crate::recurrent_states::RecurrentStates;
 use crate::{CacheState, KvError, Layout};
 
@@ -135,10 +136,15 @@ impl<P: Page> Cache<P> {
         let marked = marked.filter(|page| !is_there(page));
         // The youngest snapshot may still be the current page.
         let states = self.states.pages().skip(usize::from(self.states.is_remembered()));
+        let is_written = |page: &&Arc<CountedPage<P>>| {
+            let last = self.memory.iter().filter_map(|memory| memory.blocks().last()?.as_ref());
+            last.into_iter().all(|there| !Arc::ptr_eq(there, page))
+        };
         let pages = self
             .memory
             .iter()
             .flat_map(KvMemory::pages)
+            .chain(self.states.open_blocks().filter(is_written))
             .chain(states)
             .chain(marked)
             .chain(&self.channel_scales);
@@ -175,6 +181,45 @@ impl<P: Page> Cache<P> {
             step_offset: step_tiles,
             channel_scales: balance,
         }
+    }
+
+    /// Returns the pooled keys of a layer, for a step of the tokens `tokens`, whose keys are rows
+    /// from `first_key` on; `None` if it has none.
+    pub fn pooled_part(
+        &mut self,
+        layer: usize,
+        tokens: TokenSpan,
+        first_key: usize,
+    ) -> Option<PooledBatchEntry<'_, P>> {
+        let PooledLayer { tensors, group, stride } = self.layout.pooled(layer)?;
+        let channel_scales = self.channel_scales.get(layer).map(|page| &***page);
+        let (rows, memory) = (pooled_rows(*stride, tokens, first_key), &mut self.memory[*group]);
+        let keys = KvBatchEntry { rows, layer: tensors, memory, step_offset: 0, channel_scales };
+        Some(PooledBatchEntry { tokens, stride: *stride, keys })
+    }
+
+    /// Returns [`Cache::part`] and [`Cache::pooled_part`] of a layer with both, as attention reads
+    /// them.
+    pub fn parts(
+        &mut self,
+        layer: usize,
+        tokens: TokenSpan,
+        step_tiles: usize,
+    ) -> Option<(KvBatchEntry<'_, P>, PooledBatchEntry<'_, P>)> {
+        let PooledLayer { tensors, group, stride } = self.layout.pooled(layer)?;
+        let groups = [self.layout.group_of(layer), *group];
+        let [own, of_keys] = self.memory.get_disjoint_mut(groups).expect("two groups of the layout");
+        let channel_scales = self.channel_scales.get(layer).map(|page| &***page);
+        let of = |rows, layer, memory, step_offset| KvBatchEntry {
+            rows,
+            layer,
+            memory,
+            step_offset,
+            channel_scales,
+        };
+        let keys = of(pooled_rows(*stride, tokens, 0), tensors, of_keys, 0);
+        let own = of(tokens, self.layout.layer(layer), own, step_tiles);
+        Some((own, PooledBatchEntry { tokens, stride: *stride, keys }))
     }
 
     /// Returns the state of recurrent layer `index`, for a step of `rows`.
@@ -321,7 +366,11 @@ impl<P: Page> Cache<P> {
             memory.release_before(group.oldest_block(self.len));
         }
         if let Some(states) = self.layout.states() {
-            self.states.commit(states, self.len);
+            let open = |(group, memory): (&LayerGroup, &KvMemory<P>)| {
+                memory.blocks().last().cloned().flatten().filter(|_| group.is_open(self.len))
+            };
+            let groups = || self.layout.groups().iter().zip(&self.memory);
+            self.states.commit(states, self.len, || groups().map(open).collect());
         }
     }
 
@@ -465,17 +514,24 @@ impl<P: Page> Cache<P> {
     /// stored tokens without draft tokens.
     pub fn register_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) {
         let (groups, unit) = (self.layout.groups().iter(), self.layout.prefix_unit());
+        let groups = groups.filter(|group| !group.is_pooled());
         let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min();
         let complete = complete.unwrap_or(self.len / unit).min(tokens.len() / unit);
         while let Some(&parent) = self.keys.last().filter(|_| self.keys.len() <= complete) {
             let index = self.keys.len() - 1;
             let weak = |page: &Arc<_>| Arc::downgrade(page);
-            let block = |memory: &KvMemory<P>| memory.blocks()[index].as_ref().map(weak);
-            let blocks = self.memory.iter().map(block).collect();
+            let block = |(group, memory): (&LayerGroup, &KvMemory<P>)| {
+                memory.blocks()[group.completed_block(index)?].as_ref().map(weak)
+            };
+            let blocks = self.groups().map(block).collect();
             let sinks = self.memory.iter().map(|memory| memory.sink().map(weak)).collect();
-            let states = self.states.after((index + 1) * unit).map(weak);
+            let end = (index + 1) * unit;
+            let states = self.states.after(end).map(weak);
+            let open = self.states.open_after(end).into_iter().flatten();
+            let open = open.map(|page| page.as_ref().map(weak)).collect();
             let tokens = &tokens[index * unit..][..unit];
-            self.keys.push(pool.register_prefix(parent, tokens, Entry { blocks, sinks, states }));
+            let entry = Entry { blocks, sinks, states, open };
+            self.keys.push(pool.register_prefix(parent, tokens, entry));
         }
     }
 
@@ -498,17 +554,22 @@ impl<P: Page> Cache<P> {
             self.layout.is_attachable(n * unit)
                 && (self.layout.states().is_none() || found[n - 1].states.is_some())
                 && self.layout.groups().iter().enumerate().all(|(g, group)| {
-                    let seen = group.oldest_block(n * unit)..n;
-                    found[seen].iter().all(|block| block.blocks[g].is_some())
+                    let is_there = |index: usize| found[index].blocks[g].is_some();
+                    let has_open = !group.is_open(n * unit) || found[n - 1].open[g].is_some();
+                    has_open && group.blocks_of_prefix(n).all(is_there)
                 })
         };
         let n = (0..=found.len()).rev().find(|&n| n == 0 || is_whole(n)).unwrap_or(0);
-        for (g, memory) in self.memory.iter_mut().enumerate() {
-            found[..n].iter().for_each(|block| memory.push(block.blocks[g].clone()));
+        for (g, (group, memory)) in self.layout.groups().iter().zip(&mut self.memory).enumerate() {
+            let completed = (0..n).filter(|&index| group.completed_block(index).is_some());
+            completed.for_each(|index| memory.push(found[index].blocks[g].clone()));
+            if group.is_open(n * unit) {
+                memory.push(found[n - 1].open[g].clone());
+            }
             memory.set_sink(found[..n].last().and_then(|block| block.sinks[g].clone()));
         }
-        if let Some(states) = found[..n].last().and_then(|block| block.states.clone()) {
-            self.states.attach_prefix(n * unit, states);
+        if let Some(PrefixHit { states: Some(states), open, .. }) = found[..n].last() {
+            self.states.attach_prefix(n * unit, Arc::clone(states), open.clone());
         }
         keys.truncate(1 + n);
         self.keys = keys;

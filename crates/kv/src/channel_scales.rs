@@ -251,6 +251,7 @@ mod tests {
             window: None,
             shared_kv: false,
             index: None,
+            pool: None,
         };
         let shape = KvShape::uniform(2, layer);
         let fits = LayerScales { k_scale: vec![2.0; 16], v_scale: vec![0.5; 8], v_centre: vec![-3.0; 8] };

@@ -1,6 +1,8 @@
 //! The memory layout of all KV tensors, computed once per plan and shared by its caches.
 
-use kvant_backend::{KvLayer, KvTensorSpec, PREFIX_ALIGNMENT, TOKENS_PER_BLOCK, TensorSizes, TokenSpan};
+use kvant_backend::{
+    KvLayer, KvTensorSpec, PREFIX_ALIGNMENT, TOKENS_PER_BLOCK, TensorSizes, TokenPool, TokenSpan,
+};
 use kvant_codec::tile::{Side, TILE};
 
 use crate::{KvLayerShape, KvShape, Plan};
@@ -16,6 +18,8 @@ pub struct Layout {
     /// The group of each layer.
     group_of: Vec<usize>,
     groups: Vec<LayerGroup>,
+    /// The pooled keys of each layer, and their group.
+    pooled: Vec<Option<PooledLayer>>,
     /// Determines which tokens are in f16: any tensor with a tail, as all tails are equal.
     tailed: Option<KvTensorSpec>,
     states: Option<StateLayout>,
@@ -30,9 +34,20 @@ pub(crate) struct StateLayout {
     every: usize,
 }
 
+/// The pooled keys of a layer.
+#[derive(Debug)]
+pub(crate) struct PooledLayer {
+    pub(crate) tensors: KvLayer,
+    pub(crate) group: usize,
+    /// Tokens per key.
+    pub(crate) stride: usize,
+}
+
 /// Layers that share blocks.
 #[derive(Debug)]
 pub(crate) struct LayerGroup {
+    /// Tokens per row of a tensor: 1, or those of a pooled key.
+    stride: usize,
     /// Sliding window: the youngest tokens that a query of these layers attends to.
     window: Option<usize>,
     pub(crate) sizes: TensorSizes,
@@ -49,17 +64,9 @@ impl Layout {
     pub fn new(shape: &KvShape, plan: Plan) -> Self {
         assert_eq!(plan.types.len(), shape.layers.len(), "the plan belongs to another model");
         let mut groups: Vec<LayerGroup> = Vec::new();
-        let (mut layers, mut group_of) = (Vec::new(), Vec::new());
+        let (mut layers, mut group_of, mut all_pooled) = (Vec::new(), Vec::new(), Vec::new());
         for (of, layer) in shape.layers.iter().enumerate() {
-            let known = groups.iter().position(|group| group.window == layer.window);
-            let group = known.unwrap_or_else(|| {
-                groups.push(LayerGroup {
-                    window: layer.window,
-                    sizes: TensorSizes::default(),
-                    tensor_kinds: Vec::new(),
-                });
-                groups.len() - 1
-            });
+            let group = LayerGroup::among(&mut groups, layer.window, 1);
             let tensors = |side| {
                 let spec = |head| plan.kv_tensor(shape, of, head, side);
                 let heads = if layer.sides().contains(&side) { layer.n_kv_heads } else { 0 };
@@ -67,7 +74,10 @@ impl Layout {
             };
             let (k, v) = (tensors(Side::K), tensors(Side::V));
             let LayerGroup { sizes, tensor_kinds: kinds, .. } = &mut groups[group];
-            let index = plan.index_tensor(shape, of);
+            let (index, of_pooled) = match (plan.index_tensor(shape, of), layer.pool) {
+                (index, None) => (index, None),
+                (index, Some(_)) => (None, index),
+            };
             for spec in k.iter().chain(&v).chain(&index) {
                 let of = |spec: &KvTensorSpec| (spec.tail_tiles > 0, spec.sink_tiles);
                 if !kinds.iter().any(|kind| of(kind) == of(spec)) {
@@ -78,6 +88,18 @@ impl Layout {
             if let Some(keys) = index {
                 tensors = tensors.with_index(keys, sizes);
             }
+            let pooled = plan.pooled_tensor(shape, of).zip(layer.pool);
+            all_pooled.push(pooled.map(|(keys, stride)| {
+                let group = LayerGroup::among(&mut groups, None, stride);
+                let LayerGroup { sizes, tensor_kinds, .. } = &mut groups[group];
+                // All of them are without a tail and a sink.
+                *tensor_kinds = vec![keys];
+                let mut tensors = KvLayer::new([keys], [], None, sizes);
+                if let Some(keys) = of_pooled {
+                    tensors = tensors.with_index(keys, sizes);
+                }
+                PooledLayer { tensors, group, stride }
+            }));
             let scales_values =
                 plan.channel_scales.as_ref().is_some_and(|scales| scales.layers[of].scales_values());
             layers.push(KvLayer { scales_values, ..tensors });
@@ -86,7 +108,7 @@ impl Layout {
         let tailed =
             groups.iter().flat_map(|group| &group.tensor_kinds).find(|kind| kind.tail_tiles > 0).copied();
         let states = (!shape.states.is_empty()).then(|| StateLayout::new(shape));
-        Self { plan, layers, group_of, groups, tailed, states }
+        Self { plan, layers, group_of, groups, pooled: all_pooled, tailed, states }
     }
 
     /// Returns the plan: what is stored, and in which types.
@@ -99,6 +121,11 @@ impl Layout {
         &self.layers[index]
     }
 
+    /// Returns the pooled keys of a layer.
+    pub(crate) fn pooled(&self, layer: usize) -> Option<&PooledLayer> {
+        self.pooled[layer].as_ref()
+    }
+
     /// Returns the bytes that a cache of `tokens` tokens allocates; saturates at `usize::MAX`.
     pub fn n_bytes(&self, tokens: usize) -> usize {
         let of_group = |group: &LayerGroup| {
@@ -107,7 +134,8 @@ impl Layout {
             let blocks = blocks.saturating_sub(group.oldest_block(tokens));
             let TensorSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
-            blocks.saturating_mul(block).saturating_add(sixteen)
+            let copies = self.states.as_ref().map_or(0, |states| group.n_open_copies(tokens, states.every));
+            blocks.saturating_add(copies).saturating_mul(block).saturating_add(sixteen)
         };
         // The current state, and one per snapshot.
         let of_states = |states: &StateLayout| tokens.div_ceil(states.every).saturating_mul(states.n_bytes);
@@ -224,6 +252,12 @@ impl KvShape {
     }
 }
 
+/// Returns the pooled keys that tokens complete, as rows of a batch from `first` on.
+pub(crate) fn pooled_rows(stride: usize, tokens: TokenSpan, first: usize) -> TokenSpan {
+    let completed = TokenPool::completed(stride, tokens);
+    TokenSpan { first, n: completed.len(), start: completed.start, first_tail_tile: 0 }
+}
+
 /// Tokens between snapshots of models without attention: those of Mamba-2 with 2.7 billion weights
 /// (168 MB each) then take 20 KB per token, an eighth of the keys and values of a model of this
 /// size at one byte per value.
@@ -233,11 +267,53 @@ const WITHOUT_ATTENTION: usize = 16 * PREFIX_ALIGNMENT;
 const STATE_ALIGN: usize = 64;
 
 impl LayerGroup {
+    /// Returns the index of the group with this window and stride, adding it if there is none.
+    fn among(groups: &mut Vec<Self>, window: Option<usize>, stride: usize) -> usize {
+        let known = groups.iter().position(|group| (group.window, group.stride) == (window, stride));
+        known.unwrap_or_else(|| {
+            groups.push(Self { stride, window, sizes: TensorSizes::default(), tensor_kinds: Vec::new() });
+            groups.len() - 1
+        })
+    }
+
+    /// Returns whether its rows are pooled keys.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.stride > 1
+    }
+
+    /// Returns whether the last block after `len` tokens is a block of pooled keys that later
+    /// tokens write.
+    pub(crate) fn is_open(&self, len: usize) -> bool {
+        self.is_pooled() && !(len / self.stride).is_multiple_of(TOKENS_PER_BLOCK)
+    }
+
+    /// Returns how many snapshots, `every` tokens apart, hold a copy of a block of pooled keys
+    /// that later tokens have written.
+    fn n_open_copies(&self, tokens: usize, every: usize) -> usize {
+        let is_copied = |at: &usize| self.is_open(*at) && at / self.stride < tokens / self.stride;
+        if !self.is_pooled() {
+            return 0;
+        }
+        (1..=tokens / every).map(|n| n * every).filter(is_copied).count()
+    }
+
+    /// Returns the blocks that a prefix of `n` times 128 tokens fills, each with the index of the
+    /// 128 tokens that completes it; for groups with a window those alone that a query reads.
+    pub(crate) fn blocks_of_prefix(&self, n: usize) -> impl Iterator<Item = usize> + use<> {
+        let (stride, first) = (self.stride, self.oldest_block(n * TOKENS_PER_BLOCK));
+        (first..n / stride).map(move |block| (block + 1) * stride - 1)
+    }
+
+    /// Returns the block that is complete with the 128 tokens of index `index`.
+    pub(crate) fn completed_block(&self, index: usize) -> Option<usize> {
+        (index + 1).is_multiple_of(self.stride).then(|| (index + 1) / self.stride - 1)
+    }
+
     /// Returns the number of blocks that `len` tokens extend into, while tiles before `coded` are
     /// coded.
     pub(crate) fn n_blocks(&self, len: usize, coded: usize) -> usize {
         let end = |kind: &KvTensorSpec| match kind.tail_tiles {
-            0 => kind.main_end(len),
+            0 => kind.main_end(len / self.stride),
             _ if coded <= kind.sink_tiles => 0,
             _ => coded * TILE,
         };
@@ -262,6 +338,7 @@ impl LayerGroup {
 
     /// Returns the first block that a step of `rows` writes; `None` when it writes none.
     pub(crate) fn first_block(&self, rows: TokenSpan) -> Option<usize> {
+        let rows = if self.is_pooled() { pooled_rows(self.stride, rows, 0) } else { rows };
         let first = |kind: &KvTensorSpec| {
             kind.writes(rows).find_map(|write| match write.place {
                 kvant_backend::TileLocation::Main(tile) => Some(tile * TILE / TOKENS_PER_BLOCK),

@@ -36,14 +36,23 @@ pub struct KvLayerShape {
     pub window: Option<usize>,
     /// Whether values are a prefix of their keys (MLA), so that one shared-KV tensor holds both.
     pub shared_kv: bool,
-    /// Size of the key of an index that selects the tokens of a query, in layers that have one.
+    /// Size of the key of an index that selects the tokens of a query, in layers that have one. Of
+    /// pooled keys it selects these.
     pub index: Option<usize>,
+    /// Tokens per pooled key, in layers that attend to such keys beside the tokens of their window.
+    pub pool: Option<usize>,
 }
 
 impl KvLayerShape {
-    /// Returns the values stored per token: of keys, of values, and of the key of an index.
+    /// Returns the values stored per token: of keys, of values, and of the key of an index; of
+    /// pooled keys and their index the share of a token.
     pub fn values_per_token(&self) -> usize {
-        self.n_kv_heads * self.k_head_dim + self.n_values() + self.index.unwrap_or(0)
+        let of_index = self.index.unwrap_or(0);
+        let of_tokens = self.n_kv_heads * self.k_head_dim + self.n_values();
+        match self.pool {
+            Some(stride) => of_tokens + (self.k_head_dim + of_index).div_ceil(stride),
+            None => of_tokens + of_index,
+        }
     }
 
     /// Returns the length of a token's values in tensors of their own.
@@ -190,7 +199,22 @@ impl Plan {
         let dim = shape.layers[layer].index?;
         let dtype = self.types[layer].first()?.k;
         // The layout of values: rows are decoded token by token.
-        Some(self.with_f16_tokens(KvTensorSpec::new_shared_kv(dtype, dim, dim)))
+        let spec = KvTensorSpec::new_shared_kv(dtype, dim, dim);
+        Some(if shape.layers[layer].pool.is_some() { self.pooled(spec) } else { self.with_f16_tokens(spec) })
+    }
+
+    /// Returns the tensor with the pooled keys of a layer, if it has some: as the keys of its
+    /// tokens, without tokens in f16.
+    pub fn pooled_tensor(&self, shape: &KvShape, layer: usize) -> Option<KvTensorSpec> {
+        shape.layers[layer].pool?;
+        (!self.types[layer].is_empty()).then(|| self.pooled(self.kv_tensor(shape, layer, 0, Side::K)))
+    }
+
+    /// Returns a tensor whose rows are coded at once, each by itself: whole tiles of pooled keys,
+    /// and centres of them, would wait for thousands of tokens.
+    fn pooled(&self, spec: KvTensorSpec) -> KvTensorSpec {
+        let alpha = if spec.dtype.code().is_some() { self.alpha } else { spec.alpha };
+        KvTensorSpec { sink_tiles: 0, tail_tiles: 0, centres: false, alpha, ..spec }
     }
 
     /// Returns a tensor with the sink and the tail of the plan.

@@ -352,6 +352,7 @@ mod tests {
                 window,
                 shared_kv: false,
                 index: None,
+                pool: None,
             },
         )
     }
@@ -428,6 +429,7 @@ mod tests {
             window: None,
             shared_kv: true,
             index: None,
+            pool: None,
         };
         let (shared_kv, f16) = (KvShape::uniform(2, layer), DType::F16);
         let apart = KvShape::uniform(2, KvLayerShape { shared_kv: false, ..layer });

@@ -12,11 +12,30 @@ use crate::layout::StateLayout;
 pub(crate) struct RecurrentStates<P: Page> {
     /// `None` before the first token, when all values are zero.
     now: Option<Arc<CountedPage<P>>>,
-    /// Snapshots with their length, oldest first.
-    past: Vec<(usize, Arc<CountedPage<P>>)>,
+    /// Snapshots, oldest first.
+    past: Vec<Snapshot<P>>,
     /// The states before the latest step with draft tokens, and the length at that time; `None` as
     /// length once they are obsolete and only their memory is reused.
     before: Option<(Option<usize>, Arc<CountedPage<P>>)>,
+}
+
+/// The states after so many tokens.
+#[derive(Debug)]
+struct Snapshot<P: Page> {
+    len: usize,
+    page: Arc<CountedPage<P>>,
+    /// For each group of layers the block of pooled keys that is not complete, if any: later tokens
+    /// write a copy of it.
+    open: OpenBlocks<P>,
+}
+
+/// Blocks that are not complete, `[groups]`.
+pub(crate) type OpenBlocks<P> = Vec<Option<Arc<CountedPage<P>>>>;
+
+impl<P: Page> Clone for Snapshot<P> {
+    fn clone(&self) -> Self {
+        Self { len: self.len, page: Arc::clone(&self.page), open: self.open.clone() }
+    }
 }
 
 impl<P: Page> Default for RecurrentStates<P> {
@@ -44,24 +63,39 @@ impl<P: Page> RecurrentStates<P> {
         {
             return Some(page);
         }
-        let index = self.past.binary_search_by_key(&len, |(at, _)| *at).ok()?;
-        Some(&self.past[index].1)
+        self.snapshot(len).map(|snapshot| &snapshot.page)
+    }
+
+    fn snapshot(&self, len: usize) -> Option<&Snapshot<P>> {
+        let index = self.past.binary_search_by_key(&len, |snapshot| snapshot.len).ok()?;
+        Some(&self.past[index])
+    }
+
+    /// Returns the blocks of pooled keys that were not complete after `len` tokens, where there is
+    /// a snapshot.
+    pub fn open_after(&self, len: usize) -> Option<&OpenBlocks<P>> {
+        self.snapshot(len).map(|snapshot| &snapshot.open)
+    }
+
+    /// Returns such blocks of all snapshots.
+    pub fn open_blocks(&self) -> impl Iterator<Item = &Arc<CountedPage<P>>> {
+        self.past.iter().flat_map(|snapshot| snapshot.open.iter().flatten())
     }
 
     /// Returns the lengths with saved states.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         let before = self.before.iter().filter_map(|(at, _)| *at);
-        self.past.iter().map(|(at, _)| *at).chain(before)
+        self.past.iter().map(|snapshot| snapshot.len).chain(before)
     }
 
     /// Returns whether the youngest snapshot shares the page of the current states.
     pub fn is_remembered(&self) -> bool {
-        self.now.as_ref().zip(self.past.last()).is_some_and(|(now, (_, past))| Arc::ptr_eq(now, past))
+        self.now.as_ref().zip(self.past.last()).is_some_and(|(now, past)| Arc::ptr_eq(now, &past.page))
     }
 
     /// Returns every page, that of the current states first.
     pub fn pages(&self) -> impl Iterator<Item = &Arc<CountedPage<P>>> {
-        let past = self.past.iter().map(|(_, page)| page);
+        let past = self.past.iter().map(|snapshot| &snapshot.page);
         self.now.iter().chain(past).chain(self.before.iter().map(|(_, page)| page))
     }
 
@@ -98,18 +132,19 @@ impl<P: Page> RecurrentStates<P> {
         StateBatchEntry { rows, page, offset, n_values }
     }
 
-    /// Takes a snapshot of the states after `len` tokens, if `len` is a snapshot length.
-    pub fn commit(&mut self, layout: &StateLayout, len: usize) {
+    /// Takes a snapshot of the states after `len` tokens, if `len` is a snapshot length, with the
+    /// blocks that are not complete.
+    pub fn commit(&mut self, layout: &StateLayout, len: usize, open: impl FnOnce() -> OpenBlocks<P>) {
         if let Some(now) =
             self.now.as_ref().filter(|_| layout.tokens_to_snapshot(len) == layout.snapshot_interval())
         {
-            self.past.push((len, Arc::clone(now)));
+            self.past.push(Snapshot { len, page: Arc::clone(now), open: open() });
         }
     }
 
     /// Restores the states after `len` tokens from `page`.
     pub fn go_back(&mut self, len: usize, page: Option<Arc<CountedPage<P>>>) {
-        self.past.retain(|(at, _)| *at <= len);
+        self.past.retain(|snapshot| snapshot.len <= len);
         let left = std::mem::replace(&mut self.now, page);
         // Later steps overwrite the restored page, so the replaced one is reused for the next save.
         self.before = self.before.take().and_then(|(_, page)| match &self.now {
@@ -119,8 +154,8 @@ impl<P: Page> RecurrentStates<P> {
     }
 
     /// Starts with the states after `len` tokens of another sequence.
-    pub fn attach_prefix(&mut self, len: usize, page: Arc<CountedPage<P>>) {
-        self.past.push((len, Arc::clone(&page)));
+    pub fn attach_prefix(&mut self, len: usize, page: Arc<CountedPage<P>>, open: OpenBlocks<P>) {
+        self.past.push(Snapshot { len, page: Arc::clone(&page), open });
         self.now = Some(page);
     }
 }

@@ -15,6 +15,7 @@ mod loops;
 mod mla;
 mod recurrence;
 mod ropes;
+mod shared_kv;
 mod streams;
 mod xielu;
 
@@ -26,6 +27,7 @@ pub use loops::Loops;
 pub use mla::Latent;
 pub use recurrence::{RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
+pub use shared_kv::{PooledIndexSpec, PooledKeySpec, SharedKv};
 pub use streams::ResidualStreams;
 
 use crate::ModelError;
@@ -104,7 +106,10 @@ pub struct LayerSpec {
     /// Head sizes of multi-head latent attention (MLA) as the model defines them; [its
     /// heads](Self::heads) are then those of the absorbed form, which the cache stores.
     pub latent: Option<Latent>,
-    /// Selection of the tokens that a query attends to; all of them when `None`.
+    /// Sizes of attention with one KV head whose keys are the values.
+    pub shared_kv: Option<SharedKv>,
+    /// Selection of the tokens that a query attends to, or of pooled keys; all of them when
+    /// `None`.
     pub index: Option<TokenIndex>,
     /// Whether V is the key projection, before norms and RoPE (V = K).
     pub values_of_keys: bool,
@@ -145,6 +150,8 @@ pub struct ExpertSpec {
     /// Width to which tokens are projected before the experts; the weighted sum of the experts is
     /// projected back. `None` if experts read the hidden state directly.
     pub latent: Option<usize>,
+    /// Whether a table gives the experts of a token, and the router their weights alone.
+    pub has_table: bool,
 }
 
 /// Where the K and V of a layer are stored.
@@ -173,7 +180,12 @@ impl LayerSpec {
 
     /// Returns whether the layer has recurrent states.
     pub fn is_recurrent(&self) -> bool {
-        self.recurrence.is_some() || self.wkv.is_some()
+        self.recurrence.is_some() || self.wkv.is_some() || self.pooled_keys().is_some()
+    }
+
+    /// Returns the pooled keys that queries attend to, whose unfinished pools are states.
+    pub fn pooled_keys(&self) -> Option<PooledKeySpec> {
+        self.shared_kv.and_then(|of| of.keys)
     }
 
     /// Returns the f32 values of each recurrent state, in order of use.
@@ -181,7 +193,8 @@ impl LayerSpec {
         let of_mixer = self.recurrence.into_iter().flat_map(RecurrentMixer::states);
         // The row before, of both sublayers, and the heads between them.
         let of_wkv = |Heads { n, dim }: Heads| [n * dim, n * dim * dim, n * dim];
-        of_mixer.chain(self.wkv.into_iter().flat_map(of_wkv))
+        let of_pools = self.pooled_keys().into_iter().flat_map(|keys| keys.states());
+        of_mixer.chain(self.wkv.into_iter().flat_map(of_wkv)).chain(of_pools)
     }
 
     /// Returns the values of all queries of a token.
@@ -267,15 +280,22 @@ impl Config {
             }
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
+        let shared_kv = match family.shared_kv {
+            true => Some(shared_kv::read(&keys, family, &mut heads, n_ctx_train)?),
+            false => None,
+        };
         let indexes = index::read(&keys, family, latent, &heads)?;
-        for (heads, index) in heads.iter_mut().zip(&indexes) {
+        for (heads, index) in heads.iter_mut().zip(&indexes).filter(|_| shared_kv.is_none()) {
             heads.index = index.filter(|index| index.selects).map(|index| index.dim);
         }
         let is_recurrent = |i: usize| recurrences.has(i) && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let rope_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
-        let ropes = ropes::read(&keys, family, rope_dims, latent, n_ctx_train)?;
+        let ropes = match &shared_kv {
+            Some(shared) => ropes::Ropes::given(shared.ropes.clone()),
+            None => ropes::read(&keys, family, rope_dims, latent, n_ctx_train)?,
+        };
         let scale = match latent {
             Some(latent) => Some(mla::read_scale(&keys, latent)?),
             None => keys.positive("attention.scale")?,
@@ -299,7 +319,9 @@ impl Config {
                 NoRope::FromFile => !uses_rope,
                 NoRope::FromPattern => !rope_pattern[index],
             };
+            let shared_kv = shared_kv.as_ref().map(|shared| shared.layers[index]);
             let rope = match heads.window {
+                _ if shared_kv.is_some() => shared_kv.map_or(0, |of| of.rope),
                 _ if has_no_rope => ropes.no_rope,
                 Some(_) => ropes.windowed,
                 None => 0,
@@ -319,7 +341,8 @@ impl Config {
                 scale: scale.unwrap_or_else(|| scale_of(family.scale, n_layers, n_embd, heads)),
                 soft_cap,
                 latent,
-                index: indexes[index],
+                shared_kv: shared_kv.map(|of| of.sizes),
+                index: shared_kv.map_or(indexes[index], |of| of.index),
                 values_of_keys: values_of_keys && !is_windowed,
                 sinks: match family.sinks {
                     Sinks::None => false,

@@ -1,8 +1,7 @@
 //! The decoder that all families share, from tokens to logits.
 //!
 //! A transformer with norms, rotary embeddings, grouped-query attention and a gated feed-forward
-//! layer. Families differ in data only ([`LayerSpec`]): biases, kind and positions of norms,
-//! windows, pair order, activation, soft caps, tied output.
+//! layer. Families differ in data only ([`LayerSpec`]).
 //!
 //! A step processes a batch: tokens of any number of sequences, any number of tokens each, pass the
 //! layers together, in one pass over the weights. The result for a token does not depend on the
@@ -37,6 +36,7 @@ mod products;
 mod random;
 mod recurrent;
 mod rwkv;
+mod shared_kv;
 mod streams;
 
 pub use activations::Activations;
@@ -238,7 +238,7 @@ impl<B: Backend> Decoder<B> {
         parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
-        out: Outputs<'_, B>,
+        Outputs { logits, mut queries }: Outputs<'_, B>,
     ) -> Result<(), StepError> {
         let rows = parts.iter().map(|part| part.n).sum();
         assert!(0 < rows && rows <= act.max_rows, "{rows} rows in a step of at most {}", act.max_rows);
@@ -247,7 +247,6 @@ impl<B: Backend> Decoder<B> {
             Entry::Tokens(tokens) if !extra.is_empty() => Some(InputTokens { tokens, extra: &extra }),
             _ => None,
         };
-        let Outputs { logits, mut queries } = out;
         // A step that reads back from the device in between cannot be recorded.
         let is_decode = queries.is_none() && shown.is_none() && parts.iter().all(|part| part.n == 1);
         let compares = self.begin_guarded(parts);
@@ -369,10 +368,12 @@ impl<B: Backend> Decoder<B> {
         if let Some(weights) = &layer.recurrent {
             self.enter_state(step, index, weights)?;
         }
-        match (&layer.attention, kv) {
-            (Some(AnyAttention::Usual(weights)), Some(kv)) => self.attention(step, index, kv, weights)?,
-            (Some(AnyAttention::Latent(weights)), Some(kv)) => self.attend_mla(step, index, kv, weights)?,
-            _ => {}
+        if let (Some(attention), Some(kv)) = (&layer.attention, kv) {
+            match attention {
+                AnyAttention::Usual(weights) => self.attention(step, index, kv, weights)?,
+                AnyAttention::Latent(weights) => self.attend_mla(step, index, kv, weights)?,
+                AnyAttention::SharedKv(weights) => self.attend_shared_kv(step, index, kv, weights)?,
+            }
         }
         match (&layer.recurrent, &layer.rwkv, state) {
             (Some(weights), _, Some(state)) => self.recurrent_mixer(step, index, state, weights),

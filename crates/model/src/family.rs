@@ -53,6 +53,8 @@ pub struct Family {
     pub(crate) gates: OutputGates,
     /// Whether attention is multi-head latent attention (MLA).
     pub(crate) mla: bool,
+    /// Whether attention has one KV head whose keys are the values, and pooled keys (DeepSeek-V4).
+    pub(crate) shared_kv: bool,
     /// Whether every sublayer reads and writes several residual streams (hyper-connections).
     pub(crate) connects_streams: bool,
     /// Selection of the tokens that a query attends to (DeepSeek Sparse Attention).

@@ -21,8 +21,8 @@ mod statistics;
 mod weights;
 
 pub use config::{
-    Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, RecurrentMixer, ResidualStreams,
-    TokenBlocks, TokenIndex,
+    Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, PooledIndexSpec, PooledKeySpec,
+    RecurrentMixer, ResidualStreams, SharedKv, TokenBlocks, TokenIndex,
 };
 pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
 pub use draft_head::{DraftHeadConfig, Drafting};

@@ -62,6 +62,8 @@ pub struct Rope {
     short: Option<ShortFrequencies>,
     magnitude: f64,
     temperature: Option<Temperature>,
+    /// Tokens per rotated row, which has the position of the first of them.
+    stride: usize,
     /// Component of a [`Place`] that rotates each pair, if the model has M-RoPE: `[n_rot / 2]`.
     axes: Vec<usize>,
 }
@@ -123,6 +125,7 @@ impl Rope {
             short: None,
             magnitude,
             temperature: None,
+            stride: 1,
             axes: Vec::new(),
         })
     }
@@ -135,8 +138,30 @@ impl Rope {
             short: None,
             magnitude: 1.0,
             temperature: None,
+            stride: 1,
             axes: Vec::new(),
         }
+    }
+
+    /// Rotates the last values of heads of `dim` instead of the first: leaves the pairs before them
+    /// as they are.
+    pub fn of_last(mut self, dim: usize) -> Self {
+        let n_before = dim.saturating_sub(self.params.n_rot) / 2;
+        self.frequency.splice(0..0, std::iter::repeat_n(0.0, n_before));
+        self.params.n_rot = 2 * self.frequency.len();
+        self
+    }
+
+    /// Rotates by the opposite angles.
+    pub fn backwards(mut self) -> Self {
+        self.frequency.iter_mut().for_each(|frequency| *frequency = -*frequency);
+        self
+    }
+
+    /// Rotates rows that stand for `stride` tokens each, the first of which gives the position: of
+    /// any tokens those that they complete.
+    pub fn pooled(self, stride: usize) -> Self {
+        Self { stride, ..self }
     }
 
     /// Adds the frequencies `short` for contexts of up to `n_ctx` tokens (LongRoPE, arXiv
@@ -197,9 +222,11 @@ impl Rope {
     }
 
     /// Appends cosines and sines for positions `start .. start + rows` of a context of `n_ctx`
-    /// tokens, `[rows, n_rot / 2, 2]`, to `out`.
+    /// tokens, `[rows, n_rot / 2, 2]`, to `out`; of [pooled rows](Self::pooled) for those that these
+    /// tokens complete.
     pub fn angles(&self, n_ctx: usize, start: usize, rows: usize, out: &mut Vec<f32>) {
-        for position in start..start + rows {
+        for row in start / self.stride..(start + rows) / self.stride {
+            let position = row * self.stride;
             let magnitude = self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(position));
             for frequency in self.frequencies(n_ctx) {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
@@ -233,6 +260,33 @@ mod tests {
         rope.angles(64, 3, 1, &mut out);
         let want = [3f32.cos(), 3f32.sin(), 0.3f32.cos(), 0.3f32.sin()];
         assert!(out.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
+    }
+
+    #[test]
+    fn the_last_values_rotate_and_back() {
+        let rope = Rope::new(Pairing::Interleaved, 4, 100.0, &Scaling::None, None).unwrap();
+        let (mut plain, mut last, mut back) = (Vec::new(), Vec::new(), Vec::new());
+        rope.angles(64, 7, 2, &mut plain);
+        let of_last = rope.of_last(8);
+        assert_eq!(of_last.params.n_rot, 8);
+        of_last.angles(64, 7, 2, &mut last);
+        of_last.backwards().angles(64, 7, 2, &mut back);
+        for (row, plain) in plain.chunks_exact(4).enumerate() {
+            assert_eq!(last[8 * row..][..8], [&[1.0, 0.0, 1.0, 0.0], plain].concat());
+            let want: Vec<f32> = last[8 * row..][..8].chunks_exact(2).flat_map(|x| [x[0], -x[1]]).collect();
+            assert_eq!(back[8 * row..][..8], want);
+        }
+    }
+
+    #[test]
+    fn pooled_rows_have_the_positions_of_their_first_tokens() {
+        let rope = Rope::new(Pairing::Halves, 2, 100.0, &Scaling::None, None).unwrap();
+        for (start, rows, positions) in [(0, 3, &[][..]), (3, 1, &[0]), (5, 8, &[4, 8]), (8, 4, &[8])] {
+            let (mut pooled, mut plain) = (Vec::new(), Vec::new());
+            rope.clone().pooled(4).angles(64, start, rows, &mut pooled);
+            positions.iter().for_each(|&position| rope.angles(64, position, 1, &mut plain));
+            assert_eq!(pooled, plain, "{start}, {rows}");
+        }
     }
 
     #[test]

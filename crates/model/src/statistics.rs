@@ -45,11 +45,11 @@ impl Config {
             if spec.state != LayerState::Own {
                 continue;
             }
-            let (balance, noise) = match spec.latent {
-                None => Moments::of(gguf, self, index)?.balance(spec),
+            let (balance, noise) = match spec.heads.shared_kv {
+                false => Moments::of(gguf, self, index)?.balance(spec),
                 // After the per-head projections of MLA, all dimensions of the latent vector count
-                // alike.
-                Some(_) => (LayerScales::identity(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
+                // alike; and those of a normalized key as values as well.
+                true => (LayerScales::identity(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
             };
             balances.layers.push(balance);
             score_noise.push(noise);

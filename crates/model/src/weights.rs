@@ -22,6 +22,7 @@ mod norm_bias;
 mod per_layer;
 mod recurrent;
 mod rwkv;
+mod shared_kv;
 mod streams;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
@@ -35,6 +36,7 @@ pub(crate) use mla::LatentAttention;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{Entering, Factored, HeadWeights, KimiEntering, Recurrent, RuleWeights};
 pub(crate) use rwkv::{EmbeddingNormWeights, MIXES, Rwkv, Squashed};
+pub(crate) use shared_kv::{PooledKeyWeights, SharedKvAttention};
 pub(crate) use streams::{AltUp, Coefficients, StreamProjections};
 
 use crate::config::{DIVISORS, LayerState};

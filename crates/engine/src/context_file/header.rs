@@ -221,12 +221,14 @@ fn heads(shape: &KvShape) -> String {
     let mut states =
         shape.states.chunk_by(|a, b| a == b).map(|run| format!("{} x state of {}", run.len(), run[0]));
     let run = |run: &[KvLayerShape]| {
-        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv, index } = run[0];
+        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv, index, pool } =
+            run[0];
         let window = window.map_or_else(String::new, |window| format!(" window {window}"));
         let values =
             if shared_kv { format!(" with values of {v_head_dim}") } else { format!(", {v_head_dim}") };
         let index = index.map_or_else(String::new, |dim| format!(" index {dim}"));
-        format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}{values}{window}{index}", run.len())
+        let pool = pool.map_or_else(String::new, |stride| format!(" pools of {stride}"));
+        format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}{values}{window}{index}{pool}", run.len())
     };
     runs.map(run).chain(&mut states).collect::<Vec<_>>().join("; ")
 }
@@ -278,6 +280,7 @@ mod tests {
             window: None,
             shared_kv: true,
             index: None,
+            pool: None,
         };
         assert_eq!(heads(&KvShape::uniform(2, layer)), "2 x 16/1 of 576 with values of 512");
         let apart = KvLayerShape { shared_kv: false, ..layer };

@@ -157,6 +157,7 @@ mod tests {
             window: None,
             shared_kv: false,
             index: None,
+            pool: None,
         };
         let of_weights = ChannelScales {
             layers: vec![LayerScales { k_scale: vec![2.0; 32], ..LayerScales::identity(&heads) }],

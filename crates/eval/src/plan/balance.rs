@@ -85,6 +85,7 @@ mod tests {
             window: None,
             shared_kv: false,
             index: None,
+            pool: None,
         };
         let usual = [16.0, 0.0625, 16.0, 0.0625, 0.0, 0.0, 1.0, 1e-300];
         let layer = |v: [f64; 8]| LayerStatistics {

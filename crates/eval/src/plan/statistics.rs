@@ -61,15 +61,15 @@ impl Statistics {
         for (index, layer) in model.config().layers.iter().enumerate() {
             // Recurrent layers store no K and V.
             let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
-            match layer.latent {
-                None => {
+            match layer.heads.shared_kv {
+                false => {
                     let columns = model.config().output_columns(model.gguf(), index);
                     let columns = columns.map_err(kvant::Error::from)?;
                     sums[kv].w.iter_mut().zip(columns).for_each(|(sum, column)| *sum += column);
                 }
                 // After the per-head projections of MLA, all dimensions of the latent vector count
-                // alike.
-                Some(_) => sums[kv].w.fill(1.0),
+                // alike; so do those of a key that every head reads as its value.
+                true => sums[kv].w.fill(1.0),
             }
         }
         for (index, piece) in pieces.iter().enumerate() {
@@ -300,6 +300,7 @@ mod tests {
             window: None,
             shared_kv: false,
             index: None,
+            pool: None,
         }
     }
 

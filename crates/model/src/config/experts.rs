@@ -12,6 +12,7 @@ const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 const LATENT: &str = "moe_latent_size";
+const HASHED: &str = "hash_layer_count";
 /// Names of the tensors with the router's selection bias.
 pub(crate) const SELECTION_BIAS: [&str; 2] = ["exp_probs_b.bias", "exp_probs_b"];
 
@@ -28,6 +29,8 @@ pub(super) struct FeedForward {
     /// experts.
     n_leading: usize,
     step: usize,
+    /// Number of leading layers with a table of experts.
+    n_hashed: usize,
 }
 
 impl FeedForward {
@@ -35,7 +38,8 @@ impl FeedForward {
     pub fn of_layer(&self, index: usize) -> Option<ExpertSpec> {
         let has_experts = index >= self.n_leading && (index + 1).is_multiple_of(self.step);
         let experts = self.experts.filter(|_| has_experts && self.has(index))?;
-        Some(ExpertSpec { activation: self.activations[1][index], ..experts })
+        let has_table = index < self.n_hashed;
+        Some(ExpertSpec { activation: self.activations[1][index], has_table, ..experts })
     }
 
     /// Returns the activation of the dense FFN, or of the shared expert in a MoE layer.
@@ -91,7 +95,15 @@ pub(super) fn read(
             if rule.is_some_and(|rule| rule.is_required) {
                 return Err(keys.bad(COUNT, "at least one expert", n));
             }
-            return Ok(FeedForward { dense, shared: 0, experts: None, activations, n_leading: 0, step: 1 });
+            return Ok(FeedForward {
+                dense,
+                shared: 0,
+                experts: None,
+                activations,
+                n_leading: 0,
+                step: 1,
+                n_hashed: 0,
+            });
         }
     };
     // The router has a row of weights per expert.
@@ -127,8 +139,18 @@ pub(super) fn read(
     }
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
     let (activation, shared_expert) = (family.activation, rule.shared);
-    let of_experts = ExpertSpec { n, n_ff, activation, routing, shared: shared_expert, shared_scale, latent };
-    Ok(FeedForward { dense, shared, experts: Some(of_experts), activations, n_leading, step })
+    let of_experts = ExpertSpec {
+        n,
+        n_ff,
+        activation,
+        routing,
+        shared: shared_expert,
+        shared_scale,
+        latent,
+        has_table: false,
+    };
+    let n_hashed = keys.count(HASHED)?;
+    Ok(FeedForward { dense, shared, experts: Some(of_experts), activations, n_leading, step, n_hashed })
 }
 
 /// Reads the activations of each layer, whose SiLU may have a limit: of the dense FFN or the shared
@@ -198,8 +220,9 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(RouterScores, bool), Mo
         2 => Ok((RouterScores::Sigmoid, normalizes)),
         // A softmax over the selected experts alone.
         3 => Ok((RouterScores::Softmax, true)),
+        4 => Ok((RouterScores::SqrtSoftplus, normalizes)),
         got => {
-            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts";
+            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts; 4, √softplus";
             Err(ModelError::Unsupported { what: format!("{} {got} ({known})", keys.key(GATING)) })
         }
     }

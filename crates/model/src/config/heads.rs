@@ -24,6 +24,7 @@ const NONE: KvLayerShape = KvLayerShape {
     window: None,
     shared_kv: false,
     index: None,
+    pool: None,
 };
 
 /// Gates of the attention output: functions of a projection of the layer's input.
@@ -158,7 +159,16 @@ pub(super) fn read(
         let [k_head_dim, v_head_dim] = if windows.layers[index] { own_dims } else { dims };
         let window = windows.length.filter(|_| windows.layers[index]);
         let shared_kv = false;
-        Ok(KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv, index: None })
+        Ok(KvLayerShape {
+            n_heads,
+            n_kv_heads,
+            k_head_dim,
+            v_head_dim,
+            window,
+            shared_kv,
+            index: None,
+            pool: None,
+        })
     };
     n_kv_heads.iter().enumerate().map(of_layer).collect()
 }

@@ -76,6 +76,7 @@ pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent
         window: None,
         shared_kv: true,
         index: None,
+        pool: None,
     };
     Ok((heads, Latent { q_rank, rank, n_rot, k_dim: whole - n_rot, v_dim }))
 }

@@ -28,7 +28,12 @@ pub(super) struct Ropes {
 
 impl Ropes {
     fn of(first: Rope) -> Self {
-        Self { all: vec![first], windowed: 0, no_rope: 0, query_offset: 0 }
+        Self::given(vec![first])
+    }
+
+    /// Returns these, of which layers name theirs.
+    pub fn given(all: Vec<Rope>) -> Self {
+        Self { all, windowed: 0, no_rope: 0, query_offset: 0 }
     }
 }
 
@@ -91,6 +96,29 @@ pub(super) fn read(
         queries.for_each(|rope| *rope = rope.clone().growing(temperature));
     }
     Ok(ropes)
+}
+
+/// Returns an embedding of this base without context extension.
+pub(super) fn plain(keys: &Keys, pairing: Pairing, n_rot: usize, base: f32) -> Result<Rope, ModelError> {
+    let rope = Rope::new(pairing, n_rot, base, &Scaling::None, None);
+    rope.ok_or_else(|| keys.bad("rope.freq_base", "a positive base", base))
+}
+
+/// Reads the embedding of layers with pooled keys: YaRN leaves its magnitude as it is.
+pub(super) fn of_pools(
+    keys: &Keys,
+    family: &Family,
+    n_rot: usize,
+    n_ctx_train: usize,
+) -> Result<Rope, ModelError> {
+    const BASE: &str = "attention.compress_rope_freq_base";
+    let base = keys.float_or(BASE, read_base(keys)?)?;
+    let mut scaling = read_scaling(keys, family, keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?)?;
+    if let Scaling::Yarn { log_multiplier, .. } = &mut scaling {
+        *log_multiplier = 1.0;
+    }
+    let rope = Rope::new(family.pairing, n_rot, base, &scaling, None);
+    rope.ok_or_else(|| keys.bad(BASE, "a positive base and scaling factor", base))
 }
 
 /// Reads which layers have RoPE, for families whose files may have a pattern: all without one.

@@ -1,7 +1,7 @@
 //! Several residual streams (AltUp, hyper-connections), and sparse feed-forward layers beside the
 //! former (Gemma 3n).
 
-use kvant_backend::Activation;
+use kvant_backend::{Activation, StreamMixing};
 
 use super::{Keys, PER_LAYER};
 use crate::ModelError;
@@ -9,6 +9,8 @@ use crate::family::Family;
 
 /// Largest number of residual streams.
 const MAX_STREAMS: usize = 16;
+/// Most iterations that mix streams: several times those of any model.
+const MAX_ITERATIONS: usize = 100;
 
 /// The residual streams of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,10 +26,14 @@ pub enum ResidualStreams {
     Connected {
         /// Number of streams.
         n: usize,
-        /// Added to every gate.
+        /// Added to the gates of what a sublayer reads.
         eps: f32,
-        /// Factor on the gates of what a sublayer writes.
+        /// Added to the gates of what it writes.
+        write_eps: f32,
+        /// Factor on these.
         magnitude: f32,
+        /// What a stream keeps of all.
+        mixing: StreamMixing,
     },
 }
 
@@ -46,11 +52,21 @@ impl ResidualStreams {
 pub(super) fn read(keys: &Keys, family: &Family) -> Result<ResidualStreams, ModelError> {
     const ALTERNATING: &str = "altup.num_inputs";
     const CONNECTED: &str = "hyper_connection.count";
+    const ITERATIONS: &str = "hyper_connection.sinkhorn_iterations";
     if family.connects_streams {
         let n = read_count(keys, CONNECTED)?;
-        let [eps, magnitude] = ["epsilon", "magnitude"].map(|of| format!("hyper_connection.{of}"));
-        let (eps, magnitude) = (keys.float(&eps)?, keys.float(&magnitude)?);
-        return Ok(ResidualStreams::Connected { n, eps, magnitude });
+        let eps = keys.float("hyper_connection.epsilon")?;
+        return Ok(match keys.count(ITERATIONS)? {
+            0 => {
+                let (magnitude, mixing) = (keys.float("hyper_connection.magnitude")?, StreamMixing::None);
+                ResidualStreams::Connected { n, eps, write_eps: eps, magnitude, mixing }
+            }
+            iterations if iterations <= MAX_ITERATIONS => {
+                let mixing = StreamMixing::Sinkhorn { iterations };
+                ResidualStreams::Connected { n, eps, write_eps: 0.0, magnitude: 2.0, mixing }
+            }
+            iterations => return Err(keys.bad(ITERATIONS, &format!("at most {MAX_ITERATIONS}"), iterations)),
+        });
     }
     if !keys.has(ALTERNATING) {
         return Ok(ResidualStreams::One);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use kvant_backend::{Backend, BackendError, Matrix as _, StateHeads};
 
 use super::rwkv::RwkvActivations;
+use super::shared_kv::PoolActivations;
 use super::{Decoder, LoraScratch};
 use crate::config::RecurrentMixer;
 use crate::weights::{DraftEntry, FeedForward, Layer};
-use crate::{LayerSpec, ModelError, SharedExpert};
+use crate::{LayerSpec, ModelError, ResidualStreams, SharedExpert};
 
 /// The activations of a step. They belong to the device, not to a sequence; only a step with more
 /// step tiles than any before it allocates memory.
@@ -26,7 +27,7 @@ pub struct Activations<B: Backend> {
     pub(super) streams: B::Buffer,
     pub(super) predictions: B::Buffer,
     /// What their router makes of a row, `[rows, n_streams]`; or products of connected streams,
-    /// `[rows, 2 n_streams]`.
+    /// `[rows, n_products]`.
     pub(super) modalities: B::Buffer,
     /// Coefficients of what a sublayer reads, `[rows, n_streams]`.
     pub(super) reads: B::Buffer,
@@ -45,7 +46,8 @@ pub struct Activations<B: Backend> {
     pub(super) attended: B::Buffer,
     /// MLA: low-rank input of the query projection, `[rows, q_rank]`.
     pub(super) q_low_rank: B::Buffer,
-    /// MLA: query parts without RoPE, and later values, `[rows, n_heads * k_dim or v_dim]`.
+    /// MLA: query parts without RoPE, and later values, `[rows, n_heads * k_dim or v_dim]`. Shared
+    /// KV: what the output projection makes of groups, `[rows, groups * rank]`.
     pub(super) q_without_rope: B::Buffer,
     /// MLA: query parts with RoPE, `[rows, n_heads * n_rot]`.
     pub(super) q_rope: B::Buffer,
@@ -59,6 +61,10 @@ pub struct Activations<B: Backend> {
     /// Positions of the tokens that rows attend to, or numbers of blocks, `[rows, n_lists,
     /// n_used]`: those of the last layer that selected some.
     pub(super) selected: B::Buffer,
+    /// What is pooled to keys of an index, and to those of attention.
+    pub(super) pools: [PoolActivations<B>; 2],
+    /// The experts of each row in leading layers with a table of them, `[rows, n_used]`.
+    pub(super) chosen: Vec<B::Buffer>,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
     /// Router logits, `[rows, n_experts]`.
@@ -155,6 +161,8 @@ impl<B: Backend> Decoder<B> {
             })
         };
         let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));
+        let pools = || c.layers.iter().filter_map(LayerSpec::pooled_keys);
+        let tables = c.layers.iter().map_while(|layer| layer.experts.filter(|of| of.has_table));
         let n_features = match &self.weights.entry {
             Some(DraftEntry::Features(entry)) => entry.fc.n_in(),
             Some(DraftEntry::Block(entry)) => entry.fc.n_in(),
@@ -172,7 +180,10 @@ impl<B: Backend> Decoder<B> {
             features: buffer(n_features)?,
             streams: of_streams()?,
             predictions: of_streams()?,
-            modalities: buffer(2 * n_streams)?,
+            modalities: buffer(match c.streams {
+                ResidualStreams::Connected { n, mixing, .. } => mixing.n_products(n, true),
+                _ => n_streams,
+            })?,
             reads: buffer(n_streams)?,
             coefs: buffer(n_streams * (n_streams + 1))?,
             attention_in: buffer(match c.family.reads_tokens || n_streams > 0 {
@@ -186,9 +197,13 @@ impl<B: Backend> Decoder<B> {
                 let of_state = layer.recurrence.map_or(0, |of| of.n_out());
                 layer.n_out().max(of_state).max(layer.wkv.map_or(0, |heads| heads.n * heads.dim))
             })?,
-            q_low_rank: widest(|layer| layer.latent.and_then(|of| of.q_rank).unwrap_or(0))?,
+            q_low_rank: widest(|layer| {
+                let of_shared = layer.shared_kv.map_or(0, |of| of.q_rank);
+                layer.latent.and_then(|of| of.q_rank).unwrap_or(of_shared)
+            })?,
             q_without_rope: widest(|layer| {
-                layer.latent.map_or(0, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim))
+                let of_shared = layer.shared_kv.map_or(0, |of| of.groups.n * of.groups.dim);
+                layer.latent.map_or(of_shared, |of| layer.heads.n_heads * of.k_dim.max(of.v_dim))
             })?,
             q_rope: widest(|layer| layer.latent.map_or(0, |of| layer.heads.n_heads * of.n_rot))?,
             k_rope: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
@@ -196,6 +211,11 @@ impl<B: Backend> Decoder<B> {
             index_k: [index_key()?, index_key()?],
             index_heads: widest(|layer| layer.index.map_or(0, |of| of.n_heads))?,
             selected: widest(|layer| layer.index.map_or(0, |of| of.n_lists() * of.n_used))?,
+            pools: [
+                PoolActivations::new(pools().filter_map(|keys| keys.index).map(|of| of.pool), buffer)?,
+                PoolActivations::new(pools().map(|keys| keys.pool), buffer)?,
+            ],
+            chosen: tables.map(|of| buffer(of.routing.n_used)).collect::<Result<_, BackendError>>()?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
             expert_output: buffer(if has_own_output { c.n_embd } else { latent })?,

@@ -3,7 +3,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use kvant_backend::{KvBatchEntry, Page, StateBatchEntry, TokenSpan};
+use kvant_backend::{KvBatchEntry, Page, PooledBatchEntry, StateBatchEntry, TokenSpan};
 
 use super::BatchSequence;
 
@@ -20,6 +20,18 @@ impl<T> FromIterator<T> for BatchEntries<T> {
         match (entries.next(), entries.next()) {
             (Some(one), None) => Self::One([one]),
             (first, second) => Self::Many(first.into_iter().chain(second).chain(entries).collect()),
+        }
+    }
+}
+
+impl<T> IntoIterator for BatchEntries<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        match self {
+            Self::One(entries) => Vec::from(entries).into_iter(),
+            Self::Many(entries) => entries.into_iter(),
         }
     }
 }
@@ -57,6 +69,36 @@ pub(super) fn kv_entries<'a, P: Page>(
         step_tiles += part.cache.part(kv, rows, 0).step_bytes();
         part.cache.part(kv, rows, own)
     })
+}
+
+/// Returns the sequences of a step with the pooled keys of index `kv`, of which those that the
+/// step completes are consecutive rows.
+pub(super) fn pooled_entries<'a, P: Page>(
+    parts: &'a mut [BatchSequence<'_, P>],
+    kv: usize,
+) -> Vec<PooledBatchEntry<'a, P>> {
+    let mut first_key = 0;
+    let of = |part: &'a mut BatchSequence<'_, P>, rows| {
+        let pooled = part.cache.pooled_part(kv, rows, first_key).expect("a layer with pooled keys");
+        first_key += pooled.keys.rows.n;
+        pooled
+    };
+    with_rows(parts, of).into_iter().collect()
+}
+
+/// Returns the sequences of a step with the K and V of index `kv`, and with its pooled keys.
+pub(super) fn pooled_pairs<'a, P: Page>(
+    parts: &'a mut [BatchSequence<'_, P>],
+    kv: usize,
+    first_offset: usize,
+) -> (Vec<KvBatchEntry<'a, P>>, Vec<PooledBatchEntry<'a, P>>) {
+    let mut step_tiles = first_offset;
+    let of = |part: &'a mut BatchSequence<'_, P>, rows| {
+        let own = step_tiles;
+        step_tiles += part.cache.part(kv, rows, 0).step_bytes();
+        part.cache.parts(kv, rows, own).expect("a layer with pooled keys")
+    };
+    with_rows(parts, of).into_iter().unzip()
 }
 
 /// Returns the sequences of a step with their states of index `index`.

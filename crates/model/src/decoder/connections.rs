@@ -1,11 +1,12 @@
 //! Several residual streams that every sublayer reads and writes (hyper-connections, arXiv
-//! 2409.19606), as Hunyuan 4 has them.
+//! 2409.19606), as Hunyuan 4 and DeepSeek-V4 have them.
 //!
 //! ```text
 //! h[i] = e                                             e: the token's embedding
 //! p = W concat(h) / rms(concat(h))                     of each sublayer
 //! x = Σ_i in[i] h[i],  in[i] = sigmoid(s_in p[i] + b[i]) + eps
 //! h[i] = h[i] + out[i] f(norm(x)),  out[i] = magnitude sigmoid(s_out p[n + i] + b[n + i]) + eps
+//! h[i] = Σ_j mix[j, i] h[j] + out[i] f(norm(x))            in DeepSeek-V4, whose out has no eps
 //! y = Σ_i in[i] h[i]                                   behind the last layer, as before a sublayer
 //! ```
 //!
@@ -67,7 +68,7 @@ impl<B: Backend> Decoder<B> {
         Connection { parts, numbers, is_written }: &Connection<B>,
     ) -> Result<(), ModelError> {
         let (backend, rows, width) = (step.backend, step.rows, self.config.n_embd);
-        let ResidualStreams::Connected { n, eps, magnitude } = self.config.streams else {
+        let ResidualStreams::Connected { n, eps, write_eps, magnitude, mixing } = self.config.streams else {
             unreachable!("connections belong to connected streams")
         };
         let Activations { x, streams, modalities: products, reads, coefs, .. } = &mut *step.act;
@@ -76,8 +77,8 @@ impl<B: Backend> Decoder<B> {
             let output = Output { w, bias: None, y: &mut *products, accumulate: i > 0 };
             backend.project(input, &mut [output])?;
         }
-        let connections =
-            HyperConnections { n, width, numbers, norm_eps: self.config.norm_eps, eps, magnitude };
+        let norm_eps = self.config.norm_eps;
+        let connections = HyperConnections { n, width, numbers, norm_eps, eps, write_eps, magnitude, mixing };
         backend.connect_streams(connections, products, streams, rows, reads, is_written.then_some(coefs))?;
         Ok(backend.mix_streams(reads, streams, rows, Streams { n_in: n, n_out: 1, width }, x)?)
     }

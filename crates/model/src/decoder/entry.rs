@@ -55,6 +55,7 @@ impl<B: Backend> Decoder<B> {
                 if self.weights.last_connection.is_some() {
                     self.fill_streams(backend, tokens.len(), act)?;
                 }
+                self.choose_experts(backend, tokens, act)?;
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,
             Entry::Pairs(tokens, streams) => {

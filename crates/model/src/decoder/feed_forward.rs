@@ -33,7 +33,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
-            self.moe_ffn(step, layer, spec, experts, of)?;
+            self.moe_ffn(step, index, experts, of)?;
         }
         if let (Some(norm), Some(experts)) = (self.after_norm(&layer.ffn_after), &layer.experts)
             && experts.beside.is_none()
@@ -105,11 +105,11 @@ impl<B: Backend> Decoder<B> {
     fn moe_ffn(
         &self,
         step: &mut StepContext<'_, '_, B>,
-        layer: &Layer<B>,
-        spec: &LayerSpec,
+        index: usize,
         experts: &Experts<B>,
-        ExpertSpec { routing, activation, .. }: ExpertSpec,
+        ExpertSpec { routing, activation, has_table, .. }: ExpertSpec,
     ) -> Result<(), ModelError> {
+        let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
         let is_stored = spec.stores_norm();
@@ -136,7 +136,8 @@ impl<B: Backend> Decoder<B> {
             (None, None) => backend.project(input, &mut [router_logits])?,
         }
         let [selection_bias, scales] = [selection_bias, scales].map(Option::as_ref);
-        let choice = Router { routing, logits: &act.router, selection_bias, scales };
+        let chosen = if has_table { act.chosen.get(index) } else { None };
+        let choice = Router { routing, logits: &act.router, selection_bias, scales, chosen };
         let biases = biases.as_ref().map(|biases| biases.each_ref());
         let gate = gate.as_ref().unwrap_or(up);
         let weights = ExpertWeights { activation, gate, up, down, biases };

@@ -48,6 +48,7 @@ pub(crate) const LLAMA: Family = Family {
     attends: true,
     gates: OutputGates::None,
     mla: false,
+    shared_kv: false,
     connects_streams: false,
     index: None,
     output_norm: "output_norm.weight",
@@ -275,6 +276,18 @@ pub(super) static FAMILIES: &[Family] = &[
         has_mtp: false,
         experts: Some(ExpertRule { is_required: false, ..SEVERAL_BY_SIGMOID }),
         ..DEEPSEEK2
+    },
+    // DeepSeek-V4: one KV head, whose keys are pooled outside a window; no other layer than with
+    // experts.
+    Family {
+        name: "deepseek4",
+        shared_kv: true,
+        clamps_gates: true,
+        connects_streams: true,
+        windows: Some(WINDOWS),
+        sinks: Sinks::All,
+        experts: Some(ExpertRule { scores: RouterScores::SqrtSoftplus, ..SEVERAL }),
+        ..LLAMA
     },
     // Three of four layers have a state instead.
     Family {

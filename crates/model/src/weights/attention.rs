@@ -3,15 +3,16 @@
 use kvant_backend::Backend;
 
 use super::low_rank::RowsOf;
-use super::{BlockIndexWeights, KV_TENSORS, LatentAttention, Loader, LowRank};
+use super::{BlockIndexWeights, KV_TENSORS, LatentAttention, Loader, LowRank, SharedKvAttention};
 use crate::config::LayerState;
 use crate::family::OutputGates;
 use crate::{Config, ModelError};
 
-/// Attention of either kind.
+/// Attention of any kind.
 pub(crate) enum AnyAttention<B: Backend> {
     Usual(Attention<B>),
     Latent(LatentAttention<B>),
+    SharedKv(SharedKvAttention<B>),
 }
 
 /// Grouped-query attention. Matrices are `[n_out, n_in]`.
@@ -56,7 +57,11 @@ impl<B: Backend> Loader<'_, B> {
         c: &Config,
         index: usize,
     ) -> Result<Option<AnyAttention<B>>, ModelError> {
-        Ok(Some(match (c.layers[index].state, c.layers[index].latent) {
+        let spec = &c.layers[index];
+        if let Some(sizes) = spec.shared_kv {
+            return Ok(Some(AnyAttention::SharedKv(self.shared_kv_attention(c, index, sizes)?)));
+        }
+        Ok(Some(match (spec.state, spec.latent) {
             (LayerState::Nothing, _) => return Ok(None),
             (_, Some(latent)) => AnyAttention::Latent(self.latent_attention(c, index, latent)?),
             (_, None) => AnyAttention::Usual(self.attention(c, index)?),

@@ -28,6 +28,8 @@ pub(crate) struct Experts<B: Backend> {
     pub(crate) selection_bias: Option<B::Buffer>,
     /// Factor on each expert's weight, `[n_experts]`.
     pub(crate) scales: Option<B::Buffer>,
+    /// The experts of each token, `[n_vocab, n_used]`, if they do not depend on the router.
+    pub(crate) table: Option<Vec<f32>>,
     /// `None` if the up projection gates itself.
     pub(crate) gate: Option<B::Experts>,
     pub(crate) up: B::Experts,
@@ -60,7 +62,7 @@ impl<B: Backend> Loader<'_, B> {
         &mut self,
         c: &Config,
         index: usize,
-        ExpertSpec { n, n_ff, shared, latent, .. }: ExpertSpec,
+        ExpertSpec { n, n_ff, shared, latent, routing, has_table, .. }: ExpertSpec,
     ) -> Result<Experts<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let router = self.matrix(&name("ffn_gate_inp.weight"), c.n_embd, n)?;
@@ -78,6 +80,7 @@ impl<B: Backend> Loader<'_, B> {
         let selection_bias = if self.has(&given) { given } else { unsuffixed };
         let selection_bias = self.optional_vector(&selection_bias, n)?;
         let scales = self.expert_scales(index, n, shared)?;
+        let table = has_table.then(|| self.expert_table(index, n, routing.n_used)).transpose()?;
         let width = latent.unwrap_or(c.n_embd);
         let biases = self.expert_biases(index, n, [n_ff, width])?;
         let [gate, up, down, both] = TENSORS.map(name);
@@ -124,6 +127,7 @@ impl<B: Backend> Loader<'_, B> {
             router_bias,
             selection_bias,
             scales,
+            table,
             gate,
             up,
             down,
@@ -132,6 +136,21 @@ impl<B: Backend> Loader<'_, B> {
             latent,
             beside,
         })
+    }
+
+    /// Loads the experts of each token, which are some of `n`.
+    fn expert_table(&mut self, index: usize, n: usize, n_used: usize) -> Result<Vec<f32>, ModelError> {
+        let name = format!("blk.{index}.ffn_gate_tid2eid.weight");
+        let n_vocab = self.gguf.tensor("token_embd.weight")?.info.rows();
+        let table = self.values(&name, &[n_used, n_vocab])?;
+        let is_expert = |number: &&f32| number.fract() == 0.0 && (0.0..n as f32).contains(*number);
+        match table.iter().find(|number| !is_expert(number)) {
+            Some(number) => {
+                let expected = format!("numbers of {n} experts");
+                Err(ModelError::Value { key: name, expected, got: number.to_string() })
+            }
+            None => Ok(table),
+        }
     }
 
     /// Returns the biases of gate, up and down of experts behind a norm: the first two matrices of

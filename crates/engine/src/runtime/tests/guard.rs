@@ -33,6 +33,7 @@ fn shape() -> KvShape {
         window,
         shared_kv,
         index: None,
+        pool: None,
     };
     // scale² |k|² |q|² / dim
     let lost = f64::from(SCALE).powi(2) * DIM as f64 * SPREAD.powi(2);

@@ -38,6 +38,7 @@ impl Model {
             window: None,
             shared_kv: false,
             index: None,
+            pool: None,
         };
         [Self::new(vec![heads], [5, 18_000], 1024), Self::new(Vec::new(), [5, 300], 8192)]
     }
