@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use kvant_backend::{Backend, BackendError, CountedPage, Page, PageAllocator, Result};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::recurrent_states::OpenBlocks;
+use crate::recurrent_states::KeptBlocks;
 
 /// Identifies a block by everything its bytes depend on: model, plan, salt and all tokens up to its
 /// end. Each key is a hash of the previous block's key and the block's tokens.
@@ -44,14 +44,22 @@ pub(crate) struct Entry<P: Page> {
     pub(crate) sinks: Vec<Option<Weak<CountedPage<P>>>>,
     /// The states of recurrent layers at the end of the block, if there is a snapshot.
     pub(crate) states: Option<Weak<CountedPage<P>>>,
-    /// With them, for each group the block of pooled keys that is not complete, if any.
-    pub(crate) open: Vec<Option<Weak<CountedPage<P>>>>,
+    /// With them, for each group the blocks that the snapshot holds.
+    pub(crate) kept: Vec<Vec<Weak<CountedPage<P>>>>,
+    /// Whether a sequence with these tokens lives, which may hold no block of them: those of a
+    /// window are released, and a block of pooled keys is of more tokens.
+    pub(crate) life: Weak<Life>,
 }
 
+/// What sequences with common tokens hold together.
+#[derive(Debug)]
+pub(crate) struct Life;
+
 impl<P: Page> Entry<P> {
-    /// Returns whether any sequence still holds one of its blocks, or the states.
+    /// Returns whether any sequence still has its tokens, or holds one of its blocks or the states.
     fn is_held(&self) -> bool {
-        self.blocks.iter().chain([&self.states]).flatten().any(|page| page.strong_count() > 0)
+        self.life.strong_count() > 0
+            || self.blocks.iter().chain([&self.states]).flatten().any(|page| page.strong_count() > 0)
     }
 
     /// Returns whether both refer to the same memory.
@@ -60,8 +68,7 @@ impl<P: Page> Entry<P> {
             (Some(a), Some(b)) => a.ptr_eq(b),
             (a, b) => a.is_none() && b.is_none(),
         };
-        let blocks = self.blocks.iter().zip(&other.blocks).chain(self.open.iter().zip(&other.open));
-        blocks.chain([(&self.states, &other.states)]).all(same)
+        self.blocks.iter().zip(&other.blocks).chain([(&self.states, &other.states)]).all(same)
     }
 }
 
@@ -91,21 +98,23 @@ impl<P: Page> PrefixEntry<P> {
             let mut sinks = self.holders.iter().filter_map(|holder| holder.sinks[g].as_ref()).peekable();
             if sinks.peek().is_none() { Some(None) } else { sinks.find_map(Weak::upgrade).map(Some) }
         };
-        let states = self.holders.iter().find_map(|holder| holder.states.as_ref()?.upgrade());
-        let open = |g: usize| self.holders.iter().find_map(|holder| holder.open.get(g)?.as_ref()?.upgrade());
+        let states = self.holders.iter().find_map(|holder| {
+            let kept = holder.kept.iter().map(|of| of.iter().map(Weak::upgrade).collect());
+            Some((holder.states.as_ref()?.upgrade()?, kept.collect::<Option<_>>()?))
+        });
         let sinks = (0..n_groups).map(sink).collect::<Option<_>>()?;
-        let (blocks, open) = ((0..n_groups).map(block).collect(), (0..n_groups).map(open).collect());
-        Some(PrefixHit { blocks, sinks, states, open })
+        let life = self.holders.iter().find_map(|holder| holder.life.upgrade());
+        Some(PrefixHit { blocks: (0..n_groups).map(block).collect(), sinks, states, life })
     }
 }
 
-/// A prefix hit: the block's page in each group, if still held, the groups' sinks, and the states
-/// at its end with the blocks that are not complete there.
+/// A prefix hit: the block's page in each group, if still held, the groups' sinks, the states at
+/// its end with the blocks that their snapshot holds, and a sequence with the tokens.
 pub(crate) struct PrefixHit<P: Page> {
     pub(crate) blocks: Vec<Option<Arc<CountedPage<P>>>>,
     pub(crate) sinks: Vec<Option<Arc<CountedPage<P>>>>,
-    pub(crate) states: Option<Arc<CountedPage<P>>>,
-    pub(crate) open: OpenBlocks<P>,
+    pub(crate) states: Option<(Arc<CountedPage<P>>, KeptBlocks<P>)>,
+    pub(crate) life: Option<Arc<Life>>,
 }
 
 /// The memory of all caches on a device.

@@ -1,17 +1,19 @@
 //! The KV cache of one sequence.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{
     Backend, CountedPage, KvBatchEntry, KvMemory, Page, PageAllocator, PooledBatchEntry, StateBatchEntry,
-    TokenSpan,
+    TOKENS_PER_BLOCK, TokenSpan,
 };
 use kvant_codec::tile::TILE;
 
-use crate::block_pool::{BlockKey, BlockPool, Entry, PrefixHit};
+use crate::block_pool::{BlockKey, BlockPool, Entry, Life, PrefixHit};
 use crate::guard::Shadow;
 use crate::layout::{LayerGroup, PooledLayer, pooled_rows};
-use crate::recurrent_states::RecurrentStates;
+use crate::recurrent_states::{KeptBlocks, RecurrentStates};
 use crate::{CacheState, KvError, Layout};
 
 /// The keys and values of one sequence: blocks of 128 tokens, a sink and a tail for each group of
@@ -32,6 +34,8 @@ pub struct Cache<P: Page> {
     n_ctx: usize,
     /// Keys of the registered blocks, preceded by the root key.
     keys: Vec<BlockKey>,
+    /// Its own life, and those of the sequences whose prefixes it began with.
+    lives: Vec<Arc<Life>>,
     mark: Option<Checkpoint<P>>,
     /// Rows of one head as they were appended, if a guard follows the sequence.
     pub(crate) shadow: Option<Shadow>,
@@ -50,11 +54,14 @@ pub(crate) struct Checkpoint<P: Page> {
     /// `[groups]`
     pub(crate) tails: Vec<Option<Arc<CountedPage<P>>>>,
     pub(crate) states: Option<Arc<CountedPage<P>>>,
+    /// With states, the blocks that it holds.
+    pub(crate) kept: KeptBlocks<P>,
 }
 
 impl<P: Page> Clone for Checkpoint<P> {
     fn clone(&self) -> Self {
-        Self { tails: self.tails.clone(), states: self.states.clone(), ..*self }
+        let (tails, states, kept) = (self.tails.clone(), self.states.clone(), self.kept.clone());
+        Self { tails, states, kept, ..*self }
     }
 }
 
@@ -73,6 +80,7 @@ impl<P: Page> Clone for Cache<P> {
             coded: *coded,
             n_ctx: *n_ctx,
             keys,
+            lives: self.lives.clone(),
             mark,
             // A guard follows each sequence from its own steps on.
             shadow: None,
@@ -96,6 +104,7 @@ impl<P: Page> Cache<P> {
             coded,
             n_ctx,
             keys,
+            lives: vec![Arc::new(Life)],
             mark: None,
             shadow: None,
         }
@@ -128,27 +137,15 @@ impl<P: Page> Cache<P> {
 
     /// Returns the bytes allocated for this cache, padding and shared pages included.
     pub fn n_bytes(&self) -> usize {
-        let marked = self.mark.iter().flat_map(|mark| mark.tails.iter().flatten().chain(&mark.states));
-        let is_there = |page: &&Arc<CountedPage<P>>| {
-            let tails = self.memory.iter().filter_map(KvMemory::tail);
-            tails.chain(self.states.pages()).any(|there| Arc::ptr_eq(there, page))
-        };
-        let marked = marked.filter(|page| !is_there(page));
-        // The youngest snapshot may still be the current page.
-        let states = self.states.pages().skip(usize::from(self.states.is_remembered()));
-        let is_written = |page: &&Arc<CountedPage<P>>| {
-            let last = self.memory.iter().filter_map(|memory| memory.blocks().last()?.as_ref());
-            last.into_iter().all(|there| !Arc::ptr_eq(there, page))
-        };
-        let pages = self
-            .memory
-            .iter()
-            .flat_map(KvMemory::pages)
-            .chain(self.states.open_blocks().filter(is_written))
-            .chain(states)
-            .chain(marked)
-            .chain(&self.channel_scales);
-        pages.map(|page| page.n_bytes()).sum()
+        let marked = self.mark.iter().flat_map(|mark| {
+            mark.tails.iter().flatten().chain(&mark.states).chain(mark.kept.iter().flatten())
+        });
+        let states = self.states.pages().chain(self.states.kept_blocks());
+        let pages = self.memory.iter().flat_map(KvMemory::pages).chain(states);
+        let mut counted = HashSet::new();
+        // Snapshots and the checkpoint may share pages with what is stored now.
+        let pages = pages.chain(marked).chain(&self.channel_scales);
+        pages.filter(|page| counted.insert(Arc::as_ptr(page))).map(|page| page.n_bytes()).sum()
     }
 
     /// Returns the memory of the group of `layer`.
@@ -362,16 +359,39 @@ impl<P: Page> Cache<P> {
     pub fn commit(&mut self, n: usize) {
         self.len += n;
         self.coded = self.layout.first_tail_tile(self.len);
+        self.keep_windows();
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.release_before(group.oldest_block(self.len));
         }
-        if let Some(states) = self.layout.states() {
-            let open = |(group, memory): (&LayerGroup, &KvMemory<P>)| {
-                memory.blocks().last().cloned().flatten().filter(|_| group.is_open(self.len))
-            };
-            let groups = || self.layout.groups().iter().zip(&self.memory);
-            self.states.commit(states, self.len, || groups().map(open).collect());
+        let Some(states) = self.layout.states() else { return };
+        if states.tokens_to_snapshot(self.len) == states.snapshot_interval() {
+            let kept = self.kept_blocks(self.len, |group| !group.has_window());
+            self.states.save_snapshot(self.len, kept);
+            self.keep_windows();
         }
+    }
+
+    /// Lets the youngest snapshot hold the blocks of its windows, as soon as they are complete.
+    fn keep_windows(&mut self) {
+        let Some((at, kept)) = self.states.youngest() else { return };
+        let windowed = || self.layout.groups().iter().enumerate().filter(|(_, group)| group.has_window());
+        let is_complete =
+            |group: &LayerGroup| group.complete_blocks(self.len, self.coded) * TOKENS_PER_BLOCK >= at;
+        if windowed().any(|(g, group)| kept[g].is_empty() && is_complete(group)) {
+            let windows = self.kept_blocks(at, LayerGroup::has_window);
+            self.states.keep(windows);
+        }
+    }
+
+    /// Returns the blocks of some groups that a snapshot after `at` tokens keeps; none of a group
+    /// of which some are released.
+    fn kept_blocks(&self, at: usize, is_one: impl Fn(&LayerGroup) -> bool) -> KeptBlocks<P> {
+        let kept = |(group, memory): (&LayerGroup, &KvMemory<P>)| {
+            let Range { start, end } = group.kept_blocks(at);
+            let blocks = memory.blocks().get(start..end.min(memory.blocks().len()));
+            blocks.filter(|_| is_one(group)).and_then(|blocks| blocks.iter().cloned().collect())
+        };
+        self.groups().map(|of| kept(of).unwrap_or_default()).collect()
     }
 
     /// Removes every token and releases the memory.
@@ -398,6 +418,10 @@ impl<P: Page> Cache<P> {
             coded: self.coded,
             tails: self.memory.iter().map(|memory| memory.tail().cloned()).collect(),
             states: self.states.now().cloned(),
+            kept: match self.states.now() {
+                Some(_) => self.kept_blocks(self.len, |_| true),
+                None => Vec::new(),
+            },
         });
     }
 
@@ -419,7 +443,11 @@ impl<P: Page> Cache<P> {
             false => self.rewind_point(n, mark.coded),
         });
         let n = now.max(marked);
-        if n == 0 || !self.has_blocks(n) {
+        let kept = match &self.mark {
+            Some(mark) if mark.len == n => mark.kept.clone(),
+            _ => self.states.kept_after(n).cloned().unwrap_or_default(),
+        };
+        if n == 0 || !self.has_blocks(n, &kept) {
             self.clear();
             return 0;
         }
@@ -436,8 +464,17 @@ impl<P: Page> Cache<P> {
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.truncate(group.n_blocks(self.len, self.coded));
         }
+        self.restore_blocks(&kept);
         self.keys.truncate(1 + n / self.layout.prefix_unit());
         n
+    }
+
+    /// Puts back the blocks that a snapshot of the current length keeps.
+    fn restore_blocks(&mut self, kept: &KeptBlocks<P>) {
+        let groups = self.layout.groups().iter().zip(&mut self.memory);
+        for ((group, memory), kept) in groups.zip(kept) {
+            group.kept_blocks(self.len).zip(kept).for_each(|(index, block)| memory.restore(index, block));
+        }
     }
 
     /// Returns the longest length up to `n` to which truncation is exact, while tiles before
@@ -450,12 +487,13 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Returns whether every block that a query after `n` tokens reads is still present.
-    fn has_blocks(&self, n: usize) -> bool {
-        self.groups().all(|(group, memory)| {
+    /// Returns whether every block that a query after `n` tokens reads is still present, or kept.
+    fn has_blocks(&self, n: usize, kept: &KeptBlocks<P>) -> bool {
+        self.groups().enumerate().all(|(g, (group, memory))| {
             let coded = self.coded.min(n.div_ceil(TILE));
             let blocks = group.oldest_block(n)..group.n_blocks(n, coded);
-            memory.blocks().get(blocks).is_none_or(|blocks| blocks.iter().all(Option::is_some))
+            let is_kept = kept.get(g).is_some_and(|kept| !kept.is_empty() && group.has_window());
+            is_kept || memory.blocks().get(blocks).is_none_or(|blocks| blocks.iter().all(Option::is_some))
         })
     }
 
@@ -527,10 +565,11 @@ impl<P: Page> Cache<P> {
             let sinks = self.memory.iter().map(|memory| memory.sink().map(weak)).collect();
             let end = (index + 1) * unit;
             let states = self.states.after(end).map(weak);
-            let open = self.states.open_after(end).into_iter().flatten();
-            let open = open.map(|page| page.as_ref().map(weak)).collect();
+            let kept = self.states.kept_after(end).into_iter().flatten();
+            let kept = kept.map(|of| of.iter().map(weak).collect()).collect();
             let tokens = &tokens[index * unit..][..unit];
-            let entry = Entry { blocks, sinks, states, open };
+            let life = Arc::downgrade(&self.lives[0]);
+            let entry = Entry { blocks, sinks, states, kept, life };
             self.keys.push(pool.register_prefix(parent, tokens, entry));
         }
     }
@@ -555,25 +594,31 @@ impl<P: Page> Cache<P> {
                 && (self.layout.states().is_none() || found[n - 1].states.is_some())
                 && self.layout.groups().iter().enumerate().all(|(g, group)| {
                     let is_there = |index: usize| found[index].blocks[g].is_some();
-                    let has_open = !group.is_open(n * unit) || found[n - 1].open[g].is_some();
-                    has_open && group.blocks_of_prefix(n).all(is_there)
+                    // The snapshot holds those of a window.
+                    match &found[n - 1].states {
+                        Some((_, kept)) if group.has_window() => !kept[g].is_empty(),
+                        _ => group.blocks_of_prefix(n).all(is_there),
+                    }
                 })
         };
         let n = (0..=found.len()).rev().find(|&n| n == 0 || is_whole(n)).unwrap_or(0);
         for (g, (group, memory)) in self.layout.groups().iter().zip(&mut self.memory).enumerate() {
             let completed = (0..n).filter(|&index| group.completed_block(index).is_some());
             completed.for_each(|index| memory.push(found[index].blocks[g].clone()));
-            if group.is_open(n * unit) {
-                memory.push(found[n - 1].open[g].clone());
-            }
             memory.set_sink(found[..n].last().and_then(|block| block.sinks[g].clone()));
-        }
-        if let Some(PrefixHit { states: Some(states), open, .. }) = found[..n].last() {
-            self.states.attach_prefix(n * unit, Arc::clone(states), open.clone());
         }
         keys.truncate(1 + n);
         self.keys = keys;
         self.len = n * unit;
+        for life in found[..n].iter().filter_map(|block| block.life.as_ref()) {
+            if !self.lives.iter().any(|known| Arc::ptr_eq(known, life)) {
+                self.lives.push(Arc::clone(life));
+            }
+        }
+        if let Some(PrefixHit { states: Some((states, kept)), .. }) = found[..n].last() {
+            self.restore_blocks(kept);
+            self.states.attach_prefix(self.len, Arc::clone(states), kept.clone());
+        }
         self.coded = (self.len / TILE).max(self.layout.first_tail_tile(0));
         self.len
     }

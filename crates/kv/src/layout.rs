@@ -1,5 +1,7 @@
 //! The memory layout of all KV tensors, computed once per plan and shared by its caches.
 
+use std::ops::Range;
+
 use kvant_backend::{
     KvLayer, KvTensorSpec, PREFIX_ALIGNMENT, TOKENS_PER_BLOCK, TensorSizes, TokenPool, TokenSpan,
 };
@@ -134,8 +136,8 @@ impl Layout {
             let blocks = blocks.saturating_sub(group.oldest_block(tokens));
             let TensorSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
-            let copies = self.states.as_ref().map_or(0, |states| group.n_open_copies(tokens, states.every));
-            blocks.saturating_add(copies).saturating_mul(block).saturating_add(sixteen)
+            let kept = self.states.as_ref().map_or(0, |states| group.n_kept_apart(tokens, states.every));
+            blocks.saturating_add(kept).saturating_mul(block).saturating_add(sixteen)
         };
         // The current state, and one per snapshot.
         let of_states = |states: &StateLayout| tokens.div_ceil(states.every).saturating_mul(states.n_bytes);
@@ -148,10 +150,19 @@ impl Layout {
     /// Returns the additional bytes of a checkpoint
     /// ([`Cache::set_checkpoint`](crate::Cache::set_checkpoint)) after more tokens follow, and of
     /// draft tokens ([`Cache::reserve_draft`](crate::Cache::reserve_draft)): a copy of the states
-    /// for each.
+    /// for each, and with states the blocks of windows and one of pooled keys for the former.
     pub fn bytes_aside(&self) -> usize {
         let states = self.states.as_ref().map_or(0, |states| states.n_bytes().saturating_mul(2));
-        self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)
+        let of_group = |group: &LayerGroup| {
+            let window = group.window.filter(|_| self.states.is_some());
+            // The blocks of a window, or one that is not complete.
+            let blocks = match window.map(|window| window.div_ceil(TOKENS_PER_BLOCK) + 1) {
+                None if group.is_pooled() => 1,
+                blocks => blocks.unwrap_or(0),
+            };
+            blocks.saturating_mul(group.sizes.block).saturating_add(group.sizes.tail)
+        };
+        self.groups.iter().map(of_group).fold(states, usize::saturating_add)
     }
 
     /// Returns the tokens of an entry in the prefix cache: those of a block, or without attention
@@ -287,14 +298,38 @@ impl LayerGroup {
         self.is_pooled() && !(len / self.stride).is_multiple_of(TOKENS_PER_BLOCK)
     }
 
-    /// Returns how many snapshots, `every` tokens apart, hold a copy of a block of pooled keys
-    /// that later tokens have written.
-    fn n_open_copies(&self, tokens: usize, every: usize) -> usize {
-        let is_copied = |at: &usize| self.is_open(*at) && at / self.stride < tokens / self.stride;
-        if !self.is_pooled() {
-            return 0;
+    /// Returns whether it has a sliding window.
+    pub(crate) fn has_window(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// Returns the blocks that a snapshot after `len` tokens keeps: those of a window, and a block
+    /// of pooled keys that is not complete.
+    pub(crate) fn kept_blocks(&self, len: usize) -> Range<usize> {
+        match self.window {
+            Some(_) => self.oldest_block(len)..len.div_ceil(TOKENS_PER_BLOCK),
+            None if self.is_open(len) => {
+                let block = len / self.stride / TOKENS_PER_BLOCK;
+                block..block + 1
+            }
+            None => 0..0,
         }
-        (1..=tokens / every).map(|n| n * every).filter(is_copied).count()
+    }
+
+    /// Returns how many blocks snapshots, `every` tokens apart, hold beside those stored after
+    /// `tokens`: released ones of windows, and copies of blocks that later tokens have written.
+    fn n_kept_apart(&self, tokens: usize, every: usize) -> usize {
+        let snapshots = (1..=tokens / every).map(|n| n * every);
+        if self.has_window() {
+            let (mut n, mut end) = (0, 0);
+            for kept in snapshots.map(|at| self.kept_blocks(at)) {
+                n += (kept.start.max(end)..kept.end.min(self.oldest_block(tokens))).len();
+                end = end.max(kept.end);
+            }
+            return n;
+        }
+        let is_copied = |at: &usize| self.is_open(*at) && at / self.stride < tokens / self.stride;
+        snapshots.filter(is_copied).count()
     }
 
     /// Returns the blocks that a prefix of `n` times 128 tokens fills, each with the index of the

@@ -24,17 +24,17 @@ pub(crate) struct RecurrentStates<P: Page> {
 struct Snapshot<P: Page> {
     len: usize,
     page: Arc<CountedPage<P>>,
-    /// For each group of layers the block of pooled keys that is not complete, if any: later tokens
-    /// write a copy of it.
-    open: OpenBlocks<P>,
+    kept: KeptBlocks<P>,
 }
 
-/// Blocks that are not complete, `[groups]`.
-pub(crate) type OpenBlocks<P> = Vec<Option<Arc<CountedPage<P>>>>;
+/// Blocks that a query after some tokens reads and later ones do not leave as they are, `[groups]`:
+/// those of a sliding window, which are released, and a block of pooled keys that is not complete,
+/// of which later tokens write a copy.
+pub(crate) type KeptBlocks<P> = Vec<Vec<Arc<CountedPage<P>>>>;
 
 impl<P: Page> Clone for Snapshot<P> {
     fn clone(&self) -> Self {
-        Self { len: self.len, page: Arc::clone(&self.page), open: self.open.clone() }
+        Self { len: self.len, page: Arc::clone(&self.page), kept: self.kept.clone() }
     }
 }
 
@@ -71,26 +71,20 @@ impl<P: Page> RecurrentStates<P> {
         Some(&self.past[index])
     }
 
-    /// Returns the blocks of pooled keys that were not complete after `len` tokens, where there is
-    /// a snapshot.
-    pub fn open_after(&self, len: usize) -> Option<&OpenBlocks<P>> {
-        self.snapshot(len).map(|snapshot| &snapshot.open)
+    /// Returns the blocks that the snapshot after `len` tokens holds, if there is one.
+    pub fn kept_after(&self, len: usize) -> Option<&KeptBlocks<P>> {
+        self.snapshot(len).map(|snapshot| &snapshot.kept)
     }
 
-    /// Returns such blocks of all snapshots.
-    pub fn open_blocks(&self) -> impl Iterator<Item = &Arc<CountedPage<P>>> {
-        self.past.iter().flat_map(|snapshot| snapshot.open.iter().flatten())
+    /// Returns the blocks that snapshots hold.
+    pub fn kept_blocks(&self) -> impl Iterator<Item = &Arc<CountedPage<P>>> {
+        self.past.iter().flat_map(|snapshot| snapshot.kept.iter().flatten())
     }
 
     /// Returns the lengths with saved states.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         let before = self.before.iter().filter_map(|(at, _)| *at);
         self.past.iter().map(|snapshot| snapshot.len).chain(before)
-    }
-
-    /// Returns whether the youngest snapshot shares the page of the current states.
-    pub fn is_remembered(&self) -> bool {
-        self.now.as_ref().zip(self.past.last()).is_some_and(|(now, past)| Arc::ptr_eq(now, &past.page))
     }
 
     /// Returns every page, that of the current states first.
@@ -132,13 +126,23 @@ impl<P: Page> RecurrentStates<P> {
         StateBatchEntry { rows, page, offset, n_values }
     }
 
-    /// Takes a snapshot of the states after `len` tokens, if `len` is a snapshot length, with the
-    /// blocks that are not complete.
-    pub fn commit(&mut self, layout: &StateLayout, len: usize, open: impl FnOnce() -> OpenBlocks<P>) {
-        if let Some(now) =
-            self.now.as_ref().filter(|_| layout.tokens_to_snapshot(len) == layout.snapshot_interval())
-        {
-            self.past.push(Snapshot { len, page: Arc::clone(now), open: open() });
+    /// Takes a snapshot of the states after `len` tokens, with the blocks that it keeps.
+    pub fn save_snapshot(&mut self, len: usize, kept: KeptBlocks<P>) {
+        if let Some(now) = &self.now {
+            self.past.push(Snapshot { len, page: Arc::clone(now), kept });
+        }
+    }
+
+    /// Returns the length of the youngest snapshot, and the blocks that it keeps.
+    pub fn youngest(&self) -> Option<(usize, &KeptBlocks<P>)> {
+        self.past.last().map(|snapshot| (snapshot.len, &snapshot.kept))
+    }
+
+    /// Lets the youngest snapshot keep these blocks of groups of which it keeps none.
+    pub fn keep(&mut self, blocks: KeptBlocks<P>) {
+        let Some(snapshot) = self.past.last_mut() else { return };
+        for (kept, blocks) in snapshot.kept.iter_mut().zip(blocks).filter(|(kept, _)| kept.is_empty()) {
+            *kept = blocks;
         }
     }
 
@@ -154,8 +158,8 @@ impl<P: Page> RecurrentStates<P> {
     }
 
     /// Starts with the states after `len` tokens of another sequence.
-    pub fn attach_prefix(&mut self, len: usize, page: Arc<CountedPage<P>>, open: OpenBlocks<P>) {
-        self.past.push(Snapshot { len, page: Arc::clone(&page), open });
+    pub fn attach_prefix(&mut self, len: usize, page: Arc<CountedPage<P>>, kept: KeptBlocks<P>) {
+        self.past.push(Snapshot { len, page: Arc::clone(&page), kept });
         self.now = Some(page);
     }
 }

@@ -137,7 +137,8 @@ impl<P: Page> Cache<P> {
                 let tails =
                     sizes.map(|tail| (tail > 0).then(|| read(tail)).transpose()).collect::<Result<_, _>>()?;
                 let states = state_bytes.map(&mut read).transpose()?;
-                Some(Checkpoint { len, coded, tails, states })
+                // Without the blocks that it held: it cannot be returned to beyond a window.
+                Some(Checkpoint { len, coded, tails, states, kept: Vec::new() })
             }
         };
         cache.set_state(state, states, mark);

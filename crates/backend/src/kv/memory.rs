@@ -173,6 +173,16 @@ impl<P: Page> KvMemory<P> {
         self.update_table(self.blocks.len() - 1);
     }
 
+    /// Puts back a block that was released, or appends it; leaves one that is there.
+    pub fn restore(&mut self, index: usize, block: &Arc<CountedPage<P>>) {
+        match self.blocks.get_mut(index) {
+            Some(Some(_)) => return,
+            Some(none) => *none = Some(Arc::clone(block)),
+            None => self.blocks.push(Some(Arc::clone(block))),
+        }
+        self.update_table(index);
+    }
+
     /// Replaces the sink by a shared one.
     pub fn set_sink(&mut self, sink: Option<Arc<CountedPage<P>>>) {
         self.sink = sink;

@@ -124,10 +124,13 @@ fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
     Err(Error::Setting { name: "kv_guard", expected, got: device.name.clone() })
 }
 
-/// Rejects layers whose ops the device lacks: attention to selected tokens, and RWKV-7.
+/// Rejects layers whose ops the device lacks: attention to selected tokens or pooled keys, and
+/// RWKV-7.
 fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> Result<(), ModelError> {
     let layers = &config.layers[part.layers()];
-    let what = if layers.iter().any(|layer| layer.index.is_some()) {
+    let what = if layers.iter().any(|layer| layer.shared_kv.is_some()) {
+        "attention to pooled keys"
+    } else if layers.iter().any(|layer| layer.index.is_some()) {
         "attention to selected tokens"
     } else if layers.iter().any(|layer| layer.wkv.is_some()) {
         "token shift"

@@ -17,6 +17,10 @@ const SELECTING: [&str; 2] = ["deepseek32-latent192-index48-yarn", "glmdsa-laten
 /// Where every sublayer reads and writes three residual streams.
 const CONNECTED: &str = "hyv4-latent128-index64-streams3";
 
+/// Where layers attend to pooled keys too, and some select them.
+const POOLED: &str = "deepseek4-h64";
+const RATIOS: &str = "deepseek4.attention.compress_ratios";
+
 fn fixture(name: &str) -> Gguf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     Gguf::open(folder.join(format!("{name}.gguf"))).unwrap()
@@ -24,17 +28,21 @@ fn fixture(name: &str) -> Gguf {
 
 /// Returns a fixture with a changed key, removed where there is no value, without a tensor.
 fn changed(name: &str, key: Option<(&str, Option<Value<'_>>)>, without: &str) -> Gguf {
+    let put = |writer: &mut GgufWriter| {
+        if let Some((key, Some(value))) = key {
+            writer.set(key, value).unwrap();
+        }
+    };
+    rewritten(name, key.map(|(key, _)| key), without, put)
+}
+
+/// Returns a fixture without a key and a tensor, with the keys that `put` adds.
+fn rewritten(name: &str, key: Option<&str>, without: &str, put: impl FnOnce(&mut GgufWriter)) -> Gguf {
     let gguf = fixture(name);
     let mut writer = GgufWriter::new();
-    for (known, value) in gguf.meta().iter() {
-        match key {
-            Some((changed, _)) if changed == known => {}
-            _ => writer.set(known, value).unwrap(),
-        }
-    }
-    if let Some((key, Some(value))) = key {
-        writer.set(key, value).unwrap();
-    }
+    let known = gguf.meta().iter().filter(|(known, _)| key != Some(*known));
+    known.for_each(|(known, value)| writer.set(known, value).unwrap());
+    put(&mut writer);
     let kept = || gguf.tensors().iter().filter(|info| info.name != without);
     kept().for_each(|info| writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap());
     let mut bytes = Vec::new();
@@ -54,7 +62,7 @@ fn error_of(gguf: Gguf) -> String {
 /// In any schedule of steps, forks, rewinds, saves and shared prefixes, with every KV type.
 #[test]
 fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
-    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED]).enumerate() {
+    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED, POOLED]).enumerate() {
         let models = [1, 2].map(|n| family(name, n));
         let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 12) } else { (&CASES[..], 16) };
         // Channel scales of these tests are those of separate values.
@@ -126,6 +134,23 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
             "expected a finite number",
         ),
         (CONNECTED, "hy_v4.attention.head_count", u32(2), "blk.0."),
+        (POOLED, RATIOS, None, "attention.compress_ratios"),
+        (POOLED, "deepseek4.attention.sliding_window", u32(0), "attention.sliding_window"),
+        (POOLED, "deepseek4.attention.head_count_kv", u32(2), "expected one KV head"),
+        (POOLED, "deepseek4.attention.value_length", u32(32), "expected the 64 of a key"),
+        (POOLED, "deepseek4.attention.output_group_count", u32(3), "expected equal groups of 4 heads, got 3"),
+        (POOLED, "deepseek4.attention.output_lora_rank", None, "attention.output_lora_rank"),
+        (POOLED, "deepseek4.attention.q_lora_rank", u32(0), "expected a positive number, got 0"),
+        (POOLED, "deepseek4.attention.indexer.key_length", u32(33), "expected an even size up to 1024"),
+        (POOLED, "deepseek4.attention.indexer.head_count", u32(1025), "expected at most 1024 heads"),
+        (POOLED, "deepseek4.attention.indexer.top_k", u32(0), "expected a positive number, got 0"),
+        (POOLED, "deepseek4.rope.dimension_count", u32(48), "expected an even number up to 32, got 48"),
+        (POOLED, "deepseek4.rope.dimension_count", u32(15), "expected an even number up to 32, got 15"),
+        (POOLED, "deepseek4.hyper_connection.sinkhorn_iterations", u32(101), "expected at most 100, got 101"),
+        (POOLED, "deepseek4.hyper_connection.sinkhorn_iterations", u32(0), "hyper_connection.magnitude"),
+        (POOLED, "deepseek4.expert_gating_func", u32(5), "known: 1, softmax"),
+        (POOLED, "deepseek4.hash_layer_count", u32(3), "blk.2.ffn_gate_tid2eid.weight"),
+        (POOLED, "deepseek4.hash_layer_count", u32(1), "blk.1.ffn_gate_tid2eid.weight"),
     ];
     for (name, key, value, want) in keys {
         let error = error_of(changed(name, Some((key, value)), ""));
@@ -134,6 +159,24 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
     for tensor in ["attn_k.weight", "attn_q_b.weight", "k_norm.weight", "k_norm.bias", "proj.weight"] {
         let tensor = format!("blk.1.indexer.{tensor}");
         let error = error_of(changed(each, None, &tensor));
+        assert!(error.contains(&tensor), "{tensor}: {error}");
+    }
+    for (ratios, want) in [
+        (&[0, 4, 8, 4][..], "expected 5 layers, got 4"),
+        (&[0, 4, 1, 4, 8], "expected 0, or 2 to 4096 tokens, got 1"),
+        (&[0, 4, -8, 4, 8], "tokens, got -8"),
+        (&[0, 4, 9999, 4, 8], "tokens, got 9999"),
+        (&[0, 8, 8, 4, 8], "blk.1.attn_compressor_"),
+        (&[0, 0, 8, 4, 8], "blk.1."),
+    ] {
+        let put = |writer: &mut GgufWriter| writer.set_array(RATIOS, ratios.iter().copied()).unwrap();
+        let error = error_of(rewritten(POOLED, Some(RATIOS), "", put));
+        assert!(error.contains(want), "{ratios:?}: {error}");
+    }
+    let of_pools = ["attn_compressor_ape", "attn_compressor_norm", "indexer_compressor_gate", "indexer.proj"];
+    for tensor in of_pools.into_iter().chain(["attn_output_a", "attn_kv", "ffn_gate_tid2eid", "attn_sinks"]) {
+        let tensor = format!("blk.1.{tensor}.weight");
+        let error = error_of(changed(POOLED, None, &tensor));
         assert!(error.contains(&tensor), "{tensor}: {error}");
     }
     let of_streams = ["output_hc_fn", "output_hc_base", "blk.1.hc_ffn_scale", "blk.2.hc_attn_fn"];

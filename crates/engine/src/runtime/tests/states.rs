@@ -1,10 +1,10 @@
-//! States of recurrent layers: after forks, truncations, checkpoints, snapshots and attached
-//! prefixes, they equal those of feeding the tokens one by one.
+//! States of recurrent layers, and pooled keys beside them: after forks, truncations, checkpoints,
+//! snapshots and attached prefixes, they equal those of feeding the tokens one by one.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use kvant_backend::TokenSpan;
+use kvant_backend::{Backend, PooledBatchEntry, TileLocation, TokenSpan};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuPage};
@@ -24,12 +24,14 @@ struct Model {
     states: [usize; 2],
     /// Tokens between their snapshots.
     every: usize,
+    /// Tokens per pooled key of each layer.
+    pooled: Vec<Option<usize>>,
 }
 
 impl Model {
-    /// Returns a model whose recurrent layers are beside one attention layer, and one without
-    /// attention.
-    fn both() -> [Self; 2] {
+    /// Returns a model whose recurrent layers are beside one attention layer, one without
+    /// attention, and one whose layers have pooled keys.
+    fn all() -> [Self; 3] {
         let heads = KvLayerShape {
             n_heads: 2,
             n_kv_heads: 1,
@@ -40,15 +42,25 @@ impl Model {
             index: None,
             pool: None,
         };
-        [Self::new(vec![heads], [5, 18_000], 1024), Self::new(Vec::new(), [5, 300], 8192)]
+        let pooled =
+            |stride| KvLayerShape { window: Some(128), shared_kv: true, pool: Some(stride), ..heads };
+        let with_index = KvLayerShape { index: Some(32), ..pooled(3) };
+        [
+            Self::new(vec![heads], [5, 18_000], 1024),
+            Self::new(Vec::new(), [5, 300], 8192),
+            Self::new(vec![pooled(4), with_index, pooled(128)], [5, 50_000], 1024),
+        ]
     }
 
     fn new(layers: Vec<KvLayerShape>, states: [usize; 2], every: usize) -> Self {
         let shape = KvShape { layers, states: states.to_vec(), statistics: None };
-        let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
+        // Pooled keys are compared with what they should be.
+        let dtype = if shape.layers.len() > 1 { DType::F32 } else { DType::Turbo3 };
+        let plan = Plan::new(&shape, dtype, dtype, &Policies::none()).unwrap();
         let device = CpuDevice::from_env(Some(1)).unwrap();
         let layout = Arc::new(Layout::new(&shape, plan));
-        Self { device, pool: BlockPool::default(), layout, states, every }
+        let pooled = shape.layers.iter().map(|layer| layer.pool).collect();
+        Self { device, pool: BlockPool::default(), layout, states, every, pooled }
     }
 
     fn start(&self) -> Sequence {
@@ -67,6 +79,12 @@ fn turn(layer: usize, state: &mut [u8], token: u32) {
     }
 }
 
+/// Returns the pooled key of some tokens.
+fn pooled_key(tokens: &[u32]) -> impl Iterator<Item = f32> {
+    let sum: u32 = tokens.iter().enumerate().map(|(i, token)| token * (i as u32 % 7 + 1)).sum();
+    (0..64).map(move |i| (sum % (1000 + i)) as f32)
+}
+
 #[derive(Clone)]
 struct Sequence {
     cache: Cache<CpuPage>,
@@ -74,7 +92,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Feeds `tokens` in steps of at most `chunk`; keys and values stay unwritten.
+    /// Feeds `tokens` in steps of at most `chunk`; keys and values of tokens stay unwritten.
     fn feed(&mut self, model: &Model, tokens: &[u32], chunk: usize) {
         let mut left = tokens;
         while !left.is_empty() {
@@ -87,10 +105,41 @@ impl Sequence {
                 let state = &mut part.page.as_mut_bytes()[part.offset..][..4 * n_values];
                 left[..n].iter().for_each(|&token| turn(layer, state, token));
             }
-            self.cache.commit(n);
             self.tokens.extend_from_slice(&left[..n]);
+            self.append_pooled(model, n);
+            self.cache.commit(n);
             self.cache.register_prefix(&model.pool, &self.tokens);
             left = &left[n..];
+        }
+    }
+
+    /// Appends the pooled keys that the last `n` tokens complete.
+    fn append_pooled(&mut self, model: &Model, n: usize) {
+        let Self { cache, tokens } = self;
+        for (layer, stride) in model.pooled.iter().enumerate() {
+            let (Some(stride), rows) = (*stride, cache.rows(0, n)) else { continue };
+            let PooledBatchEntry { keys, .. } = cache.pooled_part(layer, rows, 0).expect("pooled keys");
+            let completed = keys.rows.start..keys.rows.end();
+            let key = |e: usize| pooled_key(&tokens[e * stride..(e + 1) * stride]);
+            let values: Vec<f32> = completed.flat_map(key).collect();
+            let mut on_device = model.device.buffer(values.len()).unwrap();
+            model.device.write(&mut on_device, &values).unwrap();
+            model.device.kv_append(&mut [keys], &on_device, &on_device, None).unwrap();
+        }
+    }
+
+    /// Asserts that the pooled keys of `cache` are those of the tokens.
+    fn check_pooled(&self, model: &Model, cache: &mut Cache<CpuPage>, what: &str) {
+        for (layer, stride) in model.pooled.iter().enumerate() {
+            let (Some(stride), rows) = (*stride, cache.rows(0, 1)) else { continue };
+            let PooledBatchEntry { keys, .. } = cache.pooled_part(layer, rows, 0).expect("pooled keys");
+            for (e, tokens) in self.tokens.chunks_exact(stride).enumerate() {
+                let tile = keys.memory.tile(&keys.layer.k[0], TileLocation::Main(e / 16));
+                let mut got = [0.0; 64];
+                let bytes = &tile.page.as_bytes()[tile.offset..][..tile.layout.bytes()];
+                tile.layout.get(bytes, e % 16, &mut got);
+                assert!(pooled_key(tokens).eq(got), "{what}: layer {layer}, key {e}: {got:?}");
+            }
         }
     }
 
@@ -114,6 +163,7 @@ impl Sequence {
             let got = &part.page.as_bytes()[part.offset..][..want.len()];
             assert!(got == want, "{what}: layer {layer} after {} tokens", self.tokens.len());
         }
+        self.check_pooled(model, &mut cache, what);
     }
 
     fn stored(&self, model: &Model) -> Self {
@@ -133,7 +183,7 @@ fn text(from: usize, to: usize) -> Vec<u32> {
 
 #[test]
 fn recurrent_states_depend_on_the_tokens_alone() {
-    for model in Model::both() {
+    for model in Model::all() {
         let mut random = Random::new(7);
         let mut below = |n: usize| random.bits() as usize % n;
         let (n_rounds, longest) = (12 * 1024 / model.every.min(4096), 6000.max(3 * model.every));
@@ -174,7 +224,7 @@ fn recurrent_states_depend_on_the_tokens_alone() {
 
 #[test]
 fn truncation_returns_to_a_state_snapshot() {
-    for model in Model::both() {
+    for model in Model::all() {
         let every = model.every;
         let (marked, len) = (2 * every + 452, 2 * every + 552);
         let mut sequence = model.start();
@@ -197,7 +247,7 @@ fn truncation_returns_to_a_state_snapshot() {
 
 #[test]
 fn prefixes_are_shared_at_state_snapshots() {
-    for model in Model::both() {
+    for model in Model::all() {
         let every = model.every;
         let mut first = model.start();
         first.feed(&model, &text(0, 2 * every + 700), 512);
@@ -221,7 +271,7 @@ fn prefixes_are_shared_at_state_snapshots() {
 
 #[test]
 fn allocated_bytes_equal_the_announced_ones() {
-    for model in Model::both() {
+    for model in Model::all() {
         let mut sequence = model.start();
         let last = 8 * model.every;
         for n in [1, 15, 500, 507, 1, 1, 1023, 2, 900, last] {
