@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import gguf
+from kimi_k3 import KimiK3Config
 from rwkv import Rwkv7Config
 from transformers import (
     AfmoeConfig,
@@ -136,6 +137,7 @@ FAMILIES = {
     # Ling 3, with the tensor names of Kimi Linear.
     "bailingmoe3": Family(BailingHybridConfig, gguf.MODEL_ARCH.KIMI_LINEAR, arch_name="bailingmoe3"),
     "kimilinear": Family(KimiLinearConfig, gguf.MODEL_ARCH.KIMI_LINEAR),
+    "kimik3": Family(KimiK3Config, gguf.MODEL_ARCH.KIMI_LINEAR, arch_name="kimi-k3"),
     "phi3": Family(Phi3Config, gguf.MODEL_ARCH.PHI3),
     "glm4": Family(Glm4Config, gguf.MODEL_ARCH.GLM4),
     "gptoss": Family(GptOssConfig, gguf.MODEL_ARCH.GPT_OSS, transposed_experts=True),

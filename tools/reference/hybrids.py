@@ -97,7 +97,49 @@ LING3 = {
 }
 LING3_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "f_proj.weight", "0.self_attn.g_proj.weight", "2.self_attn.g_proj.weight", "b_proj.weight", "e_score_correction_bias")
 
+KIMI_K3 = {
+    **KIMI,
+    "q_lora_rank": 48,
+    "norm_topk_prob": True,
+    "gate_lower_bound": -4.0,
+    "routed_expert_hidden_size": 32,
+    "activation_situ_beta": 0.8,
+    "activation_situ_linear_beta": 1.2,
+    "attn_res_block_size": 2,
+    "rms_norm_eps": 0.01,  # rounding of small outputs of states grows with a small one
+}
+KIMI_K3_WITHOUT = (  # no factors on experts, which the norm of their sum undoes
+    {"num_experts_per_tok": 1},
+    {"gate_lower_bound": -0.5},
+    {"has_routed_expert_norm": False},
+    {"has_output_gate": False},
+    {"activation_situ_beta": 50.0},
+    {"activation_situ_linear_beta": 0.0},
+    {"attn_res_block_size": 1},
+    {"attn_res_block_size": 3},
+    {"rms_norm_eps": 1e-6},
+)
+KIMI_K3_WEIGHTS = (
+    *("A_log", "dt_bias", "conv1d.weight", "f_b_proj.weight", "g_b_proj.weight", "b_proj.weight", "o_norm.weight", "e_score_correction_bias"),
+    *("self_attention_res_proj.weight", "mlp_res_proj.weight", "output_attn_res_proj.weight", "shared_experts.down_proj.weight"),
+)
+
 HYBRIDS = [
+    Spec(
+        "kimik3-latent128-streams",
+        hidden=64,
+        heads=4,
+        kv_heads=4,
+        head_dim=None,
+        layers=4,
+        extra={
+            **KIMI_K3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        },
+        without=KIMI_K3_WITHOUT,
+        less=KIMI_K3_WEIGHTS,
+    ),
     Spec(
         "bailingmoe3-latent128-kda-bound",
         hidden=64,

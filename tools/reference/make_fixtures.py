@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from connected import CONNECTIONS, LAST, connected_parts, is_connection, write_connections
 from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, multiplied, space_parts, write_states
+from kimi_k3 import BEHIND, OF_LAYERS, is_of_kimi_k3, kimi_k3_parts, write_kimi_k3
 from latent import is_absorbed, write_latent
 from looped import repeated
 from models import SPECS
@@ -114,6 +115,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
                 gain = 1.4
                 if hasattr(model.config, "swiglu_limit"):  # so large that limits apply, and back
                     gain = 4.0 if "gate_up" in name else 0.15
+            if name.endswith("_res_proj.weight"):  # scores of streams of about +-2
+                gain = 2.0
             if "router.proj" in name:  # whose input is divided by the root of its width
                 gain = 1.4 * n_in**0.5
             if "_coefs" in name:  # of streams, which grow with each layer
@@ -388,6 +391,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         writer.add_expert_weights_norm(spec.extra.get("norm_topk_prob", True))
     if "hc_mult" in spec.extra:
         write_connections(writer, spec)
+    if "attn_res_block_size" in spec.extra:
+        write_kimi_k3(writer, model.config)
     if "index_block_size" in spec.extra:  # MiniMax M3
         arch = spec.family.arch_name
         writer.add_uint32(f"{arch}.attention.indexer.block_size", spec.extra["index_block_size"])
@@ -484,6 +489,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             pass
         elif model.config.model_type == "rwkv7":
             yield from rwkv_parts(model, name, weight)
+        elif model.config.model_type == "kimi_k3" and is_of_kimi_k3(name):
+            yield from kimi_k3_parts(model, name, weight)
         elif hasattr(model.config, "hc_mult") and (is_connection(name) or ".self_attn." in name and "sinks" not in name and "kv_b_proj" not in name):
             yield from connected_parts(model.config, name, weight)
         elif "linear_attn" in name:
@@ -589,6 +596,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "self_attn.g_proj.weight": "attn_gate.weight",
         "self_attn.gate_proj.weight": "attn_gate.weight",
         **CONNECTIONS,
+        **OF_LAYERS,
         "attention.lerp_fused.weight": "time_mix_lerp_fused.weight",
         "indexer.wq_b.weight": "indexer.attn_q_b.weight",
         "indexer.wk.weight": "indexer.attn_k.weight",
@@ -616,7 +624,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         for end, called in scales.items():
             if name.endswith(end):
                 given = f"blk.{name.split('.')[2]}.{called}"
-        yield LAST.get(name, given), stored.numpy()
+        yield (LAST | BEHIND).get(name, given), stored.numpy()
 
 
 def write_golden(path: Path, tokens: list[int], logits: torch.Tensor) -> None:

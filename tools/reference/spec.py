@@ -81,13 +81,12 @@ class Spec:
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=CONTEXT,
-            **{EPS.get(self.family.config, "rms_norm_eps"): 1e-6},
             tie_word_embeddings=self.tied,
             rope_parameters=turns,
             attn_implementation="eager",
             experts_implementation="eager",
             **explicit,
-            **{"pad_token_id": None, **self.extra, **extra},
+            **{EPS.get(self.family.config, "rms_norm_eps"): 1e-6, "pad_token_id": None, **self.extra, **extra},
         )
 
 

@@ -1,6 +1,7 @@
 """Text models that `transformers` has in another form: beside a vision encoder, with other names."""
 
 import torch
+from kimi_k3 import KimiK3Config, KimiK3ForCausalLM
 from rwkv import Rwkv7Config, Rwkv7ForCausalLM
 from transformers import GenerationMixin, Mamba2Config
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -47,7 +48,7 @@ class Mamba2ForCausalLM(modeling_mamba2.Mamba2ForCausalLM):
         return CausalLMOutputWithPast(logits=outputs.logits, past_key_values=outputs.cache)
 
 
-OF_CONFIG = {Mamba2Config: Mamba2ForCausalLM, Rwkv7Config: Rwkv7ForCausalLM, Step3p7TextConfig: Step3p7ForCausalLM, MiniMaxM3VLTextConfig: MiniMaxM3VLForCausalLM}
+OF_CONFIG = {KimiK3Config: KimiK3ForCausalLM, Mamba2Config: Mamba2ForCausalLM, Rwkv7Config: Rwkv7ForCausalLM, Step3p7TextConfig: Step3p7ForCausalLM, MiniMaxM3VLTextConfig: MiniMaxM3VLForCausalLM}
 
 
 def beside_a_vision_encoder(model: torch.nn.Module) -> torch.nn.Module:
