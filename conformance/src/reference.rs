@@ -39,7 +39,8 @@ pub fn softmax(scores: &mut [f64]) {
 }
 
 /// Computes ReLU, SiLU, `g / (1 + exp(-g))` (clamped: of `min(g, L)` and with a rate; limited: at
-/// most L), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`, or that over g.
+/// most L), GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`, or that over g, or
+/// SiTU, `L tanh(g / L) / (1 + exp(-g))`.
 pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
@@ -50,6 +51,7 @@ pub fn activate(activation: Activation, g: f64) -> f64 {
             let g = g.min(f64::from(limit));
             g / (1.0 + (-g).exp())
         }
+        Activation::Situ { limit, .. } => soft_cap(g, limit) / (1.0 + (-g).exp()),
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED.map(f64::from);
             let g = g.min(limit);

@@ -59,6 +59,9 @@ const CASES: [Case; 12] = [
     case(false, Activation::Clamped { limit: 2.0 }, false),
 ];
 
+/// Numbers of values of `activate`.
+const LENGTHS: [usize; 5] = [0, 1, 255, 257, 5000];
+
 /// Roundings of `g / (1 + exp(-z)) * u` besides those of g and u: three of exp, six for an
 /// approximate one, a sum, a quotient, a product; an approximate quotient two more.
 const GATE_ROUNDINGS: usize = 11;
@@ -122,23 +125,55 @@ pub fn activate<B: Backend>(subject: &DeviceUnderTest<B>) {
         Activation::Limited { limit: 3.0 },
         Activation::Clamped { limit: 3.0 },
     ];
-    for (len, activation) in product(&[0, 1, 255, 257, 5000], &all) {
-        let what = || subject.case("activate", format_args!("{len} values, {activation:?}"));
-        let (values, gates) = (gaussian(13, len, 5.0), gaussian(14, len, 5.0));
-        let mut y = subject.guarded(&values);
-        let result = subject.device().activate(&mut y, len, &subject.upload(&gates), activation);
-        result.unwrap_or_else(|error| panic!("{}: {error}", what()));
-        let exact = |value: &f32| Expected { value: f64::from(*value), tolerance: 0.0 };
-        let want = |(g, u)| {
-            let of = gated(activation, exact(g), exact(u));
-            // Exponentials beyond f32 give zero.
-            Expected { tolerance: of.tolerance + f64::from(f32::MIN_POSITIVE) * 1e3, ..of }
-        };
-        subject.expect(&y, &gates.iter().zip(&values).map(want).collect::<Vec<_>>(), &what);
+    for (len, activation) in product(&LENGTHS, &all) {
+        activates(subject, len, activation);
     }
     let (mut y, four) = (subject.upload(&[1.0; 5]), subject.upload(&[0.0; 4]));
     let result = subject.device().activate(&mut y, 5, &four, Activation::Silu);
     subject.expect_refusal("activate", "five gates of four", result);
+}
+
+fn activates<B: Backend>(subject: &DeviceUnderTest<B>, len: usize, activation: Activation) {
+    let what = || subject.case("activate", format_args!("{len} values, {activation:?}"));
+    let (values, gates) = (gaussian(13, len, 5.0), gaussian(14, len, 5.0));
+    let mut y = subject.guarded(&values);
+    let result = subject.device().activate(&mut y, len, &subject.upload(&gates), activation);
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let exact = |value: &f32| Expected { value: f64::from(*value), tolerance: 0.0 };
+    let want = |(g, u)| {
+        let of = gated(activation, exact(g), exact(u));
+        // Exponentials beyond f32 give zero.
+        Expected { tolerance: of.tolerance + f64::from(f32::MIN_POSITIVE) * 1e3, ..of }
+    };
+    subject.expect(&y, &gates.iter().zip(&values).map(want).collect::<Vec<_>>(), &what);
+}
+
+/// Compares both ops with the equation of one activation, for some types and shapes.
+pub(super) fn of_activation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    activation: Activation,
+    skipped: &mut Skipped,
+) {
+    LENGTHS.into_iter().for_each(|len| activates(subject, len, activation));
+    let weights = TYPES.map(|(gate, up)| {
+        [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MAX_FEATURES, N_IN, seed))
+    });
+    for (types, ((n_ff, rows), has_norm)) in
+        skipped.combine(&weights.each_ref(), &product(&SHAPES, &[false, true]))
+    {
+        equals_its_equation(subject, types.each_ref(), n_ff, rows, case(has_norm, activation, false));
+    }
+}
+
+/// Expects that a device refuses an activation in both ops.
+pub(super) fn refuses<B: Backend>(subject: &DeviceUnderTest<B>, activation: Activation) {
+    let matrix = subject.matrix(Weights::gaussian(DType::F32, 4, 8, 12).source(4));
+    let [x, mut y] = [8, 4].map(|n| subject.upload(&vec![0.0; n]));
+    let input = Input { x: &x, norm: None, first_row: 0, rows: 1 };
+    let result = subject.device().gated_ffn(input, activation, &matrix, &matrix, &mut y);
+    subject.expect_refusal("gated_ffn", "an activation that the device lacks", result);
+    let result = subject.device().activate(&mut y, 4, &x, activation);
+    subject.expect_refusal("activate", "an activation that the device lacks", result);
 }
 
 /// Returns `a(g) * u` of two uncertain numbers.
@@ -156,6 +191,9 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
         // The largest, at 0: the normal density, 0.399. A rounding of z changes s by
         // `z s (1 - s)`, at most 0.224 (at 1.54).
         Activation::NormalCdf => (0.4, 0.23 * roundings(5)),
+        // At most that of SiLU. The hyperbolic tangent is off by six roundings of one, and two of
+        // its argument.
+        Activation::Situ { limit, .. } => (1.1, roundings(8) * f64::from(limit)),
     };
     // A clamp increases no error, and 1 + u is one more rounding.
     let u = match activation {
@@ -167,6 +205,10 @@ pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
         Activation::Limited { limit } | Activation::Clamped { limit } => {
             Expected { value: u.value.clamp(-f64::from(limit), f64::from(limit)), ..u }
         }
+        Activation::Situ { up_limit: Some(limit), .. } => Expected {
+            value: reference::soft_cap(u.value, limit),
+            tolerance: u.tolerance + roundings(9) * f64::from(limit),
+        },
         _ => u,
     };
     let gate = reference::activate(activation, g.value);

@@ -22,6 +22,7 @@ pub mod rope_append;
 pub mod rwkv;
 pub mod scale;
 pub mod selected;
+pub mod situ;
 pub mod soft_cap;
 pub mod streams;
 pub mod top_k;

@@ -145,6 +145,27 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     skipped
 }
 
+/// Compares `moe_ffn` with the equation of one activation.
+pub(super) fn of_activation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    activation: Activation,
+    skipped: &mut Skipped,
+) {
+    for (types, rows) in [([DType::F32; 3], 1), ([DType::Q8_0; 3], 3), ([DType::Q4K; 3], 17)] {
+        let case = Case { types, n: 256, n_ff: 256, n_experts: 3, rows, activation, ..USUAL };
+        equals_its_equation(subject, case, skipped);
+    }
+}
+
+/// Expects that a device refuses an activation.
+pub(super) fn refuses<B: Backend>(subject: &DeviceUnderTest<B>, activation: Activation) {
+    let (layer, logits) = (Layer::new(subject, USUAL), subject.upload(&[0.0; USUAL.n_experts]));
+    let (router, weights) = (layer.router(PLAIN, &logits), layer.borrow(activation));
+    let mut x = subject.upload(&[0.0; USUAL.n]);
+    let result = subject.device().moe_ffn(&mut x, 1, None, router, weights, None);
+    subject.expect_refusal("moe_ffn", "an activation that the device lacks", result);
+}
+
 /// Compares `moe_ffn` with its equation for weights of every type.
 pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S};

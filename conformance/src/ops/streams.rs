@@ -1,6 +1,6 @@
 //! Layers with several residual streams, and sparse feed-forward layers beside them.
 
-use kvant_backend::{Activation, Backend, HyperConnections, StreamMixing, Streams};
+use kvant_backend::{Activation, Backend, HyperConnections, StreamAttention, StreamMixing, Streams};
 
 use crate::DeviceUnderTest;
 use crate::judge::{Expected, roundings};
@@ -201,6 +201,89 @@ fn mixing_matrix(logits: &[Expected], n: usize, eps: f64, iterations: usize) -> 
     }
     let relative = 4.0 * n as f64 * off + roundings((2 * iterations + 1) * (n + 2) + CONNECTION_ROUNDINGS);
     matrix.into_iter().map(|value| Expected { value, tolerance: relative * value.max(eps) }).collect()
+}
+
+/// Roundings of a weight besides those of the scores: a difference, an exponential of three, a sum
+/// of a few, and a quotient.
+const WEIGHT_ROUNDINGS: usize = 12;
+
+/// Compares `attend_streams` with its equation, with and without a rest.
+pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) {
+    let [x, mut y, mut rest] = [8, 4, 6].map(|n| subject.upload(&vec![1.0; n]));
+    if !subject.device().info().selects_tokens {
+        let result = subject.device().attend_streams(attention(1, &x, true), &x, 1, &mut y, None);
+        return subject.expect_refusal("attend_streams", "any streams", result);
+    }
+    for (width, rows) in SHAPES {
+        for n in [1, 2, 5] {
+            for continues in [false, true] {
+                attention_to_streams_equals_its_equation(subject, [n, width, rows], continues);
+            }
+        }
+    }
+    let two = subject.upload(&[1.0; 2]);
+    let mut refused = |case: &str, n, rows, scores: &B::Buffer| {
+        let result =
+            subject.device().attend_streams(attention(n, scores, true), &x, rows, &mut y, Some(&mut rest));
+        subject.expect_refusal("attend_streams", case, result);
+    };
+    refused("no streams", 0, 1, &two);
+    refused("streams without values", 1, 1, &subject.upload(&[]));
+    refused("ten values of eight", 5, 1, &two);
+    refused("five weights of four", 1, 5, &subject.upload(&[1.0]));
+    refused("eight coefficients of six", 1, 4, &two);
+}
+
+/// Returns the attention to n streams with these scores.
+fn attention<Buffer>(n: usize, scores: &Buffer, continues: bool) -> StreamAttention<'_, Buffer> {
+    StreamAttention { n, scores, norm_eps: 1e-5, continues }
+}
+
+fn attention_to_streams_equals_its_equation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    [n, width, rows]: [usize; 3],
+    continues: bool,
+) {
+    let of_them = format_args!("{rows} rows, {n} streams of {width}, continues: {continues}");
+    let what = || subject.case("attend_streams", of_them);
+    let streams = gaussian(1, n * rows * width, 3.0);
+    let scores = gaussian(2, width, 1.5 / (width as f64).sqrt());
+    let mut reads = subject.guarded(&vec![f32::NAN; rows * n]);
+    let mut writes = subject.guarded(&vec![f32::NAN; rows * (n + 1)]);
+    let (on_streams, on_scores) = (subject.upload(&streams), subject.upload(&scores));
+    let attention = attention(n, &on_scores, continues);
+    let device = subject.device();
+    let result = device.attend_streams(attention, &on_streams, rows, &mut reads, Some(&mut writes));
+    result.unwrap_or_else(|error| panic!("{}: {error}", what()));
+    let score = |row: usize, j: usize| {
+        let x = &streams[(j * rows + row) * width..][..width];
+        let root = (reference::norm(x).powi(2) / width as f64 + 1e-5).sqrt();
+        let terms = || x.iter().zip(&scores).map(|(x, w)| f64::from(*x) * f64::from(*w) / root);
+        let sizes: f64 = terms().map(f64::abs).sum();
+        Expected { value: terms().sum(), tolerance: roundings(width + 8) * sizes }
+    };
+    let of_row = |row: usize| -> Vec<Expected> {
+        let scores: Vec<_> = (0..n).map(|j| score(row, j)).collect();
+        let mut weights: Vec<_> = scores.iter().map(|score| score.value).collect();
+        reference::softmax(&mut weights);
+        // Any weight depends on the largest error of a score, twice, and on that of its own.
+        let off = scores.iter().map(|s| s.tolerance + roundings(2) * s.value.abs()).fold(0.0, f64::max);
+        let tolerance = |weight: f64| weight * (2.5 * off + roundings(WEIGHT_ROUNDINGS + n));
+        weights.into_iter().map(|value| Expected { value, tolerance: tolerance(value) }).collect()
+    };
+    let all: Vec<_> = (0..rows).map(of_row).collect();
+    subject.expect(&reads, &all.iter().flatten().copied().collect::<Vec<_>>(), &what);
+    let rest = |weights: &Vec<Expected>| -> Vec<Expected> {
+        let of = |j: usize| match weights.get(j) {
+            None => Expected { value: 1.0, tolerance: 0.0 },
+            Some(&Expected { value, tolerance }) => {
+                let value = f64::from(u8::from(continues && j == n - 1)) - value;
+                Expected { value, tolerance: tolerance + roundings(1) }
+            }
+        };
+        (0..=n).map(of).collect()
+    };
+    subject.expect(&writes, &all.iter().flat_map(rest).collect::<Vec<_>>(), &what);
 }
 
 /// Compares `scale_by_rms` with its equation.

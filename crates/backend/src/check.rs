@@ -11,7 +11,7 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append};
 use crate::{
     Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, HyperConnections, InputSquares,
-    KvBatchEntry, Norm, Rope, RopeParams, RouterScores, StreamMixing, Streams,
+    KvBatchEntry, Norm, Rope, RopeParams, RouterScores, StreamAttention, StreamMixing, Streams,
 };
 
 /// Checks [`Backend::write`].
@@ -267,6 +267,28 @@ pub(crate) fn check_connect_streams<B: Buffer>(
     BackendError::check_at_least(OP, "number of coefficients", rows.saturating_mul(n), reads.n_values())?;
     let Some(writes) = writes else { return Ok(()) };
     BackendError::check_at_least(OP, "number of coefficients", len(n, n + 1), writes.n_values())
+}
+
+/// Checks [`Backend::attend_streams`].
+pub(crate) fn check_attend_streams<B: Buffer>(
+    StreamAttention { n, scores, .. }: StreamAttention<'_, B>,
+    [streams, reads]: [&B; 2],
+    rows: usize,
+    writes: Option<&B>,
+) -> Result<()> {
+    const OP: &str = "attend_streams";
+    let (of_row, width) = (rows.saturating_mul(n), scores.n_values());
+    BackendError::check_at_least(OP, "streams", 1, n)?;
+    BackendError::check_at_least(OP, "values of a row", 1, width)?;
+    BackendError::check_at_least(
+        OP,
+        "length of the streams",
+        of_row.saturating_mul(width),
+        streams.n_values(),
+    )?;
+    BackendError::check_at_least(OP, "number of coefficients", of_row, reads.n_values())?;
+    let Some(writes) = writes else { return Ok(()) };
+    BackendError::check_at_least(OP, "number of coefficients", rows.saturating_mul(n + 1), writes.n_values())
 }
 
 /// Checks that two operands of the op `op` have as many rows of `width` values.

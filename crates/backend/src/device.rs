@@ -84,7 +84,8 @@ pub struct DeviceInfo {
     /// show in the logits.
     pub checks_finite_rows: bool,
     /// Whether it has [`Backend::select_tokens`], [`Backend::select_blocks`] and
-    /// [`Backend::attend_selected`], [`Backend::connect_streams`] of models that have those, and
+    /// [`Backend::attend_selected`], [`Backend::connect_streams`] and [`Backend::attend_streams`]
+    /// of models that have those, [`Activation::Situ`](crate::Activation::Situ), and
     /// [`Backend::shift_tokens`] and [`Backend::wkv7`] of RWKV-7.
     pub selects_tokens: bool,
 }

@@ -1,5 +1,7 @@
 //! The error type of every device.
 
+use crate::Activation;
+
 /// Reports why a device could not run a request. A device never falls back silently: the error
 /// names the missing feature.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -107,6 +109,14 @@ impl BackendError {
     /// Returns the error of a device whose LayerNorm has no bias.
     pub fn no_layer_norm_bias() -> Self {
         Self::unsupported("layer_norm", "a bias", "LayerNorm without a bias")
+    }
+
+    /// Returns `Ok` for an activation of a device without SiTU.
+    pub fn check_activation(op: &'static str, activation: Activation) -> Result<(), Self> {
+        match activation {
+            Activation::Situ { .. } => Err(Self::unsupported(op, "SiTU", "SiLU and GELU")),
+            _ => Ok(()),
+        }
     }
 
     /// Returns `Ok` when `got >= min`, else [`BackendError::TooShort`]; for buffers that may be

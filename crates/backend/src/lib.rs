@@ -42,7 +42,7 @@ pub use ops::{Backend, Kernels};
 pub use params::{
     Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads,
     HyperConnections, Norm, Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection,
-    StreamMixing, Streams, Xielu,
+    StreamAttention, StreamMixing, Streams, Xielu,
 };
 pub use pooled::{PooledBatchEntry, PooledKeys, SelectedKeys, TokenPool};
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};

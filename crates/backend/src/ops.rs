@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use crate::check::{
-    check_add_normed, check_attend_all, check_broken_row, check_connect_streams, check_copy,
-    check_copy_columns, check_embed, check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn,
-    check_layer_norm, check_matrix, check_mix_streams, check_project, check_project_each, check_read,
-    check_rope, check_rope_append, check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch,
-    check_write, check_xielu,
+    check_add_normed, check_attend_all, check_attend_streams, check_broken_row, check_connect_streams,
+    check_copy, check_copy_columns, check_embed, check_expert_ffn, check_experts, check_gate_rows,
+    check_gated_ffn, check_layer_norm, check_matrix, check_mix_streams, check_project, check_project_each,
+    check_read, check_rope, check_rope_append, check_rows_alike, check_scale, check_soft_cap, check_top_k,
+    check_watch, check_write, check_xielu,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
@@ -25,8 +25,8 @@ use crate::rwkv::{check_shift_tokens, check_wkv7};
 use crate::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
     Heads, HyperConnections, InputSquares, KvBatchEntry, Norm, PooledBatchEntry, PooledKeys, Rope,
-    RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenPool,
-    TokenShift, Wkv7Inputs, Xielu,
+    RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, StreamAttention,
+    Streams, TokenPool, TokenShift, Wkv7Inputs, Xielu,
 };
 
 ops! {
@@ -131,7 +131,9 @@ ops! {
         where check_project(&input, outputs);
 
     /// Computes `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with
-    /// two outputs, then `a(g) * u`. Where `gate` is `up` itself, a device may multiply once.
+    /// two outputs, then `a(g) * u`. Where `gate` is `up` itself, a device may multiply once. A
+    /// device without [token selection](DeviceInfo::selects_tokens) returns an error for
+    /// [`Activation::Situ`], as do the other ops with an activation.
     fn gated_ffn(
         &self,
         input: Input<'_, Self>,
@@ -278,6 +280,33 @@ ops! {
         where check_connect_streams(connections, [products, streams, reads], rows, writes.as_deref()) => {
         _ = (connections, products, streams, rows, reads, writes);
         Err(BackendError::unsupported("connect_streams", "hyper-connections", "one residual stream"))
+    };
+
+    /// Computes how a sublayer reads n residual streams, the last of which is the current one, by
+    /// attention to them, and what it leaves, as coefficients of [`Backend::mix_streams`]. With
+    /// w the scores, and norm an RMSNorm without a gain:
+    ///
+    /// ```text
+    /// reads[row] = softmax(s),  s[j] = w · norm(stream[j])
+    /// writes[row, j] = continues (j == n - 1) - reads[row, j],  writes[row, n] = 1
+    /// ```
+    ///
+    /// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; it leaves
+    /// `stream[n - 1] + f(x)`, or f(x) alone where it begins a stream, a linear combination of the
+    /// streams and, as the last, y. `streams` is `[n, rows, width]`, `reads` `[rows, n]` and
+    /// `writes` `[rows, n + 1]`. A device without [token selection](DeviceInfo::selects_tokens)
+    /// returns an error.
+    fn attend_streams(
+        &self,
+        attention: StreamAttention<'_, Self::Buffer>,
+        streams: &Self::Buffer,
+        rows: usize,
+        reads: &mut Self::Buffer,
+        writes: Option<&mut Self::Buffer>,
+    ) -> Result<()>
+        where check_attend_streams(attention, [streams, reads], rows, writes.as_deref()) => {
+        _ = (attention, streams, rows, reads, writes);
+        Err(BackendError::unsupported("attend_streams", "attention to residual streams", "one stream"))
     };
 
     /// Multiplies each of the first `rows` rows of `x` `[rows, width]` by the root mean square of

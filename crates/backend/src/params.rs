@@ -47,6 +47,14 @@ pub enum Activation {
         /// L, above 0.
         limit: f32,
     },
+    /// SiTU, a SiLU that approaches limits L and M, `L tanh(g / L) / (1 + exp(-g))`, where
+    /// `M tanh(u / M)` replaces u (Kimi K3).
+    Situ {
+        /// L, above 0.
+        limit: f32,
+        /// M, above 0; u stays as it is when `None`.
+        up_limit: Option<f32>,
+    },
 }
 
 impl Activation {
@@ -163,6 +171,28 @@ impl<Buffer> Clone for HyperConnections<'_, Buffer> {
 }
 
 impl<Buffer> Copy for HyperConnections<'_, Buffer> {}
+
+/// Attention of a sublayer to residual streams: those of earlier layers, and the current one behind
+/// them (Kimi K3).
+#[derive(Debug)]
+pub struct StreamAttention<'a, Buffer> {
+    /// Number of streams, the current one among them.
+    pub n: usize,
+    /// Scores of a normalized row, `[width]`, the values of a row of a stream.
+    pub scores: &'a Buffer,
+    /// Added to the mean square of a row.
+    pub norm_eps: f32,
+    /// Whether the sublayer adds to the current stream; otherwise it begins a new one.
+    pub continues: bool,
+}
+
+impl<Buffer> Clone for StreamAttention<'_, Buffer> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buffer> Copy for StreamAttention<'_, Buffer> {}
 
 /// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///

@@ -341,6 +341,7 @@ impl Kernels for CudaDevice {
         y: &mut CudaBuffer,
     ) -> Result<()> {
         const OP: &str = "gated_ffn";
+        BackendError::check_activation(OP, activation)?;
         let mut x = operand(&input, gate.n_in());
         let up_product = matmul_args(OP, up, y.ptr())?;
         if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
@@ -368,6 +369,7 @@ impl Kernels for CudaDevice {
     ) -> Result<()> {
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         router.check_plain()?;
+        BackendError::check_activation("moe_ffn", activation)?;
         let Router { routing, logits, selection_bias, scales, .. } = router;
         if let Some(expert_groups) =
             routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
@@ -579,6 +581,7 @@ impl Kernels for CudaDevice {
         gates: &CudaBuffer,
         activation: Activation,
     ) -> Result<()> {
+        BackendError::check_activation("activate", activation)?;
         Ok(gate::gate(&self.cx, activation, gates.ptr(), y.ptr(), len)?)
     }
 

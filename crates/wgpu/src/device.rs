@@ -270,6 +270,7 @@ impl Kernels for WgpuDevice {
         y: &mut WgpuBuffer,
     ) -> Result<()> {
         const OP: &str = "gated_ffn";
+        BackendError::check_activation(OP, activation)?;
         let mut x = operand(&self.gpu, &input, gate.n_in());
         if gate.dtype() == up.dtype() {
             let matrices = [weights(OP, gate)?, weights(OP, up)?];
@@ -296,6 +297,7 @@ impl Kernels for WgpuDevice {
         }
         let ExpertWeights { activation, gate, up, down, biases } = weights;
         choice.check_plain()?;
+        BackendError::check_activation("moe_ffn", activation)?;
         let Router { routing, logits, selection_bias, scales, .. } = choice;
         let input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
@@ -522,6 +524,7 @@ impl Kernels for WgpuDevice {
         gates: &WgpuBuffer,
         activation: Activation,
     ) -> Result<()> {
+        BackendError::check_activation("activate", activation)?;
         Ok(elementwise::activate(&self.gpu, activation, &gates.buffer, &y.buffer, len)?)
     }
 }

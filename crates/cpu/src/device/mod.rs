@@ -10,8 +10,8 @@ use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
     DeviceInfo, ExpertWeights, Experts, Gate, Heads, HyperConnections, Input, InputSquares, KernelChoice,
     Kernels, KvBatchEntry, Matrix, Norm, Output, Page, PooledBatchEntry, PooledKeys, Result, RopeParams,
-    Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TokenPool,
-    TokenShift, WeightSource, Wkv7Inputs, Xielu,
+    Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, StreamAttention,
+    Streams, TokenPool, TokenShift, WeightSource, Wkv7Inputs, Xielu,
 };
 use kvant_codec::DType;
 
@@ -22,7 +22,7 @@ use crate::host::pool::Pool;
 use crate::ops::attend::select::{self, SelectArgs, SelectBlocksArgs};
 use crate::ops::attend::selected::{self, Blocks, PooledNumbers};
 use crate::ops::attend::{self, AttendArgs, Stage};
-use crate::ops::attend_bidirectional::{self, Bias, Window};
+use crate::ops::attend_bidirectional::{self, Bias, Windows};
 use crate::ops::columns::copy_columns;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
 use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
@@ -86,16 +86,11 @@ impl Kernels for CpuDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let weights = DType::weights().map(|dtype| KernelChoice {
-            op: "matmul",
-            dtype,
-            kernel: matmul::kernel_name(self.isa, dtype),
-        });
-        let caches = DType::KV.into_iter().map(|dtype| KernelChoice {
-            op: "attend",
-            dtype,
-            kernel: attend::kernel_name(self.isa, dtype),
-        });
+        let choice = |op, dtype, kernel| KernelChoice { op, dtype, kernel };
+        let weights = DType::weights();
+        let weights = weights.map(|dtype| choice("matmul", dtype, matmul::kernel_name(self.isa, dtype)));
+        let caches = DType::KV.into_iter();
+        let caches = caches.map(|dtype| choice("attend", dtype, attend::kernel_name(self.isa, dtype)));
         weights.chain(caches).collect()
     }
 
@@ -307,18 +302,10 @@ impl Kernels for CpuDevice {
     ) -> Result<()> {
         let longest = windows.iter().copied().max().unwrap_or(0);
         let bias = bias.map(|bias| Bias { values: bias.as_slice(), longest });
+        let windows = Windows { rows: windows, params: *params, bias };
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
         let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
-        let heads = [params.heads.n, params.n_kv_heads, params.n_kv_heads];
-        let mut first = 0;
-        for &rows in windows {
-            let own = |n: usize| first * n * params.heads.dim..(first + rows) * n * params.heads.dim;
-            let window = Window { rows, params: *params, bias };
-            let own_qkv = std::array::from_fn(|i| &qkv[i][own(heads[i])]);
-            let own_out = &mut out[own(params.heads.n)];
-            attend_bidirectional::attend_bidirectional(self.context(scratch), window, own_qkv, own_out);
-            first += rows;
-        }
+        attend_bidirectional::attend_windows(self.context(scratch), windows, qkv, out);
         Ok(())
     }
 
@@ -351,6 +338,19 @@ impl Kernels for CpuDevice {
     ) -> Result<()> {
         let of = streams::StreamInputs { connections, products, streams, rows };
         streams::connect_streams(&self.pool, of, reads.as_mut_slice(), writes.map(CpuBuffer::as_mut_slice));
+        Ok(())
+    }
+
+    fn attend_streams(
+        &self,
+        attention: StreamAttention<'_, CpuBuffer>,
+        streams: &CpuBuffer,
+        rows: usize,
+        reads: &mut CpuBuffer,
+        writes: Option<&mut CpuBuffer>,
+    ) -> Result<()> {
+        let (reads, writes) = (reads.as_mut_slice(), writes.map(CpuBuffer::as_mut_slice));
+        streams::attend_streams(&self.pool, attention, streams.as_slice(), rows, reads, writes);
         Ok(())
     }
 

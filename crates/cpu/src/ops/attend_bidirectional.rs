@@ -68,6 +68,33 @@ impl<'a> Bias<'a> {
     }
 }
 
+/// Windows, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Windows<'a> {
+    /// The rows of each.
+    pub rows: &'a [usize],
+    pub params: BidirectionalParams,
+    pub bias: Option<Bias<'a>>,
+}
+
+/// Attends over the rows of each window of `q`, `k` and `v`. Shapes have been checked.
+pub(crate) fn attend_windows(
+    mut context: KernelContext<'_, Scratch>,
+    Windows { rows: windows, params, bias }: Windows<'_>,
+    qkv: [&[f32]; 3],
+    out: &mut [f32],
+) {
+    let heads = [params.heads.n, params.n_kv_heads, params.n_kv_heads];
+    let mut first = 0;
+    for &rows in windows {
+        let own = |n: usize| first * n * params.heads.dim..(first + rows) * n * params.heads.dim;
+        let own_qkv = std::array::from_fn(|i| &qkv[i][own(heads[i])]);
+        let own_out = &mut out[own(params.heads.n)];
+        attend_bidirectional(context.reborrow(), Window { rows, params, bias }, own_qkv, own_out);
+        first += rows;
+    }
+}
+
 /// Attends over the rows of a window of `q` `[rows, heads.n * heads.dim]`, `k` and `v`. Shapes have
 /// been checked.
 pub(crate) fn attend_bidirectional(

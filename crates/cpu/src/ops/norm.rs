@@ -21,6 +21,18 @@ pub(crate) fn sum_of(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     sums.iter().sum::<f32>() + rest.iter().map(|&v| term(v)).sum::<f32>()
 }
 
+/// Returns the sum of the products of x and y, which is as long.
+pub(crate) fn product_of(x: &[f32], y: &[f32]) -> f32 {
+    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    let mut sums = [0.0; LANES];
+    for (x, y) in x.iter().zip(y) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum += x * y;
+        }
+    }
+    sums.iter().sum::<f32>() + x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum::<f32>()
+}
+
 /// Returns the factor `1 / sqrt(mean(x²) + eps)` of a row.
 #[inline(always)]
 pub(crate) fn inverse_rms(x: &[f32], eps: f32) -> f32 {

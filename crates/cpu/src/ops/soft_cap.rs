@@ -2,7 +2,7 @@
 
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
-use crate::ops::exp::exp;
+use crate::ops::exp::tanh_of_half;
 use crate::simd::isa::Isa;
 use crate::simd::vec16::{Lanes, Op, with_lanes};
 
@@ -36,15 +36,13 @@ impl Op for Bound<'_> {
     }
 }
 
-/// Applies the cap, with `tanh(y) = (exp(2 y) - 1) / (exp(2 y) + 1)`: off by 6 roundings of 1 at
-/// most, so `cap tanh(x / cap)` by as many of the cap.
+/// Applies the cap, off by 6 roundings of it at most.
 #[inline(always)]
 fn bound(x: &mut [f32], cap: f32) {
     let rate = 2.0 / cap;
     for x in x {
-        let e = exp(*x * rate);
         // A value that is not finite must not become the cap.
-        *x = cap * ((e - 1.0) / (e + 1.0)) + 0.0 * *x;
+        *x = cap * tanh_of_half(*x * rate) + 0.0 * *x;
     }
 }
 

@@ -1,14 +1,14 @@
 //! Ops of layers with several residual streams (AltUp, arXiv 2301.13310; hyper-connections, arXiv
-//! 2409.19606), and of sparse feed-forward layers beside them (statistical top-k, arXiv
-//! 2506.06644). Each processes a row by itself.
+//! 2409.19606; attention to streams, as in Kimi K3), and of sparse feed-forward layers beside them
+//! (statistical top-k, arXiv 2506.06644). Each processes a row by itself.
 
-use kvant_backend::{Activation, HyperConnections, StreamMixing, Streams};
+use kvant_backend::{Activation, HyperConnections, StreamAttention, StreamMixing, Streams};
 
 use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
 use crate::ops::matmul::gate as activate;
-use crate::ops::norm::sum_of;
+use crate::ops::norm::{inverse_rms, product_of, sum_of};
 
 /// Computes `y[i] = Σ_j coefs[row, i, j] x[j]` for every row. Shapes have been checked.
 pub(crate) fn mix_streams(
@@ -107,6 +107,42 @@ fn mixing_matrix(mut matrix: Vec<f32>, n: usize, eps: f32, iterations: usize) ->
         }
     }
     matrix
+}
+
+/// Computes the coefficients of [`kvant_backend::Backend::attend_streams`].
+pub(crate) fn attend_streams(
+    pool: &Pool,
+    StreamAttention { n, scores, norm_eps, continues }: StreamAttention<'_, CpuBuffer>,
+    streams: &[f32],
+    rows: usize,
+    reads: &mut [f32],
+    writes: Option<&mut [f32]>,
+) {
+    let (weights, width) = (scores.as_slice(), scores.as_slice().len());
+    let (reads, writes) = (DisjointMut::new(reads), writes.map(DisjointMut::new));
+    pool.for_each(rows, &|row| {
+        // SAFETY: one call of this job writes each row.
+        let reads = unsafe { reads.part(row * n..(row + 1) * n) };
+        for (j, read) in reads.iter_mut().enumerate() {
+            let x = &streams[(j * rows + row) * width..][..width];
+            *read = product_of(x, weights) * inverse_rms(x, norm_eps);
+        }
+        softmax(reads);
+        let Some(writes) = &writes else { return };
+        // SAFETY: as above.
+        let writes = unsafe { writes.part(row * (n + 1)..(row + 1) * (n + 1)) };
+        writes.iter_mut().zip(&*reads).for_each(|(write, read)| *write = -read);
+        writes[n - 1] += f32::from(u8::from(continues));
+        writes[n] = 1.0;
+    });
+}
+
+/// Computes the softmax of scores, in place. NaN makes all of them NaN.
+fn softmax(scores: &mut [f32]) {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    scores.iter_mut().for_each(|score| *score = (*score - max).exp());
+    let sum: f32 = scores.iter().sum();
+    scores.iter_mut().for_each(|score| *score /= sum);
 }
 
 /// Multiplies each row of `x` `[rows, width]` by the root mean square of that of `like`.

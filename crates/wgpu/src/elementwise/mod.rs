@@ -51,6 +51,7 @@ pub(crate) fn number(activation: Activation) -> u32 {
         Activation::NormalCdf => 4,
         Activation::Limited { .. } => 5,
         Activation::Clamped { .. } => 6,
+        Activation::Situ { .. } => unreachable!("the op has refused SiTU"),
     }
 }
 

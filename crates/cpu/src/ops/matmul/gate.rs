@@ -1,9 +1,9 @@
 //! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the
-//! [`Activation`], with bounds where it has some; ReLU; or GELU's quotient alone.
+//! [`Activation`], with bounds where it has some; ReLU; GELU's quotient alone; or SiTU.
 
 use kvant_backend::Activation;
 
-use crate::ops::exp::exp;
+use crate::ops::exp::{exp, tanh_of_half};
 
 /// Computes `u *= a(g)` for each value.
 #[inline(always)]
@@ -50,6 +50,16 @@ pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
             for (u, g) in u.iter_mut().zip(g) {
                 let g = g.clamp(f32::NEG_INFINITY, limit);
                 *u = u.clamp(-limit, limit) * (g / (1.0 + exp(-g)));
+            }
+        }
+        Activation::Situ { limit, up_limit } => {
+            if let Some(limit) = up_limit {
+                let rate = 2.0 / limit;
+                u.iter_mut().for_each(|u| *u = limit * tanh_of_half(*u * rate));
+            }
+            let rate = 2.0 / limit;
+            for (u, g) in u.iter_mut().zip(g) {
+                *u *= limit * tanh_of_half(g * rate) / (1.0 + exp(-g));
             }
         }
     }
@@ -107,5 +117,18 @@ mod tests {
         assert!(u[0].is_nan() && u[5].is_nan(), "{u:?}");
         assert!((u[1] - 48.955).abs() <= 1e-3 && u[2] == u[1] && u[3] == u[4], "{u:?}");
         assert!(u[6].abs() <= 1e-30, "{u:?}");
+    }
+
+    #[test]
+    fn situ_approaches_its_limits_and_nan_stays_nan() {
+        let situ = |up_limit| Activation::Situ { limit: 3.0, up_limit };
+        let g = [f32::NAN, 1e30, 200.0, 1.0, 1.0, 1.0, -200.0];
+        let mut u = [1.0, 1e30, 200.0, -200.0, -1e30, f32::NAN, 1.0];
+        gate(situ(Some(2.0)), &g, &mut u);
+        assert!(u[0].is_nan() && u[5].is_nan(), "{u:?}");
+        assert!(u[1] == 6.0 && u[2] == 6.0 && u[3] == u[4] && u[6].abs() <= 1e-30, "{u:?}");
+        let mut u = [f32::NAN, 200.0, -200.0];
+        gate(situ(None), &[1.0, 200.0, 200.0], &mut u);
+        assert!(u[0].is_nan() && u[1] == 600.0 && u[2] == -600.0, "{u:?}");
     }
 }
