@@ -25,7 +25,7 @@ pub use index::{TokenBlocks, TokenIndex};
 pub(crate) use keys::Keys;
 pub use loops::Loops;
 pub use mla::Latent;
-pub use recurrence::{RecurrentMixer, StateKind};
+pub use recurrence::{DecayBound, RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
 pub use shared_kv::{PooledIndexSpec, PooledKeySpec, SharedKv};
 pub use streams::ResidualStreams;
@@ -381,7 +381,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap,
             per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
-            streams: streams::read(&keys, family)?,
+            streams: streams::read(&keys, family, n_layers)?,
             statistics: None,
         };
         config.read_factors(&keys)?;

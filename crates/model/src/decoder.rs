@@ -37,6 +37,7 @@ mod random;
 mod recurrent;
 mod rwkv;
 mod shared_kv;
+mod stream_attention;
 mod streams;
 
 pub use activations::Activations;

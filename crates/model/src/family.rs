@@ -27,6 +27,8 @@ pub struct Family {
     pub(crate) ungated: bool,
     /// Whether it has xIELU instead, with numbers in the file.
     pub(crate) xielu: bool,
+    /// Whether it has SiTU instead, with limits in the file.
+    pub(crate) situ: bool,
     /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
     pub(crate) single_sublayer: bool,
     /// Whether a limit of SiLU is one of its input instead of its output.
@@ -57,6 +59,8 @@ pub struct Family {
     pub(crate) shared_kv: bool,
     /// Whether every sublayer reads and writes several residual streams (hyper-connections).
     pub(crate) connects_streams: bool,
+    /// Whether every sublayer attends to residual streams of earlier layers.
+    pub(crate) attends_streams: bool,
     /// Selection of the tokens that a query attends to (DeepSeek Sparse Attention).
     pub(crate) index: Option<IndexRule>,
     /// Tensor of the norm before the logits.
@@ -182,7 +186,10 @@ pub(crate) enum RecurrentFamily {
         sharing: KeySharing,
     },
     /// Kimi's delta rule, in layers without KV heads in the file.
-    KimiDelta,
+    KimiDelta {
+        /// Whether files have the negatives of the rates of bounded decays.
+        negates_bounded: bool,
+    },
     /// WKV states of RWKV-7.
     Wkv7,
     /// Mamba-2 state spaces.

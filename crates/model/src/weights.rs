@@ -26,9 +26,9 @@ mod shared_kv;
 mod streams;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
-pub(crate) use connections::Connection;
+pub(crate) use connections::{Connection, StreamGates, StreamScores};
 pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
-pub(crate) use experts::{Beside, Experts};
+pub(crate) use experts::{Beside, Experts, LatentSpace};
 pub(crate) use index::{BlockIndexWeights, IndexWeights};
 pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, RankAssignment};
@@ -73,7 +73,7 @@ pub struct Layer<B: Backend> {
     pub(crate) per_layer: Option<PerLayer<B>>,
     /// Alternating updates of several residual streams, if the model has them.
     pub(crate) altup: Option<AltUp<B>>,
-    /// Hyper-connections of the token mixer and of the feed-forward layer, if the model has them.
+    /// How the token mixer and the feed-forward layer read several residual streams, if they do.
     pub(crate) connections: Option<[Connection<B>; 2]>,
     /// Factor on the residual stream after the layer.
     pub(crate) out_scale: Option<f32>,
@@ -113,7 +113,7 @@ pub struct Weights<B: Backend> {
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
     /// Projections of several residual streams, if the model has them.
     pub(crate) streams: Option<StreamProjections<B>>,
-    /// What the final norm reads of connected streams.
+    /// What the final norm reads of such streams.
     pub(crate) last_connection: Option<Connection<B>>,
     pub(crate) layers: Vec<Arc<Layer<B>>>,
     /// `None` if the last layer is elsewhere.
@@ -180,9 +180,7 @@ impl<B: Backend> Weights<B> {
             .transpose()?;
         let has_altup = matches!(config.streams, ResidualStreams::Alternating { .. });
         let streams = has_altup.then(|| loader.stream_projections(config)).transpose()?;
-        let are_connected = matches!(config.streams, ResidualStreams::Connected { .. });
-        let last_connection =
-            are_connected.then(|| loader.connection(config, "output_hc", false)).transpose()?;
+        let last_connection = loader.last_connection(config)?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
         let bytes_before = loader.n_bytes;
@@ -307,13 +305,7 @@ impl<'a, B: Backend> Loader<'a, B> {
                 ResidualStreams::Alternating { .. } => Some(self.altup(c, index)?),
                 _ => None,
             },
-            connections: match c.streams {
-                ResidualStreams::Connected { .. } => {
-                    let [mixer, ffn] = ["hc_attn", "hc_ffn"].map(|of| self.connection(c, &name(of), true));
-                    Some([mixer?, ffn?])
-                }
-                _ => None,
-            },
+            connections: self.connections(c, index)?,
             out_scale: self.optional_number(&name("layer_output_scale.weight"))?,
         })
     }

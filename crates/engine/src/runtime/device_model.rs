@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, Page, limits};
+use kvant_backend::{Activation, Backend, BackendError, Candidate, DeviceInfo, Page, limits};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockPool, Cache, CacheState, Layout, Plan};
 use kvant_model::{
     Activations, BatchSequence, Config, Decoder, DraftHeadConfig, Entry, LayerRange, ModelError, OnQueries,
-    Outputs, StepError, Weights,
+    Outputs, ResidualStreams, StepError, Weights,
 };
 
 use super::cache::{CacheOps, DeviceCache, PooledDevice, SequenceCaches};
@@ -124,14 +124,18 @@ fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
     Err(Error::Setting { name: "kv_guard", expected, got: device.name.clone() })
 }
 
-/// Rejects layers whose ops the device lacks: attention to selected tokens or pooled keys, and
-/// RWKV-7.
+/// Rejects layers whose ops the device lacks: attention to selected tokens, pooled keys or residual
+/// streams, SiTU, and RWKV-7.
 fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> Result<(), ModelError> {
     let layers = &config.layers[part.layers()];
     let what = if layers.iter().any(|layer| layer.shared_kv.is_some()) {
         "attention to pooled keys"
     } else if layers.iter().any(|layer| layer.index.is_some()) {
         "attention to selected tokens"
+    } else if matches!(config.streams, ResidualStreams::Attended { .. }) {
+        "attention to residual streams"
+    } else if layers.iter().any(|layer| matches!(layer.activation, Activation::Situ { .. })) {
+        "SiTU"
     } else if layers.iter().any(|layer| layer.wkv.is_some()) {
         "token shift"
     } else {

@@ -69,7 +69,8 @@ fn is_optional(model: &Path, name: &str) -> bool {
     let whole = ["output.weight", "rope_freqs.weight"].contains(&name);
     // Of the first layer of RWKV-7, whose values are those that others mix with their own.
     let unused = ["v0", "v1", "v2"].iter().any(|of| name == format!("blk.0.time_mix_{of}.weight"));
-    only || unused || whole || name.ends_with("layer_output_scale.weight") || ends.iter().any(is_bias)
+    let optional = ["layer_output_scale.weight", "ffn_routed_norm.weight"];
+    only || unused || whole || optional.iter().any(|end| name.ends_with(end)) || ends.iter().any(is_bias)
 }
 
 #[test]

@@ -15,13 +15,14 @@ const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
 const NEMOTRON: &str = "nemotronh-h64-g2-space";
 const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
 const KIMI: &str = "kimilinear-latent128-kda";
+const KIMI_K3: &str = "kimik3-latent128-streams";
 const LING3: &str = "bailingmoe3-latent128-kda-bound";
 /// No layer has attention.
 const MAMBA2: &str = "mamba2-space";
 const RWKV7: &str = "rwkv7-h32";
 /// Every layer also has attention.
 const FALCON: &str = "falconh1-h64-g2-beside-normed";
-const ALL: [&str; 12] = [
+const ALL: [&str; 13] = [
     LFM2,
     QWEN35,
     QWEN3_NEXT,
@@ -30,6 +31,7 @@ const ALL: [&str; 12] = [
     NEMOTRON,
     NEMOTRON_OF_EXPERTS,
     KIMI,
+    KIMI_K3,
     LING3,
     MAMBA2,
     RWKV7,
@@ -160,7 +162,7 @@ fn states_are_counted_beside_keys_and_values() {
 #[test]
 fn faulty_recurrent_files_are_refused_with_one_line() {
     let u32 = Value::U32;
-    let keys: [(&str, &str, Value<'_>, &str); 36] = [
+    let keys: [(&str, &str, Value<'_>, &str); 43] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
         (LFM2, "lfm2.shortconv.l_cache", u32(1), "l_cache: expected a kernel of 2 to 8, got 1"),
         (LFM2, "lfm2.shortconv.l_cache", u32(4), "blk.0.shortconv.conv.weight"),
@@ -213,6 +215,18 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
         (KIMI, "kimi-linear.attention.head_count", u32(2), "blk.0.attn_q.weight"),
         (KIMI, "kimi-linear.attention.head_count_kv", u32(1), "blk.0.attn_kv_a_mqa.weight"),
         (KIMI, "kimi-linear.ssm.conv_kernel", u32(3), "blk.0.ssm_conv1d_q.weight"),
+        (KIMI_K3, "kimi-k3.attn_res.block_size", u32(0), "res_score.weight"),
+        (KIMI_K3, "kimi-k3.attn_res.block_size", Value::F32(2.0), "kimi-k3.attn_res.block_size"),
+        (KIMI_K3, "kimi-k3.activation.situ_beta", Value::F32(0.0), "expected a number above 0, got 0"),
+        (KIMI_K3, "kimi-k3.activation.situ_beta", Value::F32(-1.0), "expected a finite number, got -1"),
+        (
+            KIMI_K3,
+            "kimi-k3.activation.situ_linear_beta",
+            Value::F32(f32::NAN),
+            "expected a finite number, got NaN",
+        ),
+        (KIMI_K3, "kimi-k3.expert_latent_length", u32(64), "blk.1.ffn_gate_exps.weight"),
+        (KIMI_K3, "kimi-k3.expert_latent_length", u32(0), "blk.1.ffn_gate_exps.weight"),
         (LING3, "bailingmoe3.kda.gate_lower_bound", Value::F32(0.0), "expected a negative number, got 0"),
         (
             LING3,
@@ -270,6 +284,7 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
         ),
         (KIMI, &["attn_k.weight", "ssm_f_a.weight", "ssm_f_b.weight", "ssm_g_a.weight", "ssm_g_b.weight"]),
         (KIMI, &["ssm_beta.weight", "ssm_conv1d_v.weight", "ssm_dt.bias", "ssm_a", "attn_output.weight"]),
+        (KIMI_K3, &["attn_res_score.weight", "ffn_res_score.weight", "ssm_g.weight", "ffn_gate.weight"]),
         (
             GRANITE,
             &[

@@ -39,6 +39,7 @@ fn logits_of_recurrent_models_depend_on_the_tokens_alone() {
         "lfm2-h64-g2-conv3",
         "qwen35-h64-g2-delta",
         "kimilinear-latent128-kda",
+        "kimik3-latent128-streams",
         "graniteh-h64-g2-space-experts",
         "falconh1-h64-g2-beside",
     ];

@@ -11,7 +11,8 @@ use crate::family::{ExpertRule, Family, SharedExpert};
 const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
-const LATENT: &str = "moe_latent_size";
+/// Names of the width of the experts' latent space.
+const LATENT: [&str; 2] = ["moe_latent_size", "expert_latent_length"];
 const HASHED: &str = "hash_layer_count";
 /// Names of the tensors with the router's selection bias.
 pub(crate) const SELECTION_BIAS: [&str; 2] = ["exp_probs_b.bias", "exp_probs_b"];
@@ -135,9 +136,10 @@ pub(super) fn read(
     let scale = scale * shared_scale.unwrap_or(1.0);
     let routing = Routing { n_used, scores, normalizes, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
-        keys.refuse(LATENT, "experts in a latent space")?;
+        LATENT.iter().try_for_each(|key| keys.refuse(key, "experts in a latent space"))?;
     }
-    let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
+    let [latent, other] = LATENT.map(|key| keys.count(key));
+    let latent = Some(latent?.max(other?)).filter(|&n| n > 0);
     let (activation, shared_expert) = (family.activation, rule.shared);
     let of_experts = ExpertSpec {
         n,
@@ -160,6 +162,10 @@ fn read_activations(
     family: &Family,
     n_layers: usize,
 ) -> Result<[Vec<Activation>; 2], ModelError> {
+    if family.situ {
+        let situ = vec![read_situ(keys)?; n_layers];
+        return Ok([situ.clone(), situ]);
+    }
     let read = |key| {
         let limits = read_limits(keys, key, n_layers)?;
         if family.activation != Activation::Silu && limits.iter().any(Option::is_some) {
@@ -174,6 +180,18 @@ fn read_activations(
         Ok(limits.into_iter().map(of).collect())
     };
     Ok([read("swiglu_clamp_shexp")?, read("swiglu_clamp_exp")?])
+}
+
+/// Reads the limits of SiTU: of the gate, and of the other factor, where 0 is none.
+fn read_situ(keys: &Keys) -> Result<Activation, ModelError> {
+    const LIMIT: &str = "activation.situ_beta";
+    match keys.float(LIMIT)? {
+        limit if limit > 0.0 => {
+            let up_limit = Some(keys.float("activation.situ_linear_beta")?).filter(|&limit| limit > 0.0);
+            Ok(Activation::Situ { limit, up_limit })
+        }
+        limit => Err(keys.bad(LIMIT, "a number above 0", limit)),
+    }
 }
 
 /// Reads a number above 0 per layer, or one for all layers; `None` if absent or 0.

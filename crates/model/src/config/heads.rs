@@ -109,7 +109,7 @@ pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Re
         family.recurrence,
         Some(
             RecurrentFamily::ShortConv
-                | RecurrentFamily::KimiDelta
+                | RecurrentFamily::KimiDelta { .. }
                 | RecurrentFamily::Mamba2 { is_beside: false }
         )
     );

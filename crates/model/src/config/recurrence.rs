@@ -22,9 +22,18 @@ pub enum RecurrentMixer {
         kind: StateKind,
         /// Epsilon of the output norm and, except by Kimi's rule, of the L2 norm of keys.
         eps: f32,
-        /// Lower bound of the logarithm of a decay, if it is bounded.
-        bound: Option<f32>,
+        /// Bound of decays, if they have one.
+        bound: Option<DecayBound>,
     },
+}
+
+/// Bound of the decays of states.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DecayBound {
+    /// Lower bound of the logarithm of a decay.
+    pub log: f32,
+    /// Whether the file has the negatives of the rates.
+    pub negates_rates: bool,
 }
 
 /// Update rule of a matrix state.
@@ -133,8 +142,8 @@ pub(super) fn read(
             let each = read_heads(keys, StateKind::Delta, sharing)?;
             (Some(each), read_pattern(keys, without_heads.len())?)
         }
-        Some(RecurrentFamily::KimiDelta) => {
-            (Some(read_kimi_heads(keys, without_heads.len())?), without_heads)
+        Some(RecurrentFamily::KimiDelta { negates_bounded }) => {
+            (Some(read_kimi_heads(keys, without_heads.len(), negates_bounded)?), without_heads)
         }
         Some(RecurrentFamily::Wkv7) => {
             let wkv = Some(read_wkv(keys, n_embd)?);
@@ -198,11 +207,11 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
     check_dim(keys, INNER, v_dim)?;
     let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
     check_size(keys, INNER, heads)?;
-    mixer(keys, heads, kind)
+    mixer(keys, heads, kind, None)
 }
 
 /// Reads the heads of Kimi's rule: as many as attention has.
-fn read_kimi_heads(keys: &Keys, n_layers: usize) -> Result<RecurrentMixer, ModelError> {
+fn read_kimi_heads(keys: &Keys, n_layers: usize, negates_rates: bool) -> Result<RecurrentMixer, ModelError> {
     const DIM: &str = "kda.head_dim";
     let n = keys.size_of("attention.head_count", &vec![true; n_layers])?;
     let dim = keys.size(DIM)?;
@@ -210,7 +219,8 @@ fn read_kimi_heads(keys: &Keys, n_layers: usize) -> Result<RecurrentMixer, Model
     let sharing = KeySharing::Grouped;
     let heads = StateHeads { n_k_heads: n, n_v_heads: n, k_dim: dim, v_dim: dim, sharing };
     check_size(keys, DIM, heads)?;
-    mixer(keys, heads, StateKind::KimiDelta)
+    let bound = read_bound(keys)?.map(|log| DecayBound { log, negates_rates });
+    mixer(keys, heads, StateKind::KimiDelta, bound)
 }
 
 /// Reads the lower bound of the logarithm of a decay, if the file has a bound that applies.
@@ -243,14 +253,18 @@ fn check_size(keys: &Keys, key: &str, heads: StateHeads) -> Result<(), ModelErro
 }
 
 /// Returns the layer with these heads.
-fn mixer(keys: &Keys, heads: StateHeads, kind: StateKind) -> Result<RecurrentMixer, ModelError> {
+fn mixer(
+    keys: &Keys,
+    heads: StateHeads,
+    kind: StateKind,
+    bound: Option<DecayBound>,
+) -> Result<RecurrentMixer, ModelError> {
     let eps = keys.float("attention.layer_norm_rms_epsilon")?;
     let conv = ShortConv {
         channels: heads.n_qkv(),
         taps: read_taps(keys, "ssm.conv_kernel")?,
         form: ConvForm::Silu,
     };
-    let bound = if kind == StateKind::KimiDelta { read_bound(keys)? } else { None };
     Ok(RecurrentMixer::Heads { conv, heads, kind, eps, bound })
 }
 

@@ -1,5 +1,5 @@
-//! Several residual streams (AltUp, hyper-connections), and sparse feed-forward layers beside the
-//! former (Gemma 3n).
+//! Several residual streams (AltUp, hyper-connections, attention to streams), and sparse
+//! feed-forward layers beside the first of these (Gemma 3n).
 
 use kvant_backend::{Activation, StreamMixing};
 
@@ -35,6 +35,14 @@ pub enum ResidualStreams {
         /// What a stream keeps of all.
         mixing: StreamMixing,
     },
+    /// Several, to which every sublayer attends: those of earlier blocks of layers, and the current
+    /// one.
+    Attended {
+        /// Number of streams behind the last layer.
+        n: usize,
+        /// Layers of a block. The token mixer of its first layer begins a stream.
+        per_block: usize,
+    },
 }
 
 impl ResidualStreams {
@@ -42,14 +50,20 @@ impl ResidualStreams {
     pub fn n(self) -> usize {
         match self {
             Self::One => 1,
-            Self::Alternating { n } | Self::Connected { n, .. } => n,
+            Self::Alternating { n } | Self::Connected { n, .. } | Self::Attended { n, .. } => n,
         }
+    }
+
+    /// Returns whether every sublayer reads all streams.
+    pub fn are_read_by_sublayers(self) -> bool {
+        matches!(self, Self::Connected { .. } | Self::Attended { .. })
     }
 }
 
-/// Reads the residual streams: one, unless the file has alternating updates or the family
-/// hyper-connections.
-pub(super) fn read(keys: &Keys, family: &Family) -> Result<ResidualStreams, ModelError> {
+/// Reads the residual streams: one, unless the file has alternating updates, or the family
+/// hyper-connections or attention to streams.
+pub(super) fn read(keys: &Keys, family: &Family, n_layers: usize) -> Result<ResidualStreams, ModelError> {
+    const PER_BLOCK: &str = "attn_res.block_size";
     const ALTERNATING: &str = "altup.num_inputs";
     const CONNECTED: &str = "hyper_connection.count";
     const ITERATIONS: &str = "hyper_connection.sinkhorn_iterations";
@@ -66,6 +80,13 @@ pub(super) fn read(keys: &Keys, family: &Family) -> Result<ResidualStreams, Mode
                 ResidualStreams::Connected { n, eps, write_eps: 0.0, magnitude: 2.0, mixing }
             }
             iterations => return Err(keys.bad(ITERATIONS, &format!("at most {MAX_ITERATIONS}"), iterations)),
+        });
+    }
+    if family.attends_streams {
+        let per_block = keys.gguf.meta().get::<u32>(&keys.key(PER_BLOCK))? as usize;
+        return Ok(match per_block {
+            0 => ResidualStreams::One,
+            _ => ResidualStreams::Attended { n: 1 + n_layers.div_ceil(per_block), per_block },
         });
     }
     if !keys.has(ALTERNATING) {

@@ -23,7 +23,8 @@ pub struct Activations<B: Backend> {
     pub(super) captured: B::Buffer,
     /// In a draft head: features of its model, `[rows, features]`.
     pub(super) features: B::Buffer,
-    /// Residual streams, of the model and as predicted or written, `[n_streams + 1, rows, n_embd]`.
+    /// Residual streams, of the model and as predicted or written, `[n_streams + 1, rows, n_embd]`;
+    /// of streams that are attended to, the current one is written.
     pub(super) streams: B::Buffer,
     pub(super) predictions: B::Buffer,
     /// What their router makes of a row, `[rows, n_streams]`; or products of connected streams,
@@ -169,7 +170,11 @@ impl<B: Backend> Decoder<B> {
             _ => 0,
         };
         let n_streams = if c.streams.n() > 1 { c.streams.n() } else { 0 };
-        let of_streams = || buffer(if n_streams > 0 { (n_streams + 1) * c.n_embd } else { 0 });
+        let of_streams = |n: usize| buffer(if n_streams > 0 { n * c.n_embd } else { 0 });
+        let n_written = match c.streams {
+            ResidualStreams::Attended { .. } => 1,
+            _ => n_streams + 1,
+        };
         let n_laurel =
             self.weights.layers.iter().filter_map(|layer| Some(layer.altup.as_ref()?.laurel[0].n_out()));
         let n_narrow = n_laurel.max().unwrap_or(0).max(n_given);
@@ -178,8 +183,8 @@ impl<B: Backend> Decoder<B> {
             x: buffer(c.n_embd)?,
             captured: buffer(self.captures.len() * c.n_embd)?,
             features: buffer(n_features)?,
-            streams: of_streams()?,
-            predictions: of_streams()?,
+            streams: of_streams(n_streams + 1)?,
+            predictions: of_streams(n_written)?,
             modalities: buffer(match c.streams {
                 ResidualStreams::Connected { n, mixing, .. } => mixing.n_products(n, true),
                 _ => n_streams,

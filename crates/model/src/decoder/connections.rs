@@ -1,5 +1,5 @@
-//! Several residual streams that every sublayer reads and writes (hyper-connections, arXiv
-//! 2409.19606), as Hunyuan 4 and DeepSeek-V4 have them.
+//! Several residual streams that every sublayer reads and writes, by gates (hyper-connections,
+//! arXiv 2409.19606), as Hunyuan 4 and DeepSeek-V4 have them.
 //!
 //! ```text
 //! h[i] = e                                             e: the token's embedding
@@ -19,7 +19,7 @@ use std::mem;
 use kvant_backend::{Backend, BackendError, HyperConnections, Input, Output, Streams};
 
 use super::{Activations, Decoder, StepContext};
-use crate::weights::{Connection, Layer};
+use crate::weights::{Connection, Layer, StreamGates};
 use crate::{ModelError, ResidualStreams};
 
 /// Returns the connections of a layer's token mixer and of its feed-forward layer.
@@ -28,7 +28,8 @@ pub(super) fn connections_of<B: Backend>(layer: &Layer<B>) -> [Option<&Connectio
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Copies the embeddings of `rows` tokens to all streams.
+    /// Copies the embeddings of `rows` tokens to the streams that there are before the first layer:
+    /// all, or the first where sublayers begin the others.
     pub(super) fn fill_streams(
         &self,
         backend: &B,
@@ -36,7 +37,11 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
         let (x, len) = (&act.x, rows * self.config.n_embd);
-        (0..self.config.streams.n()).try_for_each(|i| backend.copy(x, 0, &mut act.streams, i * len, len))
+        let n = match self.config.streams {
+            ResidualStreams::Attended { .. } => 1,
+            all => all.n(),
+        };
+        (0..n).try_for_each(|i| backend.copy(x, 0, &mut act.streams, i * len, len))
     }
 
     /// Runs a sublayer on what it reads of the streams, and writes to them; on the only one without
@@ -50,6 +55,27 @@ impl<B: Backend> Decoder<B> {
         let Some(connection) = connection else { return sublayer(step) };
         self.read_streams(step, connection)?;
         sublayer(step)?;
+        match connection {
+            Connection::Gates(_) => Ok(self.write_streams(step)?),
+            Connection::Scores(scores) => Ok(self.continue_stream(step, scores)?),
+        }
+    }
+
+    /// Makes the residual stream that a sublayer reads, or the final norm, and computes what the
+    /// sublayer writes.
+    pub(super) fn read_streams(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        connection: &Connection<B>,
+    ) -> Result<(), ModelError> {
+        match connection {
+            Connection::Gates(gates) => self.gate_streams(step, gates),
+            Connection::Scores(scores) => Ok(self.attend_streams(step, scores)?),
+        }
+    }
+
+    /// Writes what a sublayer added to the streams, by its gates.
+    fn write_streams(&self, step: &mut StepContext<'_, '_, B>) -> Result<(), BackendError> {
         let (backend, rows, n, width) =
             (step.backend, step.rows, self.config.streams.n(), self.config.n_embd);
         let Activations { x, streams, predictions, coefs, .. } = &mut *step.act;
@@ -60,12 +86,11 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Makes the residual stream that a sublayer reads, or the final norm, and computes what the
-    /// sublayer writes.
-    pub(super) fn read_streams(
+    /// Reads the streams by gates.
+    fn gate_streams(
         &self,
         step: &mut StepContext<'_, '_, B>,
-        Connection { parts, numbers, is_written }: &Connection<B>,
+        StreamGates { parts, numbers, is_written }: &StreamGates<B>,
     ) -> Result<(), ModelError> {
         let (backend, rows, width) = (step.backend, step.rows, self.config.n_embd);
         let ResidualStreams::Connected { n, eps, write_eps, magnitude, mixing } = self.config.streams else {

@@ -6,6 +6,7 @@
 //! x += experts(n) + g W_down (..)                              g: gate of the shared expert
 //! x += (experts(n) + W_down (..)) / 2                          n of attention (North Mini Code)
 //! x += W_out experts(W_in n) + W_down (..)                     latent experts (Nemotron 3)
+//! x += W_out norm(experts(W_in n)) + W_down (..)               with a norm (Kimi K3)
 //! x += norm(experts(n) + W_down (..))                          with a post-norm (Trinity)
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
@@ -13,7 +14,7 @@
 use kvant_backend::{Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
 
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
-use crate::weights::{Beside, Experts, FeedForward, Layer};
+use crate::weights::{Beside, Experts, FeedForward, LatentSpace, Layer};
 use crate::{ExpertSpec, LayerSpec, ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
@@ -130,8 +131,8 @@ impl<B: Backend> Decoder<B> {
             (Some(w), _) => {
                 backend.project(input, &mut [router_logits, output(w, None, &mut act.shared_gate)])?
             }
-            (None, Some([w, _])) => {
-                backend.project(input, &mut [router_logits, output(w, None, &mut act.latent)])?
+            (None, Some(LatentSpace { into, .. })) => {
+                backend.project(input, &mut [router_logits, output(into, None, &mut act.latent)])?
             }
             (None, None) => backend.project(input, &mut [router_logits])?,
         }
@@ -143,9 +144,9 @@ impl<B: Backend> Decoder<B> {
         let weights = ExpertWeights { activation, gate, up, down, biases };
         let from_experts = &mut act.expert_output;
         match &experts.latent {
-            Some([_, w]) => {
+            Some(LatentSpace { norm, out: w, .. }) => {
                 backend.moe_ffn(&mut act.latent, rows, None, choice, weights, Some(from_experts))?;
-                let sum = Input { x: from_experts, norm: None, first_row: 0, rows };
+                let sum = Input { x: from_experts, norm: self.norm(norm), first_row: 0, rows };
                 backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
             }
             None => {

@@ -118,7 +118,10 @@ impl<B: Backend> Decoder<B> {
         let RecurrentMixer::Heads { heads, kind, eps, bound, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
             RuleWeights::Delta => StateRule::GatedDeltaNet { write: &act.writes, eps },
-            RuleWeights::KimiDelta => StateRule::KimiDelta { write: &act.writes, eps: KIMI_EPS, bound },
+            RuleWeights::KimiDelta => {
+                let bound = bound.map(|bound| bound.log);
+                StateRule::KimiDelta { write: &act.writes, eps: KIMI_EPS, bound }
+            }
             RuleWeights::Space { skip } => StateRule::Mamba2 { skip },
         };
         let HeadWeights { bias, rate, norm, .. } = weights;

@@ -27,6 +27,7 @@ pub(crate) const LLAMA: Family = Family {
     activation: Activation::Silu,
     ungated: false,
     xielu: false,
+    situ: false,
     single_sublayer: false,
     clamps_gates: false,
     norms: Norms {
@@ -50,6 +51,7 @@ pub(crate) const LLAMA: Family = Family {
     mla: false,
     shared_kv: false,
     connects_streams: false,
+    attends_streams: false,
     index: None,
     output_norm: "output_norm.weight",
     sinks: Sinks::None,
@@ -128,6 +130,8 @@ const DEEPSEEK2: Family = Family {
     experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
     ..LLAMA
 };
+
+const KIMI_DELTA: RecurrentFamily = RecurrentFamily::KimiDelta { negates_bounded: false };
 
 const NEMOTRON_H: Family = Family {
     name: "nemotron_h",
@@ -292,16 +296,28 @@ pub(super) static FAMILIES: &[Family] = &[
     // Three of four layers have a state instead.
     Family {
         name: "kimi-linear",
-        recurrence: Some(RecurrentFamily::KimiDelta),
+        recurrence: Some(KIMI_DELTA),
         no_rope: NoRope::Every(1),
         has_mtp: false,
         experts: Some(SEVERAL_BY_SIGMOID),
         ..DEEPSEEK2
     },
+    // The same with bounded decays, gates of attention's values and several residual streams.
+    Family {
+        name: "kimi-k3",
+        situ: true,
+        recurrence: Some(RecurrentFamily::KimiDelta { negates_bounded: true }),
+        attends_streams: true,
+        gates: OutputGates::Own(Gate::Sigmoid),
+        no_rope: NoRope::Every(1),
+        has_mtp: false,
+        experts: Some(ExpertRule { is_required: false, ..SEVERAL_BY_SIGMOID }),
+        ..DEEPSEEK2
+    },
     // Ling 3: the same with bounded decays, RoPE, and gates of attention heads.
     Family {
         name: "bailingmoe3",
-        recurrence: Some(RecurrentFamily::KimiDelta),
+        recurrence: Some(KIMI_DELTA),
         gates: OutputGates::Own(Gate::Sigmoid),
         has_mtp: false,
         experts: Some(SEVERAL_BY_SIGMOID),

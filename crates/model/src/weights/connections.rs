@@ -1,4 +1,5 @@
-//! Weights of hyper-connections; the [decoder](crate::Decoder) has their equations.
+//! Weights of how sublayers read and write several residual streams; the [decoder](crate::Decoder)
+//! has the equations.
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
@@ -6,8 +7,16 @@ use kvant_codec::DType;
 use super::Loader;
 use crate::{Config, ModelError, ResidualStreams};
 
-/// What a sublayer reads of the residual streams, and what it writes.
-pub(crate) struct Connection<B: Backend> {
+/// How a sublayer, or the final norm, reads several residual streams, and what it writes.
+pub(crate) enum Connection<B: Backend> {
+    /// By gates (hyper-connections).
+    Gates(StreamGates<B>),
+    /// By attention to them.
+    Scores(StreamScores<B>),
+}
+
+/// Gates of what a sublayer reads of all residual streams, and of what it writes to each.
+pub(crate) struct StreamGates<B: Backend> {
     /// Projection of each stream, `[n_products, n_embd]`: with rows for what is written and mixed,
     /// or for reading alone.
     pub(crate) parts: Vec<B::Matrix>,
@@ -17,9 +26,53 @@ pub(crate) struct Connection<B: Backend> {
     pub(crate) is_written: bool,
 }
 
+/// Attention of a sublayer to the residual streams there are.
+pub(crate) struct StreamScores<B: Backend> {
+    /// Scores of a normalized stream, `[n_embd]`.
+    pub(crate) scores: B::Buffer,
+    /// Number of streams that it reads, the current one last.
+    pub(crate) n: usize,
+    /// Whether it adds to the current stream; otherwise it begins a new one.
+    pub(crate) continues: bool,
+}
+
 impl<B: Backend> Loader<'_, B> {
-    /// Loads the connection whose tensors' names start with `name`.
-    pub(super) fn connection(
+    /// Loads the connections of the token mixer and of the feed-forward layer of layer `index`, if
+    /// the model has several streams that each reads.
+    pub(super) fn connections(
+        &mut self,
+        c: &Config,
+        index: usize,
+    ) -> Result<Option<[Connection<B>; 2]>, ModelError> {
+        let name = |suffix: &str| format!("blk.{index}.{suffix}");
+        match c.streams {
+            ResidualStreams::One | ResidualStreams::Alternating { .. } => Ok(None),
+            ResidualStreams::Connected { .. } => {
+                let [mixer, ffn] = ["hc_attn", "hc_ffn"].map(|of| self.stream_gates(c, &name(of), true));
+                Ok(Some([mixer?, ffn?]))
+            }
+            ResidualStreams::Attended { per_block, .. } => {
+                let (n_before, continues) = (index.div_ceil(per_block), !index.is_multiple_of(per_block));
+                let mixer = self.stream_scores(c, &name("attn_res_score"), n_before + 1, continues)?;
+                let ffn = self.stream_scores(c, &name("ffn_res_score"), index / per_block + 2, true)?;
+                Ok(Some([mixer, ffn]))
+            }
+        }
+    }
+
+    /// Loads the connection of the final norm, if the model has such streams.
+    pub(super) fn last_connection(&mut self, c: &Config) -> Result<Option<Connection<B>>, ModelError> {
+        match c.streams {
+            ResidualStreams::One | ResidualStreams::Alternating { .. } => Ok(None),
+            ResidualStreams::Connected { .. } => self.stream_gates(c, "output_hc", false).map(Some),
+            ResidualStreams::Attended { n, .. } => {
+                self.stream_scores(c, "output_res_score", n, true).map(Some)
+            }
+        }
+    }
+
+    /// Loads the gates whose tensors' names start with `name`.
+    fn stream_gates(
         &mut self,
         c: &Config,
         name: &str,
@@ -38,6 +91,18 @@ impl<B: Backend> Loader<'_, B> {
         let parts = (0..n).map(part).collect::<Result<_, _>>()?;
         let mut numbers = self.values(&of("scale"), &[mixing.n_scales(is_written)])?;
         numbers.extend(self.values(&of("base"), &[n_products])?);
-        Ok(Connection { parts, numbers: self.upload(&numbers)?, is_written })
+        Ok(Connection::Gates(StreamGates { parts, numbers: self.upload(&numbers)?, is_written }))
+    }
+
+    /// Loads the attention of this name to n streams.
+    fn stream_scores(
+        &mut self,
+        c: &Config,
+        name: &str,
+        n: usize,
+        continues: bool,
+    ) -> Result<Connection<B>, ModelError> {
+        let scores = self.vector(&format!("{name}.weight"), c.n_embd)?;
+        Ok(Connection::Scores(StreamScores { scores, n, continues }))
     }
 }

@@ -38,11 +38,20 @@ pub(crate) struct Experts<B: Backend> {
     pub(crate) biases: Option<[B::Buffer; 3]>,
     /// Gate of the shared expert, `[1, n_embd]`.
     pub(crate) shared_gate: Option<B::Matrix>,
-    /// Projections into and out of the experts' latent space, `[latent, n_embd]` and `[n_embd,
-    /// latent]`.
-    pub(crate) latent: Option<[B::Matrix; 2]>,
+    /// The latent space of the experts, if they have one.
+    pub(crate) latent: Option<LatentSpace<B>>,
     /// Norms of experts beside a dense layer.
     pub(crate) beside: Option<Beside<B>>,
+}
+
+/// Projections into and out of the experts' latent space.
+pub(crate) struct LatentSpace<B: Backend> {
+    /// `[latent, n_embd]`
+    pub(crate) into: B::Matrix,
+    /// Norm of the experts' sum, `[latent]`.
+    pub(crate) norm: Option<B::Buffer>,
+    /// `[n_embd, latent]`
+    pub(crate) out: B::Matrix,
 }
 
 /// Norms of experts beside a dense layer, `[n_embd]` each.
@@ -107,13 +116,7 @@ impl<B: Backend> Loader<'_, B> {
                 return Err(ModelError::Unsupported { what });
             }
         };
-        let latent = match latent {
-            Some(width) => Some([
-                self.matrix(&name("ffn_latent_down.weight"), c.n_embd, width)?,
-                self.matrix(&name("ffn_latent_up.weight"), width, c.n_embd)?,
-            ]),
-            None => None,
-        };
+        let latent = latent.map(|width| self.latent_space(c.n_embd, index, width)).transpose()?;
         let shared_gate = match shared {
             SharedExpert::Gated => Some(self.matrix(&name("ffn_gate_inp_shexp.weight"), c.n_embd, 1)?),
             _ => None,
@@ -151,6 +154,24 @@ impl<B: Backend> Loader<'_, B> {
             }
             None => Ok(table),
         }
+    }
+
+    /// Loads the projections into and out of the latent space of layer `index`, under the names of
+    /// Nemotron 3 or of Kimi K3, which has a norm too.
+    fn latent_space(
+        &mut self,
+        n_embd: usize,
+        index: usize,
+        width: usize,
+    ) -> Result<LatentSpace<B>, ModelError> {
+        let is_routed = self.has_in_some_layer("ffn_routed_down.weight");
+        let prefix = if is_routed { "ffn_routed" } else { "ffn_latent" };
+        let name = |part: &str| format!("blk.{index}.{prefix}_{part}.weight");
+        Ok(LatentSpace {
+            into: self.matrix(&name("down"), n_embd, width)?,
+            norm: self.optional_vector(&name("norm"), width)?,
+            out: self.matrix(&name("up"), width, n_embd)?,
+        })
     }
 
     /// Returns the biases of gate, up and down of experts behind a norm: the first two matrices of

@@ -227,7 +227,7 @@ pub(super) fn check_part(config: &Config, part: &LayerRange) -> Result<(), Model
         );
         return Err(ModelError::Unsupported { what });
     }
-    if config.family.connects_streams && !(part.is_first() && part.is_last()) {
+    if config.streams.are_read_by_sublayers() && !(part.is_first() && part.is_last()) {
         let what = format!(
             "layers {start} to {} on their own device, as several residual streams pass them",
             end - 1

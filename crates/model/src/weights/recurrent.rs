@@ -7,7 +7,7 @@ use kvant_backend::{Backend, KeySharing, Matrix as _, ShortConv, StateHeads};
 
 use super::low_rank::RowsOf;
 use super::{Loader, LowRank, layer_of};
-use crate::config::{RecurrentMixer, StateKind};
+use crate::config::{DecayBound, RecurrentMixer, StateKind};
 use crate::{Config, ModelError};
 
 /// A recurrent layer. Matrices are `[n_out, n_in]`.
@@ -109,7 +109,7 @@ impl<B: Backend> Loader<'_, B> {
             }
             RecurrentMixer::Heads { conv, heads, kind, bound, .. } => match kind {
                 StateKind::Delta => self.delta(c, index, conv, heads)?,
-                StateKind::KimiDelta => self.kimi_delta(c, index, conv, heads, bound.is_some())?,
+                StateKind::KimiDelta => self.kimi_delta(c, index, conv, heads, bound)?,
                 StateKind::Space => self.space(c, index, conv, heads)?,
             },
         };
@@ -183,15 +183,17 @@ impl<B: Backend> Loader<'_, B> {
         index: usize,
         conv: ShortConv,
         heads: StateHeads,
-        is_bounded: bool,
+        bound: Option<DecayBound>,
     ) -> Result<Front<B>, ModelError> {
         const SIDES: [&str; 3] = ["q", "k", "v"];
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (n, width, rank) = (heads.n_v_heads, heads.n_out(), heads.k_dim);
         let [q, k, v] = SIDES.map(|of| RowsOf::all(name(&format!("attn_{of}.weight")), width));
         let seconds = ["ssm_g_b.weight", "ssm_f_b.weight"].map(name);
-        // Ling's are whole, under the names of the first factors.
-        let [gate, step] = ["ssm_g_a.weight", "ssm_f_a.weight"].map(name).map(|first| {
+        // Kimi K3's gate is whole; Ling's are both, under the names of the first factors.
+        let is_named_whole = self.has_in_some_layer("ssm_g.weight");
+        let gate = if is_named_whole { "ssm_g.weight" } else { "ssm_g_a.weight" };
+        let [gate, step] = [gate, "ssm_f_a.weight"].map(name).map(|first| {
             let is_whole = self.gguf.find_info(&first).is_some_and(|info| info.rows() == width);
             RowsOf::all(first, if is_whole { width } else { rank })
         });
@@ -214,16 +216,27 @@ impl<B: Backend> Loader<'_, B> {
         let kernel = self.upload(&by_tap(&weights, conv.taps, 0..conv.channels, no_biases))?;
         let heads = HeadWeights {
             bias: self.vector(&name("ssm_dt.bias"), width)?,
-            // With a bound, states decay at any rate.
-            rate: match is_bounded {
-                true => self.flat(&name("ssm_a"), &[1, n])?,
-                false => self.rates(&name("ssm_a"), &[1, n])?,
-            },
+            rate: self.kimi_rates(&name("ssm_a"), n, bound)?,
             rule: RuleWeights::KimiDelta,
             norm: Some(self.vector(&name("ssm_norm.weight"), heads.v_dim)?),
         };
         let entering = Entering::Kimi(KimiEntering { qkv: [q, k, v], gate, step, write });
         Ok(Front { entering, low_rank, kernel, heads: Some(heads) })
+    }
+
+    /// Loads the decay rates of n heads, a row or a column. With a bound, states decay at any rate.
+    fn kimi_rates(
+        &mut self,
+        name: &str,
+        n: usize,
+        bound: Option<DecayBound>,
+    ) -> Result<B::Buffer, ModelError> {
+        let is_row = self.gguf.find_info(name).is_some_and(|info| info.shape.len() == 1);
+        let shape = if is_row { &[n][..] } else { &[1, n] };
+        let Some(DecayBound { negates_rates, .. }) = bound else { return self.rates(name, shape) };
+        let sign = if negates_rates { -1.0 } else { 1.0 };
+        let rates: Vec<f32> = self.values(name, shape)?.into_iter().map(|rate| sign * rate).collect();
+        self.upload(&rates)
     }
 
     /// Loads a state space, whose file has one matrix of gates, values, keys, queries and steps, in
@@ -261,7 +274,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Returns whether any layer has such a tensor.
-    fn has_in_some_layer(&self, suffix: &str) -> bool {
+    pub(super) fn has_in_some_layer(&self, suffix: &str) -> bool {
         let matches =
             |name: &str| layer_of(name).is_some_and(|layer| name == format!("blk.{layer}.{suffix}"));
         self.gguf.tensors().iter().any(|info| matches(&info.name))
