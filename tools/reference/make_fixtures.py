@@ -51,6 +51,7 @@ MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
 MIN_GAP = 2e-3  # between the scores of the last choice and the next, where few are chosen
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
+DRAWN = {"rwkv7": rwkv_values, "deepseek_v4": pooled_values}  # whose weights have laws of their own
 MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
 
 
@@ -87,10 +88,8 @@ def build_model(spec: Spec) -> torch.nn.Module:
     torch.manual_seed(zlib.crc32(spec.name.encode()))
     model = model_of(spec.to_config(spec.rope)).eval()
     for name, weight in model.named_parameters():
-        if model.config.model_type == "rwkv7":
-            values = rwkv_values(name, weight)
-        elif model.config.model_type == "deepseek_v4":
-            values = pooled_values(name, weight)
+        if model.config.model_type in DRAWN:
+            values = DRAWN[model.config.model_type](name, weight)
         elif name.endswith(("norm.weight", "norm_f.weight")):
             values = 1 + 0.3 * torch.randn_like(weight)
             if name == "model.norm.weight":
@@ -239,10 +238,8 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     writer.add_block_count(spec.layers + n_behind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
-    if config.model_type == "rwkv7":
-        return write_rwkv(writer, config)
-    if config.model_type == "deepseek_v4":
-        return write_pooled(writer, spec)
+    if config.model_type in DRAWN:
+        return write_rwkv(writer, config) if config.model_type == "rwkv7" else write_pooled(writer, spec)
     n_shared = spec.extra.get("num_kv_shared_layers", 0)
     kinds = spec.extra.get("layer_types", [])
     is_halved = "mamba_num_heads" in spec.extra
@@ -568,7 +565,8 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     """Returns the model as a GGUF file."""
     writer = gguf.GGUFWriter(path, spec.family.arch_name or gguf.MODEL_ARCH_NAMES[spec.family.arch])
     write_metadata(writer, spec, model, 0)
-    for name, stored in stored_tensors(spec, model):
+    is_pooled = model.config.model_type == "deepseek_v4"
+    for name, stored in pooled_tensors(model) if is_pooled else stored_tensors(spec, model):
         writer.add_tensor(name, stored)
     write_file(writer)
 
@@ -584,9 +582,6 @@ def write_file(writer: gguf.GGUFWriter) -> None:
 def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
     """Adds the weights in file format: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
-    if model.config.model_type == "deepseek_v4":
-        yield from pooled_tensors(model)
-        return
     names = gguf.get_tensor_name_map(arch, spec.layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of dense layers among MoE layers
     scales = {

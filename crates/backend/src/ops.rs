@@ -252,22 +252,10 @@ ops! {
         where check_mix_streams(coefs, x, rows, streams, y);
 
     /// Computes how a sublayer reads and writes n residual streams, as coefficients of
-    /// [`Backend::mix_streams`]. With p the products of a row of all streams, divided by the root
-    /// mean square of that row of `streams` `[n, rows, width]`, s the scales and b the bases:
-    ///
-    /// ```text
-    /// in[j] = sigmoid(s[0] p[j] + b[j]) + eps
-    /// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + write_eps
-    /// reads[row, j] = in[j]
-    /// writes[row, i, j] = mix[j, i] - out[i] in[j],  writes[row, i, n] = out[i]
-    /// ```
-    ///
-    /// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; the streams become
-    /// `Σ_j mix[j, i] stream[j] + out[i] f(x)`, linear combinations of themselves and, as the last,
-    /// y. [`StreamMixing`](crate::StreamMixing) defines mix. `products` is `[rows, n_products]`,
-    /// `reads` `[rows, n]` and `writes` `[rows, n, n + 1]`. Behind the last layer nothing is
-    /// written, and `products` is `[rows, n]`. A device without [token
-    /// selection](DeviceInfo::selects_tokens) returns an error.
+    /// [`Backend::mix_streams`]; [`HyperConnections`] has the equation. `products` is `[rows,
+    /// n_products]`, `streams` `[n, rows, width]`, `reads` `[rows, n]` and `writes` `[rows, n, n +
+    /// 1]`. Behind the last layer nothing is written, and `products` is `[rows, n]`. A device
+    /// without [token selection](DeviceInfo::selects_tokens) returns an error.
     fn connect_streams(
         &self,
         connections: HyperConnections<'_, Self::Buffer>,
@@ -282,20 +270,10 @@ ops! {
         Err(BackendError::unsupported("connect_streams", "hyper-connections", "one residual stream"))
     };
 
-    /// Computes how a sublayer reads n residual streams, the last of which is the current one, by
-    /// attention to them, and what it leaves, as coefficients of [`Backend::mix_streams`]. With
-    /// w the scores, and norm an RMSNorm without a gain:
-    ///
-    /// ```text
-    /// reads[row] = softmax(s),  s[j] = w · norm(stream[j])
-    /// writes[row, j] = continues (j == n - 1) - reads[row, j],  writes[row, n] = 1
-    /// ```
-    ///
-    /// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; it leaves
-    /// `stream[n - 1] + f(x)`, or f(x) alone where it begins a stream, a linear combination of the
-    /// streams and, as the last, y. `streams` is `[n, rows, width]`, `reads` `[rows, n]` and
-    /// `writes` `[rows, n + 1]`. A device without [token selection](DeviceInfo::selects_tokens)
-    /// returns an error.
+    /// Computes how a sublayer reads n residual streams by attention to them, and what it leaves,
+    /// as coefficients of [`Backend::mix_streams`]; [`StreamAttention`] has the equation. `streams`
+    /// is `[n, rows, width]`, `reads` `[rows, n]` and `writes` `[rows, n + 1]`. A device without
+    /// [token selection](DeviceInfo::selects_tokens) returns an error.
     fn attend_streams(
         &self,
         attention: StreamAttention<'_, Self::Buffer>,
@@ -482,18 +460,10 @@ ops! {
         Err(no_selection("attend_selected"))
     };
 
-    /// Pools the rows of consecutive tokens of each part, channel by channel (DeepSeek-V4). A
-    /// pooled row e is, with the stride s of `pool` and the columns c,
-    ///
-    /// ```text
-    /// y[e, c] = Σ_j w[j] x[e s + j, c],  w = softmax_j(gates[e s + j, c] + bias[j, c])   j = 0 .. s
-    /// ```
-    ///
-    /// Where pools overlap, rows are twice as wide: the sum is over the second halves of these
-    /// tokens and, but for the first row, the first halves of the s tokens before. `x` and `gates`
-    /// are `[rows, n_in]`, `bias` `[s, n_in]`. `y` `[pooled rows, width]` receives the rows that
-    /// the tokens complete, those of the first part first; the state keeps the tokens of an
-    /// unfinished one. A device without a kernel for it returns an error.
+    /// Pools the rows of consecutive tokens of each part; [`TokenPool`] has the equation. `x` and
+    /// `gates` are `[rows, n_in]`, `bias` `[stride, n_in]`. `y` `[pooled rows, width]` receives the
+    /// rows that the tokens complete, those of the first part first; the state keeps the tokens of
+    /// an unfinished one. A device without a kernel for it returns an error.
     fn pool_tokens(
         &self,
         parts: &mut [StateBatchEntry<'_, Self::Page>],

@@ -96,6 +96,20 @@ pub struct Streams {
 }
 
 /// Hyper-connections (arXiv 2409.19606): how a sublayer reads and writes several residual streams.
+///
+/// With p the products of a row of all streams, divided by the root mean square of that row, s the
+/// scales and b the bases:
+///
+/// ```text
+/// in[j] = sigmoid(s[0] p[j] + b[j]) + eps
+/// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + write_eps
+/// reads[row, j] = in[j]
+/// writes[row, i, j] = mix[j, i] - out[i] in[j],  writes[row, i, n] = out[i]
+/// ```
+///
+/// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; the streams become
+/// `Σ_j mix[j, i] stream[j] + out[i] f(x)`, linear combinations of themselves and, as the last, y.
+/// [`StreamMixing`] defines mix.
 #[derive(Debug)]
 pub struct HyperConnections<'a, Buffer> {
     /// Number of streams.
@@ -123,7 +137,7 @@ pub enum StreamMixing {
     /// Themselves.
     None,
     /// Combinations by a matrix with rows and columns that add up to one (mHC, arXiv 2512.24880).
-    /// With p, s and b as in [`Backend::connect_streams`](crate::Backend::connect_streams),
+    /// With p, s and b as in [`HyperConnections`],
     ///
     /// ```text
     /// mix = softmax of each row of (s[2] p[2 n + n j + i] + b[2 n + n j + i]), plus eps
@@ -173,7 +187,16 @@ impl<Buffer> Clone for HyperConnections<'_, Buffer> {
 impl<Buffer> Copy for HyperConnections<'_, Buffer> {}
 
 /// Attention of a sublayer to residual streams: those of earlier layers, and the current one behind
-/// them (Kimi K3).
+/// them (Kimi K3). With w the scores, and norm an RMSNorm without a gain:
+///
+/// ```text
+/// reads[row] = softmax(s),  s[j] = w · norm(stream[j])
+/// writes[row, j] = continues (j == n - 1) - reads[row, j],  writes[row, n] = 1
+/// ```
+///
+/// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; it leaves `stream[n -
+/// 1] + f(x)`, or f(x) alone where it begins a stream, a linear combination of the streams and, as
+/// the last, y.
 #[derive(Debug)]
 pub struct StreamAttention<'a, Buffer> {
     /// Number of streams, the current one among them.

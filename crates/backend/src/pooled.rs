@@ -8,8 +8,15 @@ use crate::kv::{check_attend, check_index};
 use crate::recurrent::check_state;
 use crate::{AttendParams, BackendError, KvBatchEntry, Selection, StateBatchEntry, TokenSpan};
 
-/// How the rows of consecutive tokens become one, see
-/// [`Backend::pool_tokens`](crate::Backend::pool_tokens).
+/// How the rows of consecutive tokens become one, channel by channel (DeepSeek-V4). With the stride
+/// s, a pooled row e is
+///
+/// ```text
+/// y[e, c] = Σ_j w[j] x[e s + j, c],  w = softmax_j(gates[e s + j, c] + bias[j, c])   j = 0 .. s
+/// ```
+///
+/// Where pools overlap, rows are twice as wide: the sum is over the second halves of these tokens
+/// and, but for the first row, the first halves of the s tokens before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenPool {
     /// Tokens per pooled row.

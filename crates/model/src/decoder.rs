@@ -3,9 +3,8 @@
 //! A transformer with norms, rotary embeddings, grouped-query attention and a gated feed-forward
 //! layer. Families differ in data only ([`LayerSpec`]).
 //!
-//! A step processes a batch: tokens of any number of sequences, any number of tokens each, pass the
-//! layers together, in one pass over the weights. The result for a token does not depend on the
-//! other tokens of the batch (batch invariance).
+//! A step processes a batch: tokens of any number of sequences pass the layers together, in one
+//! pass over the weights. The result for a token does not depend on the others (batch invariance).
 
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::sync::Arc;
