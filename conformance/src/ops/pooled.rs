@@ -11,10 +11,25 @@ use crate::skipped::product;
 use crate::weights::gaussian;
 use crate::{Attention, DeviceUnderTest, Skipped};
 
-/// Tokens of a sequence and rows of the step among them, with this many tokens per key: without a
-/// key, with the first in the step, and across tiles and blocks of tokens and of keys.
-const STEPS_AND_STRIDES: [((usize, usize), usize); 6] =
-    [((3, 1), 4), ((9, 9), 8), ((40, 7), 1), ((140, 20), 3), ((540, 6), 4), ((260, 10), 128)];
+/// A sequence and its last step.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    /// Tokens of the sequence, and those of the step among them.
+    n: usize,
+    rows: usize,
+    /// Tokens per pooled key.
+    stride: usize,
+}
+
+/// Without a key, with the first in the step, and across tiles and blocks of tokens and of keys.
+const CASES: [Case; 6] = [
+    Case { n: 3, rows: 1, stride: 4 },
+    Case { n: 9, rows: 9, stride: 8 },
+    Case { n: 40, rows: 7, stride: 1 },
+    Case { n: 140, rows: 20, stride: 3 },
+    Case { n: 540, rows: 6, stride: 4 },
+    Case { n: 260, rows: 10, stride: 128 },
+];
 
 /// Compares `pool_tokens` with its equation.
 pub fn pool<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
@@ -117,11 +132,9 @@ fn expected(pool: TokenPool, [x, gates]: [&[f32]; 2], bias: &[f32], number: usiz
 pub fn select<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut skipped = subject.skipped();
     let indexes = product(&[(128, 9), (40, 4)], &[1, 16]);
-    for (dtype, (((dim, n_heads), n_used), steps)) in
-        skipped.combine(&DType::KV, &product(&indexes, &STEPS_AND_STRIDES))
-    {
+    for (dtype, (((dim, n_heads), n_used), case)) in skipped.combine(&DType::KV, &product(&indexes, &CASES)) {
         let shape = pooled_shape(Shape::shared_kv(dtype, dim, dim));
-        let result = selects_the_largest(subject, shape, steps, Selection { n_heads, n_used });
+        let result = selects_the_largest(subject, shape, case, Selection { n_heads, n_used });
         if skipped.take(result, &|| subject.case("select_pooled", format_args!("{shape:?}"))).is_none() {
             return skipped;
         }
@@ -143,7 +156,7 @@ struct Steps {
 }
 
 impl Steps {
-    fn new(shape: Shape, ((n, rows), stride): ((usize, usize), usize)) -> Self {
+    fn new(shape: Shape, Case { n, rows, stride }: Case) -> Self {
         let n = [n, n.div_ceil(2)];
         let tokens = [0, 1].map(|i| Tokens::gaussian(shape, n[i], 11 + i as u64));
         let keys = [0, 1].map(|i| Tokens::gaussian(pooled_shape(shape), n[i] / stride, 21 + i as u64));
@@ -172,11 +185,11 @@ impl Steps {
 fn selects_the_largest<B: Backend>(
     subject: &DeviceUnderTest<B>,
     shape: Shape,
-    steps: ((usize, usize), usize),
+    case: Case,
     selection: Selection,
 ) -> kvant_backend::Result<()> {
-    let what = || subject.case("select_pooled", format_args!("{shape:?}, {steps:?}, {selection:?}"));
-    let steps = Steps::new(shape, steps);
+    let what = || subject.case("select_pooled", format_args!("{shape:?}, {case:?}, {selection:?}"));
+    let steps = Steps::new(shape, case);
     let Selection { n_heads, n_used } = selection;
     let [tokens, mut keys] = steps.batches(subject, &what);
     let (positions, dim) = (tokens.positions(), shape.k_head_dim);
@@ -211,11 +224,11 @@ pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         Shape { k_head_dim: 256, v_head_dim: 256, group: 4, window: Some(128), ..latent },
         Shape { k_head_dim: 96, v_head_dim: 80, group: 1, scaled: Scaled::Keys, ..latent },
     ];
-    for (dtype, ((shape, n_used), steps)) in
-        skipped.combine(&DType::KV, &product(&product(&shapes, &[None, Some(2)]), &STEPS_AND_STRIDES))
+    for (dtype, ((shape, n_used), case)) in
+        skipped.combine(&DType::KV, &product(&product(&shapes, &[None, Some(2)]), &CASES))
     {
         let shape = Shape { k: dtype, v: dtype, ..shape };
-        let result = attends_to_both(subject, shape, steps, n_used);
+        let result = attends_to_both(subject, shape, case, n_used);
         if skipped.take(result, &|| subject.case("attend_pooled", format_args!("{shape:?}"))).is_none() {
             return skipped;
         }
@@ -234,11 +247,11 @@ pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
 fn attends_to_both<B: Backend>(
     subject: &DeviceUnderTest<B>,
     shape: Shape,
-    steps: ((usize, usize), usize),
+    case: Case,
     n_used: Option<usize>,
 ) -> kvant_backend::Result<()> {
-    let what = || subject.case("attend_pooled", format_args!("{shape:?}, {steps:?}, {n_used:?} selected"));
-    let steps = Steps::new(shape, steps);
+    let what = || subject.case("attend_pooled", format_args!("{shape:?}, {case:?}, {n_used:?} selected"));
+    let steps = Steps::new(shape, case);
     let [mut tokens, mut keys] = steps.batches(subject, &what);
     let positions = tokens.positions();
     // The last of those seen, and every other one before.

@@ -222,8 +222,8 @@ impl Rope {
     }
 
     /// Appends cosines and sines for positions `start .. start + rows` of a context of `n_ctx`
-    /// tokens, `[rows, n_rot / 2, 2]`, to `out`; of [pooled rows](Self::pooled) for those that these
-    /// tokens complete.
+    /// tokens, `[rows, n_rot / 2, 2]`, to `out`; of [pooled rows](Self::pooled) for those that
+    /// these tokens complete.
     pub fn angles(&self, n_ctx: usize, start: usize, rows: usize, out: &mut Vec<f32>) {
         for row in start / self.stride..(start + rows) / self.stride {
             let position = row * self.stride;

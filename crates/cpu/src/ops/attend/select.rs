@@ -208,8 +208,8 @@ struct Queries<'a> {
     floor: f32,
 }
 
-/// Returns the scores of all keys up to the last of `seen`, `[rows, keys]` in whole tiles. The first
-/// of `seen` is the youngest key that the first row sees.
+/// Returns the scores of all keys up to the last of `seen`, `[rows, keys]` in whole tiles. The
+/// first of `seen` is the youngest key that the first row sees.
 fn score<'a>(
     isa: Isa,
     pool: &Pool,
