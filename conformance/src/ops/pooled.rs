@@ -40,15 +40,15 @@ pub fn pool<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     }
     let device = subject.device();
     let mut page = device.page(1024).expect("memory for a test");
-    let [x, few, bias, mut y] = [64, 15, 32, 8].map(|n| subject.upload(&vec![0.0; n]));
+    let [x, few, bias, mut y] = [96, 15, 32, 8].map(|n| subject.upload(&vec![0.0; n]));
     let usual = TokenPool { stride: 4, width: 4, overlaps: true };
     for (case, pool, [x, gates], rows, n_values) in [
-        ("no tokens per row", TokenPool { stride: 0, ..usual }, [&x, &x], 2, 0),
-        ("a bias for eight tokens", TokenPool { stride: 8, ..usual }, [&x, &x], 2, 256),
-        ("rows beyond the input", usual, [&few, &x], 2, 128),
-        ("rows beyond the gates", usual, [&x, &few], 2, 128),
-        ("rows beyond the output", TokenPool { stride: 1, ..usual }, [&x, &x], 3, 32),
-        ("another state", usual, [&x, &x], 2, 64),
+        ("no tokens per row", TokenPool { stride: 0, ..usual }, [&x, &x], 2, 24),
+        ("a bias for eight tokens", TokenPool { stride: 8, ..usual }, [&x, &x], 2, 24),
+        ("rows beyond the input", usual, [&few, &x], 2, 24),
+        ("rows beyond the gates", usual, [&x, &few], 2, 24),
+        ("rows beyond the output", usual, [&x, &x], 12, 24),
+        ("another state", usual, [&x, &x], 2, 12),
     ] {
         let rows = TokenSpan { first: 0, n: rows, start: 0, first_tail_tile: 0 };
         let mut entries = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
@@ -102,8 +102,9 @@ fn check_pool<B: Backend>(
     assert!(bits(&got) == bits(&at_once.0) && states == at_once.1, "{}: other bits than in one step", what());
 }
 
-/// Computes a pooled row. An error of a gate, the rounding of its sum with the bias, the difference
-/// from the largest, and those of an exponential, change its weight by as much, and the total too.
+/// Computes a pooled row. An error of a gate, the rounding of its sum with the bias, the differences
+/// from the largest so far, which add up to that of all, and the roundings of their exponentials,
+/// two for each token, change its weight by as much, and the total too.
 fn expected(pool: TokenPool, [x, gates]: [&[f32]; 2], bias: &[f32], number: usize) -> Vec<Expected> {
     let TokenPool { stride, width, overlaps } = pool;
     let n_in = pool.n_in();
@@ -122,7 +123,7 @@ fn expected(pool: TokenPool, [x, gates]: [&[f32]; 2], bias: &[f32], number: usiz
         let sum = |of: &dyn Fn(f64) -> f64| {
             terms.iter().map(|(gate, x)| (gate - max).exp() * of(*x)).sum::<f64>() / total
         };
-        let relative = roundings(2 * terms.len() + 10) + 2.0 * roundings(2) * furthest;
+        let relative = 2.0 * (roundings(9 * terms.len() + 5) + roundings(4) * furthest);
         Expected { value: sum(&|x| x), tolerance: relative * sum(&f64::abs) }
     };
     (0..width).map(of_channel).collect()

@@ -34,11 +34,11 @@ impl TokenPool {
         if self.overlaps { 2 * self.width } else { self.width }
     }
 
-    /// Returns the values of the state: the rows of an unfinished stride and their gates, and those
-    /// for the next stride of the one before, `[2, stride, n_in]`, twice where they overlap.
+    /// Returns the values of the state: of the tokens of an unfinished row, and where rows overlap
+    /// of those for the next, the largest gate, the weighted sum and the sum of weights, `[3,
+    /// width]` each.
     pub fn n_state(&self) -> usize {
-        let strides = if self.overlaps { 2 } else { 1 };
-        2 * strides * self.stride * self.n_in()
+        3 * self.n_in()
     }
 
     /// Returns the pooled rows that tokens complete, numbered from that of the first token.

@@ -212,9 +212,10 @@ impl Layout {
 }
 
 impl StateLayout {
-    /// Spaces snapshots so that each is no larger than the keys and values in between, at one byte
-    /// per value: a cache with snapshots is at most twice as large, for every model with attention.
-    /// Without attention they are [`WITHOUT_ATTENTION`] apart.
+    /// Spaces snapshots so that each is no larger than the keys and values that stay in between, at
+    /// one byte per value: a cache with snapshots is at most twice as large, for every model with
+    /// attention to more than windows.
+    /// Without it they are [`WITHOUT_ATTENTION`] apart.
     fn new(shape: &KvShape) -> Self {
         let mut n_bytes = 0;
         let mut put = |&n_values: &usize| {
@@ -223,10 +224,16 @@ impl StateLayout {
             (offset, n_values)
         };
         let states = shape.states.iter().map(&mut put).collect();
-        let per_token: usize = shape.layers.iter().map(KvLayerShape::values_per_token).sum();
+        let of_layers = shape.layers.iter().map(KvLayerShape::kept_and_windowed);
+        let [per_token, windowed] =
+            of_layers.fold([0; 2], |[a, b], [kept, windowed]| [a + kept, b + windowed]);
         let every = match per_token {
             0 => WITHOUT_ATTENTION,
-            _ => n_bytes.div_ceil(PREFIX_ALIGNMENT * per_token).max(1).next_power_of_two() * PREFIX_ALIGNMENT,
+            // It keeps the blocks of windows too.
+            _ => {
+                let n_intervals = (n_bytes + windowed).div_ceil(PREFIX_ALIGNMENT * per_token);
+                n_intervals.max(1).next_power_of_two() * PREFIX_ALIGNMENT
+            }
         };
         Self { states, n_bytes, every }
     }

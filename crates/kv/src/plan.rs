@@ -47,11 +47,24 @@ impl KvLayerShape {
     /// Returns the values stored per token: of keys, of values, and of the key of an index; of
     /// pooled keys and their index the share of a token.
     pub fn values_per_token(&self) -> usize {
-        let of_index = self.index.unwrap_or(0);
-        let of_tokens = self.n_kv_heads * self.k_head_dim + self.n_values();
-        match self.pool {
-            Some(stride) => of_tokens + (self.k_head_dim + of_index).div_ceil(stride),
-            None => of_tokens + of_index,
+        let of_index = if self.pool.is_some() { 0 } else { self.index.unwrap_or(0) };
+        self.n_kv_heads * self.k_head_dim + self.n_values() + of_index + self.pooled_per_token()
+    }
+
+    /// Returns the values of pooled keys and their index per token.
+    fn pooled_per_token(&self) -> usize {
+        let width = self.k_head_dim + self.index.unwrap_or(0);
+        self.pool.map_or(0, |stride| width.div_ceil(stride))
+    }
+
+    /// Returns the values per token that stay, not those of a window, and those of all tokens in
+    /// the blocks of a window.
+    pub(crate) fn kept_and_windowed(&self) -> [usize; 2] {
+        let pooled = self.pooled_per_token();
+        let of_tokens = self.values_per_token() - pooled;
+        match self.window {
+            Some(window) => [pooled, of_tokens * (window + TOKENS_PER_BLOCK)],
+            None => [of_tokens + pooled, 0],
         }
     }
 

@@ -1,5 +1,7 @@
 //! Pools of consecutive tokens: see [`kvant_backend::Backend::pool_tokens`].
 
+use std::ops::Range;
+
 use kvant_backend::{TokenPool, TokenSpan};
 
 use crate::host::disjoint::DisjointMut;
@@ -7,7 +9,7 @@ use crate::host::pool::Pool;
 use crate::ops::exp::exp;
 
 /// Channels that a thread pools at a time.
-const CHANNELS: usize = 32;
+const CHANNELS: usize = 64;
 
 /// The operands of the op. Shapes have been checked.
 #[derive(Clone, Copy)]
@@ -29,76 +31,95 @@ pub(crate) fn pool_tokens(
     state: &mut [f32],
     y: &mut [f32],
 ) {
-    let TokenPool { stride, width, .. } = args.pool;
-    let of_channel = args.pool.n_state() / width;
+    let TokenPool { stride, width, overlaps } = args.pool;
     let (state, y) = (DisjointMut::new(state), DisjointMut::new(y));
     threads.for_each(width.div_ceil(CHANNELS), &|item| {
-        for channel in item * CHANNELS..width.min((item + 1) * CHANNELS) {
-            // SAFETY: one call of this job takes the state of each channel.
-            let state = unsafe { state.part(channel * of_channel..(channel + 1) * of_channel) };
-            let mut kept = Kept { pool: args.pool, state };
-            for (row, position) in (rows.first..).zip(rows.start..rows.end()) {
-                kept.put(args, row, position, channel);
-                if (position + 1).is_multiple_of(stride) {
-                    let number = position / stride;
-                    let at = (number - rows.start / stride) * width + channel;
-                    // SAFETY: one call of this job writes this channel.
-                    let y = unsafe { y.part(at..at + 1) };
-                    y[0] = kept.pooled(number);
-                }
+        let channels = item * CHANNELS..width.min((item + 1) * CHANNELS);
+        // SAFETY: one call of this job takes these channels of the state.
+        let sums = |half| unsafe { Sums::of(&state, half, width, &channels) };
+        let (mut next, mut own) = (overlaps.then(|| sums(1)), sums(0));
+        for (row, position) in (rows.first..).zip(rows.start..rows.end()) {
+            if position.is_multiple_of(stride) {
+                own.begin(next.as_ref().filter(|_| position > 0));
+                next.iter_mut().for_each(|next| next.begin(None));
+            }
+            let add = |sums: &mut Sums<'_>, half: usize| {
+                let n_in = args.pool.n_in();
+                let columns = |row: usize| {
+                    let first = row * n_in + half * width;
+                    first + channels.start..first + channels.end
+                };
+                let (of_row, of_stride) = (columns(row), columns(position % stride));
+                sums.add(&args.x[of_row.clone()], &args.gates[of_row], &args.bias[of_stride]);
+            };
+            add(&mut own, usize::from(overlaps));
+            if let Some(next) = &mut next {
+                add(next, 0);
+            }
+            if (position + 1).is_multiple_of(stride) {
+                let at = (position / stride - rows.start / stride) * width;
+                // SAFETY: one call of this job writes these channels.
+                own.mean(unsafe { y.part(at + channels.start..at + channels.end) });
             }
         }
     });
 }
 
-/// Tokens that later pools read, of one channel: `[halves, slots, 2]`, each value before its gate.
-struct Kept<'a> {
-    pool: TokenPool,
-    state: &'a mut [f32],
+/// Sums of some channels of a pool over the tokens so far, `exp(gate - max)` being the weight of a
+/// token; without one, totals are 0.
+struct Sums<'a> {
+    max: &'a mut [f32],
+    sum: &'a mut [f32],
+    total: &'a mut [f32],
 }
 
-impl Kept<'_> {
-    /// Returns the index of the value of the token at `position`.
-    fn index(&self, half: usize, position: usize) -> usize {
-        let slots = self.state.len() / self.n_halves() / 2;
-        2 * (half * slots + position % slots)
+impl<'a> Sums<'a> {
+    /// Returns the sums of some channels in a state `[halves, 3, width]`.
+    ///
+    /// # Safety
+    /// No other part of the state with these channels may be alive.
+    unsafe fn of(
+        state: &'a DisjointMut<'_, f32>,
+        half: usize,
+        width: usize,
+        channels: &Range<usize>,
+    ) -> Self {
+        let part = |plane: usize| {
+            let first = (3 * half + plane) * width;
+            // SAFETY: the caller keeps the channels disjoint, and planes are.
+            unsafe { state.part(first + channels.start..first + channels.end) }
+        };
+        Self { max: part(0), sum: part(1), total: part(2) }
     }
 
-    fn n_halves(&self) -> usize {
-        self.pool.n_in() / self.pool.width
-    }
-
-    /// Keeps the values of a row and their gates.
-    fn put(
-        &mut self,
-        PoolArgs { pool, x, gates, bias }: PoolArgs<'_>,
-        row: usize,
-        position: usize,
-        channel: usize,
-    ) {
-        for half in 0..self.n_halves() {
-            let column = half * pool.width + channel;
-            let (at, to) = (row * pool.n_in() + column, self.index(half, position));
-            self.state[to] = x[at];
-            self.state[to + 1] = gates[at] + bias[position % pool.stride * pool.n_in() + column];
+    /// Begins a pool with the tokens of another, or without any.
+    fn begin(&mut self, with: Option<&Self>) {
+        match with {
+            Some(with) => {
+                self.max.copy_from_slice(with.max);
+                self.sum.copy_from_slice(with.sum);
+                self.total.copy_from_slice(with.total);
+            }
+            None => [&mut *self.max, self.sum, self.total].into_iter().for_each(|of| of.fill(0.0)),
         }
     }
 
-    /// Returns the pooled value of the stride `number`.
-    fn pooled(&self, number: usize) -> f32 {
-        let stride = self.pool.stride;
-        let of_stride = |number: usize| number * stride..(number + 1) * stride;
-        let own = of_stride(number).map(|position| self.index(self.n_halves() - 1, position));
-        let before = number.checked_sub(1).filter(|_| self.pool.overlaps).map_or(0..0, of_stride);
-        let tokens = before.map(|position| self.index(0, position)).chain(own);
-        let gate = |at: usize| self.state[at + 1];
-        let max = tokens.clone().map(gate).fold(f32::NEG_INFINITY, |max, x| if x > max { x } else { max });
-        let (mut sum, mut total) = (0.0, 0.0);
-        for at in tokens {
-            let weight = exp(gate(at) - max);
-            sum += weight * self.state[at];
-            total += weight;
+    /// Adds a token.
+    fn add(&mut self, x: &[f32], gates: &[f32], bias: &[f32]) {
+        let sums = self.max.iter_mut().zip(&mut *self.sum).zip(&mut *self.total);
+        for (((max, sum), total), ((x, gate), bias)) in sums.zip(x.iter().zip(gates).zip(bias)) {
+            let gate = gate + bias;
+            let largest = if *total == 0.0 || gate > *max { gate } else { *max };
+            let (kept, weight) = (exp(*max - largest), exp(gate - largest));
+            *sum = *sum * kept + weight * x;
+            *total = *total * kept + weight;
+            *max = largest;
         }
-        sum / total
+    }
+
+    /// Writes the weighted means.
+    fn mean(&self, y: &mut [f32]) {
+        let sums = self.sum.iter().zip(&*self.total);
+        y.iter_mut().zip(sums).for_each(|(y, (sum, total))| *y = sum / total);
     }
 }

@@ -18,7 +18,7 @@ use kvant_codec::random::Random;
 const TOLERANCE: f32 = 1e-4;
 
 /// Matrices that adapters may change.
-const CHANGED: [&str; 24] = [
+const CHANGED: [&str; 27] = [
     "attn_q",
     "attn_k",
     "attn_v",
@@ -28,6 +28,9 @@ const CHANGED: [&str; 24] = [
     "attn_q_a",
     "attn_q_b",
     "attn_kv_a_mqa",
+    "attn_kv",
+    "attn_compressor_kv",
+    "attn_output_b",
     "ffn_gate",
     "ffn_up",
     "ffn_down",

@@ -378,8 +378,8 @@ mod tests {
             (
                 "llama",
                 "t",
-                &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 4)],
-                "not supported yet: llama.expert_gating_func 4 (known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts)",
+                &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 5)],
+                "not supported yet: llama.expert_gating_func 5 (known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts; 4, √softplus)",
             ),
             (
                 "lfm2moe",

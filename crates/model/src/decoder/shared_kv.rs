@@ -10,7 +10,7 @@ use super::{
     Activations, BatchSequence, Branch, Decoder, Product, Residual, StepContext, StepRows, kv_entries,
 };
 use crate::weights::{PooledKeyWeights, SharedKvAttention};
-use crate::{ModelError, SharedKv};
+use crate::{ModelError, PooledKeySpec, SharedKv};
 
 /// What a pool reads and makes.
 pub(super) struct PoolActivations<B: Backend> {
@@ -47,9 +47,6 @@ struct PoolOf<'a, B: Backend> {
     weights: &'a PooledKeyWeights<B>,
     /// Index of the rotary embedding of its keys.
     rope: usize,
-    /// Cache indices of the keys and of the state.
-    kv: usize,
-    state: usize,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -64,43 +61,57 @@ impl<B: Backend> Decoder<B> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let SharedKv { rope_back, keys, .. } = spec.shared_kv.expect("a layer of shared KV");
         self.project_shared_kv(step, index, weights)?;
-        let keys_of = StepRows { what: "keys", x: &step.act.k, width: spec.n_k(), n: step.rows };
-        self.check_rows(step.backend, step.parts, index, keys_of)?;
-        let first_offset = step.act.step_tile_offsets[kv];
-        let entries = &mut kv_entries(step.parts, kv, first_offset);
-        step.backend.kv_append(entries, &step.act.k, &step.act.k, step.act.step_tiles.as_mut())?;
-        let state = self.cache_indices[index].state;
-        if let (Some(of), Some(pooled), Some(mut state)) = (keys, &weights.pooled, state) {
-            if let (Some(of_index), Some(weights)) = (of.index, &weights.index) {
-                let (keys, pool, rope) = (KeysOf::Index, of_index.pool, of_index.rope);
-                self.pool_keys(step, index, PoolOf { keys, pool, weights: &weights.keys, rope, kv, state })?;
-                self.select_pooled(step, index, kv, of_index.q_rope)?;
-                state += 1;
-            }
-            let (keys, pool, rope) = (KeysOf::Attention, of.pool, of.rope);
-            self.pool_keys(step, index, PoolOf { keys, pool, weights: pooled, rope, kv, state })?;
-        }
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        let (params, step_tiles, sinks) =
-            (spec.attend_params(), act.step_tiles.as_ref(), Some(&weights.sinks));
-        if keys.is_some() {
-            let (entries, pooled) = &pooled_pairs(step.parts, kv, first_offset);
-            let numbers = &act.selected;
-            let selected = spec.index.map(|of| SelectedKeys { numbers, n_used: of.n_used });
-            let pooled = PooledKeys { parts: pooled, selected, sinks };
-            backend.attend_pooled(&params, entries, &act.q, pooled, step_tiles, &mut act.attended)?;
-        } else {
-            let entries = &mut kv_entries(step.parts, kv, first_offset);
-            backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?;
+        let of_keys = StepRows { what: "keys", x: &act.k, width: spec.n_k(), n: rows };
+        self.check_rows(backend, step.parts, index, of_keys)?;
+        let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
+        backend.kv_append(entries, &act.k, &act.k, act.step_tiles.as_mut())?;
+        match keys {
+            Some(keys) => self.attend_to_pooled(step, index, kv, keys, weights)?,
+            None => {
+                let (params, sinks) = (spec.attend_params(), Some(&weights.sinks));
+                let step_tiles = act.step_tiles.as_ref();
+                backend.attend(&params, entries, &act.q, sinks, step_tiles, &mut act.attended)?;
+            }
         }
+        let act = &mut *step.act;
         let heads = Heads { n: spec.heads.n_heads, dim: spec.heads.k_head_dim };
         let (rope, angles) = (self.config.ropes[rope_back].params, &act.angles[rope_back].0);
         backend.rope(&mut act.attended, rows, heads, None, rope, angles)?;
         backend.project_per_expert(&act.attended, rows, &weights.of_groups, &mut act.q_without_rope)?;
         let of = &act.q_without_rope;
-        let branch = Branch { of, w: &weights.out, low_rank: None, bias: None, norm: &layer.attn_after };
+        let (w, low_rank) = (&weights.out, weights.low_rank.output.as_ref());
+        let branch = Branch { of, w, low_rank, bias: None, norm: &layer.attn_after };
         let Activations { x, spare, low, .. } = act;
         self.add(backend, branch, Residual { x, spare, low, rows })
+    }
+
+    /// Appends the pooled keys that the step completes, and attends to pooled keys and tokens.
+    fn attend_to_pooled(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        kv: usize,
+        of: PooledKeySpec,
+        weights: &SharedKvAttention<B>,
+    ) -> Result<(), ModelError> {
+        let mut state = self.cache_indices[index].state.expect("a layer with unfinished keys");
+        let pooled = weights.pooled.as_ref().expect("a layer with pooled keys");
+        if let (Some(of), Some(weights)) = (of.index, &weights.index) {
+            let pool = PoolOf { keys: KeysOf::Index, pool: of.pool, weights: &weights.keys, rope: of.rope };
+            self.pool_keys(step, index, [kv, state], pool)?;
+            self.select_pooled(step, index, kv, of.q_rope)?;
+            state += 1;
+        }
+        let pool = PoolOf { keys: KeysOf::Attention, pool: of.pool, weights: pooled, rope: of.rope };
+        self.pool_keys(step, index, [kv, state], pool)?;
+        let (spec, act) = (&self.layers()[index], &mut *step.act);
+        let (entries, parts) = &pooled_pairs(step.parts, kv, act.step_tile_offsets[kv]);
+        let numbers = &act.selected;
+        let selected = spec.index.map(|of| SelectedKeys { numbers, n_used: of.n_used });
+        let pooled = PooledKeys { parts, selected, sinks: Some(&weights.sinks) };
+        let (params, step_tiles) = (spec.attend_params(), act.step_tiles.as_ref());
+        Ok(step.backend.attend_pooled(&params, entries, &act.q, pooled, step_tiles, &mut act.attended)?)
     }
 
     /// Computes the queries and keys of layer `index`, what its pools read, and the queries of its
@@ -131,12 +142,14 @@ impl<B: Backend> Decoder<B> {
                 output(&index.heads, &mut act.index_heads),
             ]);
         }
-        self.project(backend, Product { input, low_rank: None }, &mut outputs, &mut act.low)?;
+        let low_rank = weights.low_rank.input.as_ref();
+        self.project(backend, Product { input, low_rank }, &mut outputs, &mut act.low)?;
         let norm = Some(self.normed(&weights.queries_norm));
         let input = Input { x: &act.q_low_rank, norm, first_row: 0, rows };
         let mut outputs = vec![output(&weights.queries, &mut act.q)];
         outputs.extend(weights.index.as_ref().map(|of| output(&of.queries, &mut act.index_q)));
-        self.project(backend, Product { input, low_rank: None }, &mut outputs, &mut act.low)?;
+        let low_rank = weights.low_rank.queries.as_ref();
+        self.project(backend, Product { input, low_rank }, &mut outputs, &mut act.low)?;
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         let dim = spec.heads.k_head_dim;
         let [q_norm, k_norm] = [&weights.ones, &weights.keys_norm].map(|norm| Some(self.normed(norm)));
@@ -144,12 +157,14 @@ impl<B: Backend> Decoder<B> {
         Ok(backend.rope(&mut act.k, rows, Heads { n: 1, dim }, k_norm, rope, angles)?)
     }
 
-    /// Pools the keys that the tokens of the step complete, and appends them to the caches.
+    /// Pools the keys that the tokens of the step complete, and appends them to the caches: `kv` and
+    /// `state` are the indices there of the keys and of the unfinished ones.
     fn pool_keys(
         &self,
         step: &mut StepContext<'_, '_, B>,
         index: usize,
-        PoolOf { keys, pool, weights, rope, kv, state }: PoolOf<'_, B>,
+        [kv, state]: [usize; 2],
+        PoolOf { keys, pool, weights, rope }: PoolOf<'_, B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let of = &mut act.pools[usize::from(keys == KeysOf::Attention)];

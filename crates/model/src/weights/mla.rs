@@ -38,7 +38,8 @@ pub(crate) struct LatentAttention<B: Backend> {
     pub(crate) index: Option<IndexWeights<B>>,
 }
 
-/// LoRA weights of MLA.
+/// LoRA weights of MLA, and of attention with one shared KV head, whose input GEMM reads what its
+/// pools do too.
 pub(crate) struct LatentLowRank<B: Backend> {
     /// Of the input GEMM: c, r, the low-rank query input or, without one, both query parts, gates,
     /// and the key and heads of an index.

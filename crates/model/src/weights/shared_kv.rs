@@ -3,6 +3,8 @@
 use kvant_backend::{Backend, Heads, TokenPool};
 
 use super::Loader;
+use super::low_rank::RowsOf;
+use super::mla::LatentLowRank;
 use crate::{Config, ModelError, SharedKv};
 
 /// Weights of attention with one shared KV head. Matrices are `[n_out, n_in]`.
@@ -25,6 +27,7 @@ pub(crate) struct SharedKvAttention<B: Backend> {
     pub(crate) out: B::Matrix,
     pub(crate) pooled: Option<PooledKeyWeights<B>>,
     pub(crate) index: Option<PooledIndexWeights<B>>,
+    pub(crate) low_rank: LatentLowRank<B>,
 }
 
 /// Weights of pooled keys.
@@ -56,46 +59,68 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<SharedKvAttention<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}.weight");
         let (spec, dim) = (&c.layers[index], c.layers[index].heads.k_head_dim);
-        let n_q = spec.n_q();
+        let (n_q, of_index) = (spec.n_q(), spec.index.zip(keys.and_then(|keys| keys.index)));
+        let rows = |suffix: &str, n: usize| RowsOf::all(name(suffix), n);
+        let mut of_input = vec![rows("attn_q_a", q_rank), rows("attn_kv", dim)];
+        let mut of_queries = vec![rows("attn_q_b", n_q)];
+        for (of, pool) in [
+            ("attn_compressor", keys.map(|keys| keys.pool)),
+            ("indexer_compressor", of_index.map(|(_, keys)| keys.pool)),
+        ] {
+            let n = pool.map(|pool| pool.n_in());
+            of_input.extend(
+                n.into_iter().flat_map(|n| ["kv", "gate"].map(|part| rows(&format!("{of}_{part}"), n))),
+            );
+        }
+        if let Some((of, _)) = of_index {
+            of_input.push(rows("indexer.proj", of.n_heads));
+            of_queries.push(rows("indexer.attn_q_b", of.n_heads * of.dim));
+        }
+        let (matrices, of_input) = self.group_of(c.n_embd, &of_input)?;
+        let (queries, of_queries) = self.group_of(q_rank, &of_queries)?;
+        let (mut matrices, mut queries) = (matrices.into_iter(), queries.into_iter());
+        let mut next = || matrices.next().expect("a matrix for each");
+        let (low_queries, keys_matrix) = (next(), next());
+        let pooled = match keys {
+            Some(keys) => Some(self.pooled_keys(&name("attn_compressor"), keys.pool, [next(), next()])?),
+            None => None,
+        };
+        let mut query = || queries.next().expect("a matrix for each");
+        let own_queries = query();
+        let index = match of_index {
+            Some((_, keys)) => {
+                let keys = self.pooled_keys(&name("indexer_compressor"), keys.pool, [next(), next()])?;
+                Some(PooledIndexWeights { queries: query(), heads: next(), keys })
+            }
+            None => None,
+        };
         let of_groups = self.source(&name("attn_output_a"), n_q / n_groups, n_groups * rank)?;
+        let ([out], of_output) = self.group(n_groups * rank, [rows("attn_output_b", c.n_embd)])?;
         Ok(SharedKvAttention {
-            of_queries: self.matrix(&name("attn_q_a"), c.n_embd, q_rank)?,
+            of_queries: low_queries,
             queries_norm: self.vector(&name("attn_q_a_norm"), q_rank)?,
-            queries: self.matrix(&name("attn_q_b"), q_rank, n_q)?,
+            queries: own_queries,
             ones: self.upload(&vec![1.0; dim])?,
-            keys: self.matrix(&name("attn_kv"), c.n_embd, dim)?,
+            keys: keys_matrix,
             keys_norm: self.vector(&name("attn_kv_a_norm"), dim)?,
             sinks: self.vector(&name("attn_sinks"), spec.heads.n_heads)?,
             of_groups: self.backend.upload_experts(of_groups, n_groups)?,
-            out: self.matrix(&name("attn_output_b"), n_groups * rank, c.n_embd)?,
-            pooled: match keys {
-                Some(keys) => Some(self.pooled_keys(c.n_embd, &name("attn_compressor"), keys.pool)?),
-                None => None,
-            },
-            index: match (spec.index, keys.and_then(|keys| keys.index)) {
-                (Some(of), Some(keys)) => Some(PooledIndexWeights {
-                    queries: self.matrix(&name("indexer.attn_q_b"), q_rank, of.n_heads * of.dim)?,
-                    heads: self.matrix(&name("indexer.proj"), c.n_embd, of.n_heads)?,
-                    keys: self.pooled_keys(c.n_embd, &name("indexer_compressor"), keys.pool)?,
-                }),
-                _ => None,
-            },
+            out,
+            pooled,
+            index,
+            low_rank: LatentLowRank { input: of_input, queries: of_queries, output: of_output },
         })
     }
 
-    /// Loads the weights of pooled keys, whose tensors' names start like that of `of`.
+    /// Loads the bias and the norm of pooled keys, whose tensors' names start like that of `of`.
     fn pooled_keys(
         &mut self,
-        n_embd: usize,
         of: &str,
         pool: TokenPool,
+        [values, gates]: [B::Matrix; 2],
     ) -> Result<PooledKeyWeights<B>, ModelError> {
         let name = |part: &str| of.replace(".weight", &format!("_{part}.weight"));
-        Ok(PooledKeyWeights {
-            values: self.matrix(&name("kv"), n_embd, pool.n_in())?,
-            gates: self.matrix(&name("gate"), n_embd, pool.n_in())?,
-            bias: self.flat(&name("ape"), &[pool.n_in(), pool.stride])?,
-            norm: self.vector(&name("norm"), pool.width)?,
-        })
+        let bias = self.flat(&name("ape"), &[pool.n_in(), pool.stride])?;
+        Ok(PooledKeyWeights { values, gates, bias, norm: self.vector(&name("norm"), pool.width)? })
     }
 }

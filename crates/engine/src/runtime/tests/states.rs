@@ -48,7 +48,7 @@ impl Model {
         [
             Self::new(vec![heads], [5, 18_000], 1024),
             Self::new(Vec::new(), [5, 300], 8192),
-            Self::new(vec![pooled(4), with_index, pooled(128)], [5, 50_000], 1024),
+            Self::new(vec![pooled(4), with_index, pooled(128)], [5, 200], 1024),
         ]
     }
 

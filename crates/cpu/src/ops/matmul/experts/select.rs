@@ -99,7 +99,7 @@ pub(super) fn score(scores: RouterScores, logit: f32) -> f32 {
     match scores {
         _ if logit == f32::INFINITY => f32::NAN,
         // `ln(1 + exp(x)) = max(x, 0) + ln(1 + exp(-|x|))`, which does not overflow.
-        RouterScores::SqrtSoftplus => (logit.max(0.0) + exp(-logit.abs()).ln_1p()).sqrt() + 0.0 * logit,
+        RouterScores::SqrtSoftplus => (logit.max(0.0) + exp(-logit.abs()).ln_1p()).sqrt(),
         _ => 1.0 / (1.0 + exp(-logit)),
     }
 }
