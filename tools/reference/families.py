@@ -18,6 +18,7 @@ from transformers import (
     DeepseekV32Config,
     DeepseekV4Config,
     Dots1Config,
+    Dots3NoteTextConfig,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -130,6 +131,8 @@ FAMILIES = {
     # Whose tensor names the package lacks.
     "deepseek4": Family(DeepseekV4Config, gguf.MODEL_ARCH.DEEPSEEK2, arch_name="deepseek4"),
     "glmdsa": Family(GlmMoeDsaConfig, gguf.MODEL_ARCH.GLM_DSA),
+    # dots.3 note, with the tensor names of GLM-5.
+    "dots3note": Family(Dots3NoteTextConfig, gguf.MODEL_ARCH.GLM_DSA, arch_name="dots3note"),
     # With the tensor names of GLM-5.
     "hyv4": Family(HYV4Config, gguf.MODEL_ARCH.GLM_DSA, arch_name="hy_v4"),
     "glm4moelite": Family(Glm4MoeLiteConfig, gguf.MODEL_ARCH.DEEPSEEK2),

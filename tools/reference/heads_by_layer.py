@@ -84,3 +84,11 @@ HEADS_BY_LAYER = [
         less=("e_score_correction_bias", "shared_experts.down_proj.weight", "self_attn.g_proj.weight"),
     ),
 ]
+
+
+def heads_of_layers(spec: Spec) -> int | list[int]:
+    """Returns the number of query heads, or that of each layer."""
+    windowed = spec.extra.get("num_sliding_attention_heads", spec.extra.get("swa_num_attention_heads"))
+    if windowed is not None:
+        return [windowed if kind == "sliding_attention" else spec.heads for kind in spec.extra["layer_types"]]
+    return spec.extra.get("num_attention_heads_per_layer", spec.heads)

@@ -28,6 +28,7 @@ import gguf
 import numpy as np
 import torch
 from connected import CONNECTIONS, LAST, connected_parts, is_connection, write_connections
+from heads_by_layer import heads_of_layers
 from hybrids import delta_parts, has_kimi_delta, is_gate_of_state, kimi_parts, multiplied, space_parts, write_states
 from kimi_k3 import BEHIND, OF_LAYERS, is_of_kimi_k3, kimi_k3_parts, write_kimi_k3
 from latent import is_absorbed, write_latent
@@ -41,6 +42,7 @@ from text_models import OF_CONFIG
 from transformers import AutoModelForCausalLM, Mistral4Config, MuseGlimmerTextConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
+from windowed_latent import has_windowed_latent, is_of_windowed_latent, least_index_gap, windowed_latent_parts, write_windowed_latent
 
 N_PROMPT = 64
 N_STEPS = 16
@@ -49,11 +51,11 @@ MAX_PROMPTS = 500
 # The tests' tolerance on a logit is 2e-3. Each threshold has a margin to it.
 MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
-MIN_GAP = 2e-3  # between the scores of the last choice and the next, where few are chosen
+# Between the scores of the last choice and the next, where few are chosen.
+GAPS = {"deepseek_v4": (least_gap, 2e-3), "dots3_note_text": (least_index_gap, 5e-4)}
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
 DRAWN = {"rwkv7": rwkv_values, "deepseek_v4": pooled_values}  # whose weights have laws of their own
 MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
-
 
 # Models whose files have gate and up of the experts in one tensor.
 FUSED_EXPERTS = ("gemma4_text", "mistral4")
@@ -190,7 +192,8 @@ def decode_good_prompt(spec: Spec, model: torch.nn.Module) -> tuple[list[int], t
         tokens, logits = decode_greedily(model, random.integers(0, N_VOCAB, N_PROMPT).tolist())
         varied = len(set(tokens[N_PROMPT:])) >= MIN_DISTINCT_TOKENS
         if varied and greedy_margin(logits) >= MIN_GREEDY_MARGIN:
-            if model.config.model_type != "deepseek_v4" or least_gap(model, tokens) >= MIN_GAP:
+            gap, least = GAPS.get(model.config.model_type, (None, 0.0))
+            if gap is None or gap(model, tokens) >= least:
                 return tokens, logits
     raise RuntimeError(f"{spec.name}: no good prompt among {MAX_PROMPTS}; change the model")
 
@@ -291,14 +294,6 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     write_rope_scaling(writer, spec, model)
 
 
-def heads_of_layers(spec: Spec) -> int | list[int]:
-    """Returns the number of query heads, or that of each layer."""
-    if "num_sliding_attention_heads" in spec.extra:
-        windowed = spec.extra["num_sliding_attention_heads"]
-        return [windowed if kind == "sliding_attention" else spec.heads for kind in spec.extra["layer_types"]]
-    return spec.extra.get("num_attention_heads_per_layer", spec.heads)
-
-
 def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
     """Returns the families' additional keys."""
     if spec.local_theta is not None:
@@ -386,6 +381,8 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
         write_latent(writer, spec)
     elif "n_routed_experts" in spec.extra:
         writer.add_expert_weights_norm(spec.extra.get("norm_topk_prob", True))
+    if has_windowed_latent(model.config):
+        write_windowed_latent(writer, spec)
     if "hc_mult" in spec.extra:
         write_connections(writer, spec)
     if "attn_res_block_size" in spec.extra:
@@ -490,6 +487,8 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield from kimi_k3_parts(model, name, weight)
         elif hasattr(model.config, "hc_mult") and (is_connection(name) or ".self_attn." in name and "sinks" not in name and "kv_b_proj" not in name):
             yield from connected_parts(model.config, name, weight)
+        elif is_of_windowed_latent(model.config, name):
+            yield from windowed_latent_parts(model.config, name, weight)
         elif "linear_attn" in name:
             yield from delta_parts(model.config, name, weight)
         elif "self_attn.conv1d" in name or "forget_gate" in name or is_gate_of_state(model.config, name):
@@ -590,6 +589,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         "sinks.weight": "attn_sinks.weight",
         "self_attn.g_proj.weight": "attn_gate.weight",
         "self_attn.gate_proj.weight": "attn_gate.weight",
+        "k_rope_only_layernorm.weight": "attn_k_norm.weight",
         **CONNECTIONS,
         **OF_LAYERS,
         "attention.lerp_fused.weight": "time_mix_lerp_fused.weight",

@@ -2,6 +2,7 @@
 
 from pooled import POOLED_MODELS
 from spec import YARN, Spec
+from windowed_latent import WINDOWED_LATENT_MODELS
 
 # A query attends to fewer tokens than the prompt has.
 SELECTING = {
@@ -141,4 +142,5 @@ SELECTING_MODELS = [
         less=("indexer.q_norm.weight", "e_score_correction_bias", "shared_experts.down_proj.weight"),
     ),
     *POOLED_MODELS,
+    *WINDOWED_LATENT_MODELS,
 ]

@@ -82,11 +82,10 @@ class Spec:
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=self.tied,
-            rope_parameters=turns,
             attn_implementation="eager",
             experts_implementation="eager",
             **explicit,
-            **{EPS.get(self.family.config, "rms_norm_eps"): 1e-6, "pad_token_id": None, **self.extra, **extra},
+            **{"rope_parameters": turns, EPS.get(self.family.config, "rms_norm_eps"): 1e-6, "pad_token_id": None, **self.extra, **extra},
         )
 
 
