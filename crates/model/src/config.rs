@@ -274,32 +274,37 @@ impl Config {
         let without_heads = n_kv_heads.iter().map(|&n| n == 0).collect();
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let windows = heads::read_windows(&keys, family, n_layers)?;
-        let (mut heads, latent) = match family.mla {
-            true => {
-                mla::read(&keys, n_layers).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?
-            }
-            false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
+        let (mut heads, latents): (Vec<_>, Vec<_>) = match family.mla {
+            true => mla::read(&keys, &windows)?.into_iter().map(|mla| (mla.heads, Some(mla.latent))).unzip(),
+            false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, vec![None; n_layers]),
         };
         let shared_kv = match family.shared_kv {
             true => Some(shared_kv::read(&keys, family, &mut heads, n_ctx_train)?),
             false => None,
         };
-        let indexes = index::read(&keys, family, latent, &heads)?;
+        // All layers rotate as many values, and have query projections of one rank.
+        let indexes = index::read(&keys, family, latents[0], &heads, &windows)?;
         for (heads, index) in heads.iter_mut().zip(&indexes).filter(|_| shared_kv.is_none()) {
             heads.index = index.filter(|index| index.selects).map(|index| index.dim);
         }
         let is_recurrent = |i: usize| recurrences.has(i) && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
-        let rope_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
+        let latent_kinds = windows.of_kinds(&latents);
+        let rope_dims = match latents[0] {
+            Some(latent) => [latent.n_rot; 2],
+            None => windows.of_kinds(&heads).map(|heads| heads.k_head_dim),
+        };
         let ropes = match &shared_kv {
             Some(shared) => ropes::Ropes::given(shared.ropes.clone()),
-            None => ropes::read(&keys, family, rope_dims, latent, n_ctx_train)?,
+            None => ropes::read(&keys, family, rope_dims, latent_kinds, n_ctx_train)?,
         };
-        let scale = match latent {
-            Some(latent) => Some(mla::read_scale(&keys, latent)?),
-            None => keys.positive("attention.scale")?,
-        };
+        let scales = match family.mla {
+            true => {
+                latents.iter().flatten().map(|&latent| mla::read_scale(&keys, latent).map(Some)).collect()
+            }
+            false => keys.positive("attention.scale").map(|scale| vec![scale; n_layers]),
+        }?;
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
         let value_scale = keys.positive("attention.value_scale")?;
         let norms = read_norms(&keys, family);
@@ -338,9 +343,9 @@ impl Config {
                 experts: experts.of_layer(index),
                 rope,
                 q_rope: rope + ropes.query_offset,
-                scale: scale.unwrap_or_else(|| scale_of(family.scale, n_layers, n_embd, heads)),
+                scale: scales[index].unwrap_or_else(|| scale_of(family.scale, n_layers, n_embd, heads)),
                 soft_cap,
-                latent,
+                latent: latents[index],
                 shared_kv: shared_kv.map(|of| of.sizes),
                 index: shared_kv.map_or(indexes[index], |of| of.index),
                 values_of_keys: values_of_keys && !is_windowed,

@@ -137,13 +137,15 @@ pub enum QkNorm {
     QkNormAfterRope,
     /// Over all heads of a token.
     Together,
+    /// Of the part with RoPE of MLA's shared key, before RoPE.
+    SharedKey,
 }
 
 impl QkNorm {
     /// Returns the width of the norm's weight, for heads of `dim` in rows of `row` values.
     pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
         match self {
-            Self::None => None,
+            Self::None | Self::SharedKey => None,
             Self::Each | Self::EachIfThere | Self::QkNormAfterRope => Some(dim),
             Self::Together => Some(row),
         }
@@ -366,7 +368,8 @@ mod tests {
             assert!(!family.values_of_keys || !is_gated, "{}", family.name);
             assert!(!family.single_sublayer || !after && !shared, "{}", family.name);
             assert!(!family.is_hybrid_layer() || !is_gated && !shared, "{}", family.name);
-            assert!(family.norms.heads != QkNorm::QkNormAfterRope || !family.mla, "{}", family.name);
+            assert!(!family.mla || matches!(family.norms.heads, QkNorm::None | QkNorm::SharedKey));
+            assert!(family.mla || family.norms.heads != QkNorm::SharedKey, "{}", family.name);
         }
     }
 

@@ -21,6 +21,11 @@ const CONNECTED: &str = "hyv4-latent128-index64-streams3";
 const POOLED: &str = "deepseek4-h64";
 const RATIOS: &str = "deepseek4.attention.compress_ratios";
 
+/// Where layers between two with an index have windows, heads and ranks of their own.
+const WINDOWED: &str = "dots3note-latent128-swa1024-window20";
+const PATTERN: &str = "dots3note.attention.sliding_window_pattern";
+const TYPES: &str = "dots3note.attention.indexer.types";
+
 fn fixture(name: &str) -> Gguf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     Gguf::open(folder.join(format!("{name}.gguf"))).unwrap()
@@ -52,6 +57,15 @@ fn rewritten(name: &str, key: Option<&str>, without: &str, put: impl FnOnce(&mut
     Gguf::from_bytes(bytes).unwrap()
 }
 
+/// Returns the logits after this many tokens.
+fn logits(gguf: Gguf, n_tokens: u32) -> Vec<f32> {
+    let model = Model::from_gguf(Arc::new(gguf), OpenOptions::default()).unwrap();
+    let mut session = model.session(SessionOptions::default()).unwrap();
+    let tokens: Vec<u32> = (0..n_tokens).map(|i| i * 37 % 64).collect();
+    session.feed(&tokens, &mut |_| true).unwrap();
+    session.logits().unwrap().to_vec()
+}
+
 fn error_of(gguf: Gguf) -> String {
     let error = Model::from_gguf(Arc::new(gguf), OpenOptions::default()).expect_err("a refused file");
     let error = error.to_string();
@@ -62,7 +76,7 @@ fn error_of(gguf: Gguf) -> String {
 /// In any schedule of steps, forks, rewinds, saves and shared prefixes, with every KV type.
 #[test]
 fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
-    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED, POOLED]).enumerate() {
+    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED, POOLED, WINDOWED]).enumerate() {
         let models = [1, 2].map(|n| family(name, n));
         let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 12) } else { (&CASES[..], 16) };
         // Channel scales of these tests are those of separate values.
@@ -93,14 +107,23 @@ fn the_cache_stores_the_keys_of_each_index() {
 fn layers_with_an_index_select_tokens() {
     let name = SELECTING[1];
     let types = "glm-dsa.attention.indexer.types";
-    let logits = |gguf: Gguf| {
-        let model = Model::from_gguf(Arc::new(gguf), OpenOptions::default()).unwrap();
-        let mut session = model.session(SessionOptions::default()).unwrap();
-        let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
-        session.feed(&tokens, &mut |_| true).unwrap();
-        session.logits().unwrap().to_vec()
-    };
-    assert_eq!(logits(changed(name, Some((types, None)), "")), logits(fixture(name)));
+    assert_eq!(logits(changed(name, Some((types, None)), ""), 60), logits(fixture(name), 60));
+}
+
+/// Queries of layers with and without RoPE, and of other ranks, grow with the position alike.
+#[test]
+fn temperatures_apply_to_every_kind_of_mla() {
+    for (name, arch) in [(WINDOWED, "dots3note"), ("kimilinear-latent128-kda", "kimi-linear")] {
+        let put = |writer: &mut GgufWriter| {
+            writer.set(&format!("{arch}.attention.temperature_scale"), 0.6_f32).unwrap();
+            writer.set(&format!("{arch}.attention.temperature_length"), 16_u32).unwrap();
+        };
+        let growing = || rewritten(name, None, "", put);
+        for (n_tokens, is_alike) in [(10, true), (60, false)] {
+            let [plain, grown] = [fixture(name), growing()].map(|gguf| logits(gguf, n_tokens));
+            assert_eq!(plain == grown, is_alike, "{name}: {n_tokens} tokens");
+        }
+    }
 }
 
 #[test]
@@ -152,7 +175,19 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
         (POOLED, "deepseek4.hash_layer_count", u32(3), "blk.2.ffn_gate_tid2eid.weight"),
         (POOLED, "deepseek4.hash_layer_count", u32(1), "blk.1.ffn_gate_tid2eid.weight"),
     ];
-    for (name, key, value, want) in keys {
+    let of_windows = [
+        (WINDOWED, "dots3note.attention.kv_lora_rank_swa", None, "attention.kv_lora_rank_swa"),
+        (WINDOWED, "dots3note.attention.kv_lora_rank_swa", u32(1122), "expected an even number up to 1120"),
+        (WINDOWED, "dots3note.attention.key_length_mla_swa", None, "attention.key_length_mla_swa"),
+        (WINDOWED, "dots3note.attention.key_length_mla_swa", u32(32), "expected an even number below 32"),
+        (WINDOWED, "dots3note.attention.value_length_mla_swa", u32(1025), "expected a head size up to 1024"),
+        (WINDOWED, "dots3note.attention.value_length_mla_swa", u32(24), "blk.1.attn_"),
+        (WINDOWED, "dots3note.attention.sliding_window", u32(0), "expected a positive number, got 0"),
+        (WINDOWED, "dots3note.attention.sliding_window", None, "attention.sliding_window"),
+        (WINDOWED, PATTERN, None, "attention.sliding_window_pattern"),
+        (WINDOWED, PATTERN, u32(2), "attention.sliding_window_pattern"),
+    ];
+    for (name, key, value, want) in keys.into_iter().chain(of_windows) {
         let error = error_of(changed(name, Some((key, value)), ""));
         assert!(error.contains(want), "{key}: {error}");
     }
@@ -172,6 +207,25 @@ fn indexes_that_make_no_sense_are_refused_in_a_line() {
         let put = |writer: &mut GgufWriter| writer.set_array(RATIOS, ratios.iter().copied()).unwrap();
         let error = error_of(rewritten(POOLED, Some(RATIOS), "", put));
         assert!(error.contains(want), "{ratios:?}: {error}");
+    }
+    for (key, flags, want) in [
+        (
+            PATTERN,
+            &[false, true, true, true][..],
+            "expected the same number in all layers of a kind, got 2 and 3",
+        ),
+        (TYPES, &[true, false, true, true], "either an index or a window in layer 2, got both"),
+        (PATTERN, &[false, true, true], "expected 4 layers, got 3"),
+        (TYPES, &[false, false, false, true], "either an index or a window in layer 0, got none"),
+        (TYPES, &[true, false], "expected 4 layers, got 2"),
+    ] {
+        let put = |writer: &mut GgufWriter| writer.set_array(key, flags.iter().copied()).unwrap();
+        let error = error_of(rewritten(WINDOWED, Some(key), "", put));
+        assert!(error.contains(want), "{key}: {error}");
+    }
+    for tensor in ["blk.0.attn_k_norm.weight", "blk.1.attn_k_norm.weight", "blk.2.attn_gate.weight"] {
+        let error = error_of(changed(WINDOWED, None, tensor));
+        assert!(error.contains(tensor), "{tensor}: {error}");
     }
     let of_pools = ["attn_compressor_ape", "attn_compressor_norm", "indexer_compressor_gate", "indexer.proj"];
     for tensor in of_pools.into_iter().chain(["attn_output_a", "attn_kv", "ffn_gate_tid2eid", "attn_sinks"]) {

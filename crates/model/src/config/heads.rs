@@ -45,16 +45,11 @@ pub(super) struct LayerWindows {
 }
 
 impl LayerWindows {
-    /// Returns the head sizes of full-attention layers, and of sliding-window layers.
-    pub fn head_dims(&self, heads: &[KvLayerShape]) -> [usize; 2] {
-        let of = |is_windowed: bool| {
-            let mut of_kind =
-                heads.iter().zip(&self.layers).filter(|(_, windowed)| **windowed == is_windowed);
-            of_kind.next().map(|(heads, _)| heads.k_head_dim)
-        };
-        let [full, windowed] = [of(false), of(true)];
-        let any = full.or(windowed).unwrap_or(0);
-        [full.unwrap_or(any), windowed.unwrap_or(any)]
+    /// Returns what full-attention layers have, and what sliding-window layers have; where there
+    /// are none, what the others have.
+    pub fn of_kinds<T: Copy>(&self, of_layers: &[T]) -> [T; 2] {
+        let first = |is_windowed: bool| self.layers.iter().position(|&windowed| windowed == is_windowed);
+        [false, true].map(|is_windowed| of_layers[first(is_windowed).unwrap_or(0)])
     }
 }
 
@@ -69,8 +64,9 @@ pub(super) fn read_windows(
         keys.refuse(WINDOW, "sliding-window attention")?;
         return Ok(LayerWindows { layers: vec![false; n_layers], length: None });
     };
-    let length = match windows.own_heads {
-        // The head sizes depend on the window.
+    // The head sizes depend on the window.
+    let own_heads = windows.own_heads || family.mla;
+    let length = match own_heads {
         true => Some(keys.size(WINDOW)?),
         false => {
             let named = keys.gguf.meta().find::<u32>(&keys.key(WINDOW))?;
@@ -82,7 +78,7 @@ pub(super) fn read_windows(
         Some(Value::Array(_)) if windows.are_numbers => {
             keys.gguf.meta().get::<Vec<u32>>(&keys.key(PATTERN))?.into_iter().map(|n| n != 0).collect()
         }
-        value if windows.own_heads || matches!(value, Some(Value::Array(_))) => {
+        value if own_heads || matches!(value, Some(Value::Array(_))) => {
             keys.gguf.meta().get(&keys.key(PATTERN))?
         }
         value => {

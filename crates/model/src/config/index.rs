@@ -21,6 +21,7 @@
 use kvant_backend::Pairing;
 use kvant_kv::KvLayerShape;
 
+use super::heads::LayerWindows;
 use super::{Keys, Latent};
 use crate::ModelError;
 use crate::family::Family;
@@ -71,12 +72,13 @@ impl TokenIndex {
 const MAX_DIM: usize = 1024;
 const MAX_HEADS: usize = 1024;
 
-/// Reads the index of each layer; none for families without.
+/// Reads the index of each layer; none for families without, and for layers with a window.
 pub(super) fn read(
     keys: &Keys,
     family: &Family,
     latent: Option<Latent>,
     heads: &[KvLayerShape],
+    windows: &LayerWindows,
 ) -> Result<Vec<Option<TokenIndex>>, ModelError> {
     const N_USED: &str = "attention.indexer.top_k";
     let n_layers = heads.len();
@@ -105,15 +107,22 @@ pub(super) fn read(
     if latent.is_some_and(|latent| latent.q_rank.is_none()) {
         return Err(keys.bad("attention.q_lora_rank", "a rank, as the index reads low-rank queries", 0));
     }
+    if family.windows.is_some() {
+        check_windows(keys, windows)?;
+    }
     let selects = match rule.may_share {
         true => read_selecting(keys, n_layers)?,
         false => vec![true; n_layers],
     };
-    Ok(selects.into_iter().map(|selects| Some(TokenIndex { selects, ..index })).collect())
+    let of_layer =
+        |(selects, is_windowed): (bool, &bool)| (!is_windowed).then_some(TokenIndex { selects, ..index });
+    Ok(selects.into_iter().zip(&windows.layers).map(of_layer).collect())
 }
 
 const HEADS: &str = "attention.indexer.head_count";
 const DIM: &str = "attention.indexer.key_length";
+/// Which layers have an index of their own.
+const TYPES: &str = "attention.indexer.types";
 
 /// Reads the blocks that layers with the tensors of an index select.
 fn read_blocks(
@@ -146,13 +155,27 @@ fn read_blocks(
     heads.iter().enumerate().map(of_layer).collect()
 }
 
+/// Rejects a file that gives an index to a layer with a window, or none to another layer.
+fn check_windows(keys: &Keys, windows: &LayerWindows) -> Result<(), ModelError> {
+    let Some(types) = keys.gguf.meta().find::<Vec<bool>>(&keys.key(TYPES))? else { return Ok(()) };
+    let n_layers = windows.layers.len();
+    if types.len() < n_layers {
+        return Err(keys.bad(TYPES, &format!("{n_layers} layers"), types.len()));
+    }
+    let mut both = types.iter().zip(&windows.layers);
+    let Some(layer) = both.position(|(has_index, is_windowed)| has_index == is_windowed) else {
+        return Ok(());
+    };
+    let got = if types[layer] { "both" } else { "none" };
+    Err(keys.bad(TYPES, &format!("either an index or a window in layer {layer}"), got))
+}
+
 /// Reads which layers select tokens: those with the tensors of an index, unless the file names
 /// them.
 fn read_selecting(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
-    const SELECTING: &str = "attention.indexer.types";
-    let mut selects = match keys.gguf.meta().find::<Vec<bool>>(&keys.key(SELECTING))? {
+    let mut selects = match keys.gguf.meta().find::<Vec<bool>>(&keys.key(TYPES))? {
         Some(selects) if selects.len() < n_layers => {
-            return Err(keys.bad(SELECTING, &format!("{n_layers} layers"), selects.len()));
+            return Err(keys.bad(TYPES, &format!("{n_layers} layers"), selects.len()));
         }
         Some(selects) => selects,
         None => {
@@ -162,7 +185,7 @@ fn read_selecting(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError>
         }
     };
     if !selects[0] {
-        return Err(keys.bad(SELECTING, "a first layer that selects tokens", "one that selects none"));
+        return Err(keys.bad(TYPES, "a first layer that selects tokens", "one that selects none"));
     }
     selects.truncate(n_layers);
     Ok(selects)

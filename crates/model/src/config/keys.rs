@@ -60,7 +60,9 @@ impl Keys<'_> {
                 n => Err(self.bad(key, "a positive number", n)),
             },
             Some(other) => {
-                Err(self.bad(key, "the same number in all layers", format!("{} and {other}", sizes[0])))
+                let of_kind = if layers.contains(&false) { " of a kind" } else { "" };
+                let expected = format!("the same number in all layers{of_kind}");
+                Err(self.bad(key, &expected, format!("{} and {other}", sizes[0])))
             }
         }
     }

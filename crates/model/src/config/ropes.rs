@@ -37,13 +37,13 @@ impl Ropes {
     }
 }
 
-/// Reads the rotary embeddings for heads of `dims`: of full-attention layers, and of sliding-window
-/// layers.
+/// Reads the rotary embeddings for heads of `dims`, in MLA of these sizes: of full-attention
+/// layers, and of sliding-window layers.
 pub(super) fn read(
     keys: &Keys,
     family: &Family,
     dims: [usize; 2],
-    latent: Option<Latent>,
+    latents: [Option<Latent>; 2],
     n_ctx_train: usize,
 ) -> Result<Ropes, ModelError> {
     const BASE: &str = "rope.freq_base_swa";
@@ -79,10 +79,15 @@ pub(super) fn read(
     }
     if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
         ropes.query_offset = ropes.all.len();
-        if let Some(Latent { rank, n_rot, .. }) = latent {
+        if let [Some(full), Some(windowed)] = latents {
             // It multiplies both parts of the queries, those with RoPE and those without, after
             // the projection into the latent space.
-            ropes.all.push(Rope::without_rotation(pairing, rank + n_rot).growing(temperature));
+            let of_queries = |rope: usize| {
+                let Latent { rank, n_rot, .. } = if rope == ropes.windowed { windowed } else { full };
+                Rope::without_rotation(pairing, rank + n_rot).growing(temperature)
+            };
+            let of_queries: Vec<Rope> = (0..ropes.query_offset).map(of_queries).collect();
+            ropes.all.extend(of_queries);
             return Ok(ropes);
         }
         // The temperature is applied by RoPE's magnitude, so every layer must rotate whole query

@@ -92,8 +92,9 @@ impl<B: Backend> Decoder<B> {
             RopeParams { n_rot: 0, ..rope },
             angles,
         )?;
-        for (x, n) in [(&mut act.q_rope, n_heads), (&mut act.k_rope, 1)] {
-            backend.rope(x, rows, Heads { n, dim: n_rot }, None, rope, angles)?;
+        let key_norm = weights.k_rope_norm.as_ref().map(|norm| self.normed(norm));
+        for (x, n, norm) in [(&mut act.q_rope, n_heads, None), (&mut act.k_rope, 1, key_norm)] {
+            backend.rope(x, rows, Heads { n, dim: n_rot }, norm, rope, angles)?;
         }
         backend.project_per_expert(&act.q_without_rope, rows, &weights.to_latent, &mut act.attended)?;
         let [front, behind] = [0, rank].map(|first| Columns { width: rank + n_rot, first });

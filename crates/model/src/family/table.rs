@@ -263,7 +263,19 @@ pub(super) static FAMILIES: &[Family] = &[
         experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL_BY_SIGMOID }),
         ..DEEPSEEK2
     },
-    // Hunyuan 4: the same with several residual streams, sinks, and gates of attention values.
+    // dots.3 note: MLA of other sizes in layers with a window, an index in the others, and gates of
+    // attention heads. RoPE of the index rotates neighbours, though llama.cpp has halves.
+    Family {
+        name: "dots3note",
+        norms: Norms { heads: QkNorm::SharedKey, ..LLAMA.norms },
+        windows: Some(Windows { rope: WindowRope::Unscaled, ..WINDOWS }),
+        gates: OutputGates::Own(Gate::Sigmoid),
+        index: Some(IndexRule { pairing: Pairing::Interleaved, ..INDEX }),
+        has_mtp: false,
+        experts: Some(ExpertRule { normalizes: false, ..SEVERAL_BY_SIGMOID }),
+        ..DEEPSEEK2
+    },
+    // Hunyuan 4: GLM-5 with several residual streams, sinks, and gates of attention values.
     Family {
         name: "hy_v4",
         clamps_gates: true,

@@ -7,6 +7,7 @@ use kvant_codec::DType;
 
 use super::low_rank::RowsOf;
 use super::{IndexWeights, Loader, LowRank};
+use crate::family::QkNorm;
 use crate::retype::next_best;
 use crate::{Config, Latent, ModelError};
 
@@ -23,6 +24,8 @@ pub(crate) struct LatentAttention<B: Backend> {
     pub(crate) latent_norm: B::Buffer,
     /// Projection of r, `[n_rot, n_embd]`.
     pub(crate) k_rope: B::Matrix,
+    /// Norm of r before RoPE, `[n_rot]`.
+    pub(crate) k_rope_norm: Option<B::Buffer>,
     /// From queries into the latent space, `[n_heads, rank, k_dim]`.
     pub(crate) to_latent: B::Experts,
     /// From the latent space to values, `[n_heads, v_dim, rank]`.
@@ -73,6 +76,7 @@ impl<B: Backend> Loader<'_, B> {
         };
         let spec = &c.layers[index];
         let q_norm = q_rank.map(|rank| self.vector(&name("attn_q_a_norm.weight"), rank)).transpose()?;
+        let normed_rot = (spec.norms.heads == QkNorm::SharedKey).then_some(n_rot);
         let token_index = spec.index.filter(|of| of.selects);
         let index_rows = token_index.map(|of| Self::rows_of_index(of, latent, index));
         let mut rows = vec![into, k_rope];
@@ -113,6 +117,7 @@ impl<B: Backend> Loader<'_, B> {
             latent: into,
             latent_norm: self.vector(&name("attn_kv_a_norm.weight"), rank)?,
             k_rope,
+            k_rope_norm: self.vector_if(normed_rot, &name("attn_k_norm.weight"))?,
             to_latent,
             from_latent,
             sinks: self.vector_if(spec.sinks.then_some(n), &name("attn_sinks.weight"))?,
