@@ -102,9 +102,9 @@ fn check_pool<B: Backend>(
     assert!(bits(&got) == bits(&at_once.0) && states == at_once.1, "{}: other bits than in one step", what());
 }
 
-/// Computes a pooled row. An error of a gate, the rounding of its sum with the bias, the differences
-/// from the largest so far, which add up to that of all, and the roundings of their exponentials,
-/// two for each token, change its weight by as much, and the total too.
+/// Computes a pooled row. What changes its weight, and the total too: an error of a gate, the
+/// rounding of its sum with the bias, the differences from the largest so far, which add up to that
+/// of all, and the roundings of their exponentials, two for each token.
 fn expected(pool: TokenPool, [x, gates]: [&[f32]; 2], bias: &[f32], number: usize) -> Vec<Expected> {
     let TokenPool { stride, width, overlaps } = pool;
     let n_in = pool.n_in();

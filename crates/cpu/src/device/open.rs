@@ -16,7 +16,7 @@ impl CpuDevice {
     /// Opens a device that runs the kernels of `isa` on `n_threads` threads (at least one).
     ///
     /// # Errors
-    /// [`BackendError::Threads`] when the system does not start as many.
+    /// [`Threads`](kvant_backend::BackendError::Threads) when the system does not start as many.
     pub fn new(isa: Isa, n_threads: usize) -> Result<Self> {
         Ok(Self {
             isa,
@@ -37,9 +37,10 @@ impl CpuDevice {
     /// `threads` threads, or on as many as the system runs at once for this process.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::OutOfRange`]
-    /// for no threads or more than [`limits::max_threads`], [`BackendError::Threads`] when the
-    /// system does not start as many.
+    /// [`Setting`](kvant_backend::BackendError::Setting) when `KVANT_ISA` cannot be honoured,
+    /// [`OutOfRange`](kvant_backend::BackendError::OutOfRange) for no threads or more than
+    /// [`limits::max_threads`], [`Threads`](kvant_backend::BackendError::Threads) when the system
+    /// does not start as many.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
         let n_threads = threads.unwrap_or_else(limits::n_cores);
         limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
@@ -55,7 +56,7 @@ impl CpuDevice {
     /// Sets the precision of prefill.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] for a precision that the kernel set lacks.
+    /// [`Setting`](kvant_backend::BackendError::Setting) for a precision that the kernel set lacks.
     pub fn with_prefill_precision(mut self, math: PrefillPrecision) -> Result<Self> {
         math.check(self.isa)?;
         self.prefill_precision = math;

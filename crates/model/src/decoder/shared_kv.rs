@@ -157,8 +157,8 @@ impl<B: Backend> Decoder<B> {
         Ok(backend.rope(&mut act.k, rows, Heads { n: 1, dim }, k_norm, rope, angles)?)
     }
 
-    /// Pools the keys that the tokens of the step complete, and appends them to the caches: `kv` and
-    /// `state` are the indices there of the keys and of the unfinished ones.
+    /// Pools the keys that the tokens of the step complete, and appends them to the caches, where
+    /// `kv` and `state` are the indices of the keys and of the unfinished ones.
     fn pool_keys(
         &self,
         step: &mut StepContext<'_, '_, B>,
