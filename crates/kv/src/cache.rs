@@ -443,10 +443,12 @@ impl<P: Page> Cache<P> {
             false => self.rewind_point(n, mark.coded),
         });
         let n = now.max(marked);
+        // Of a checkpoint some tokens may be in its tail alone.
         let kept = match &self.mark {
-            Some(mark) if mark.len == n => mark.kept.clone(),
-            _ => self.states.kept_after(n).cloned().unwrap_or_default(),
+            Some(mark) if now < marked => Some(&mark.kept),
+            _ => self.states.kept_after(n),
         };
+        let kept = kept.cloned().unwrap_or_default();
         if n == 0 || !self.has_blocks(n, &kept) {
             self.clear();
             return 0;

@@ -214,8 +214,7 @@ impl Layout {
 impl StateLayout {
     /// Spaces snapshots so that each is no larger than the keys and values that stay in between, at
     /// one byte per value: a cache with snapshots is at most twice as large, for every model with
-    /// attention to more than windows.
-    /// Without it they are [`WITHOUT_ATTENTION`] apart.
+    /// attention to more than windows. Without it they are [`WITHOUT_ATTENTION`] apart.
     fn new(shape: &KvShape) -> Self {
         let mut n_bytes = 0;
         let mut put = |&n_values: &usize| {
@@ -326,17 +325,26 @@ impl LayerGroup {
     /// Returns how many blocks snapshots, `every` tokens apart, hold beside those stored after
     /// `tokens`: released ones of windows, and copies of blocks that later tokens have written.
     fn n_kept_apart(&self, tokens: usize, every: usize) -> usize {
-        let snapshots = (1..=tokens / every).map(|n| n * every);
-        if self.has_window() {
-            let (mut n, mut end) = (0, 0);
-            for kept in snapshots.map(|at| self.kept_blocks(at)) {
-                n += (kept.start.max(end)..kept.end.min(self.oldest_block(tokens))).len();
-                end = end.max(kept.end);
-            }
-            return n;
+        if let Some(window) = self.window {
+            let (step, released) = (every / TOKENS_PER_BLOCK, self.oldest_block(tokens));
+            // Those of two snapshots may overlap.
+            let of_each = (window - 1).div_ceil(TOKENS_PER_BLOCK).min(step);
+            let next = (released / step + 1) * step;
+            let is_taken = next <= tokens / TOKENS_PER_BLOCK;
+            let of_next = if is_taken { (released + of_each).saturating_sub(next) } else { 0 };
+            return released / step * of_each + of_next;
         }
-        let is_copied = |at: &usize| self.is_open(*at) && at / self.stride < tokens / self.stride;
-        snapshots.filter(is_copied).count()
+        if !self.is_pooled() {
+            return 0;
+        }
+        let mut n = tokens / every;
+        while n > 0 && n * every / self.stride == tokens / self.stride {
+            n -= 1;
+        }
+        // The keys of a block, in snapshots.
+        let period = TOKENS_PER_BLOCK * self.stride;
+        let n_open = |n: usize| (1..=n).filter(|n| self.is_open(n * every)).count();
+        n / period * n_open(period) + n_open(n % period)
     }
 
     /// Returns the blocks that a prefix of `n` times 128 tokens fills, each with the index of the
@@ -393,5 +401,39 @@ impl LayerGroup {
     /// Returns whether a step of `rows` writes to the sink.
     pub(crate) fn writes_sink(&self, rows: TokenSpan) -> bool {
         self.tensor_kinds.iter().any(|kind| rows.start < kind.sink_tiles * TILE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(window: Option<usize>, stride: usize) -> LayerGroup {
+        LayerGroup { stride, window, sizes: TensorSizes::default(), tensor_kinds: Vec::new() }
+    }
+
+    #[test]
+    fn blocks_of_snapshots_are_counted_once() {
+        for (window, every) in [(1, 512), (12, 512), (128, 512), (129, 1024), (600, 512), (5000, 1024)] {
+            let of = group(Some(window), 1);
+            for tokens in (0..9000).step_by(37).chain([512, 639, 640, 641, 1024, 5120]) {
+                let snapshots = (1..=tokens / every).map(|n| of.kept_blocks(n * every));
+                let mut apart: Vec<usize> = snapshots.flatten().collect();
+                apart.retain(|&block| block < of.oldest_block(tokens));
+                apart.sort_unstable();
+                apart.dedup();
+                assert_eq!(of.n_kept_apart(tokens, every), apart.len(), "{window}, {every}, {tokens}");
+            }
+        }
+        for (stride, every) in [(4, 512), (3, 512), (128, 1024), (4096, 512), (700, 512)] {
+            let of = group(None, stride);
+            for tokens in (0..400_000).step_by(4099).chain([512, 1023, 1024, 131_072]) {
+                let is_copied = |at: &usize| of.is_open(*at) && at / stride < tokens / stride;
+                let want = (1..=tokens / every).map(|n| n * every).filter(is_copied).count();
+                assert_eq!(of.n_kept_apart(tokens, every), want, "{stride}, {every}, {tokens}");
+            }
+        }
+        let all = [group(None, 1), group(Some(128), 1), group(None, 128)];
+        assert_eq!(all.map(|of| of.n_kept_apart(usize::MAX / 2, 1024) > 0), [false, true, true]);
     }
 }
