@@ -61,6 +61,7 @@
 
 use std::ops::Range;
 
+use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
 use crate::finite::{F16_MAX, clamp, to_f16};
@@ -311,6 +312,7 @@ impl TileLayout {
         self.check(tile.len(), slot, out.len());
         match self.dtype {
             DType::F32 => self.get_floats(tile, slot, out, f32::from_le_bytes),
+            DType::F16 if self.side == Side::V => self.get_halves(tile, slot, out),
             DType::F16 => self.get_floats(tile, slot, out, |b| f16::from_le_bytes(b).to_f32()),
             DType::BF16 => self.get_floats(tile, slot, out, |b| bf16::from_le_bytes(b).to_f32()),
             _ => {
@@ -408,6 +410,18 @@ impl TileLayout {
         match self.side {
             Side::K => dim * TILE + slot,
             Side::V => slot * self.dim + dim,
+        }
+    }
+
+    /// Reads a row of f16 values, which are next to each other, many at a time.
+    fn get_halves(&self, tile: &[u8], slot: usize, out: &mut [f32]) {
+        let (halves, _) = tile.as_chunks::<2>();
+        let row = &halves[self.float_at(slot, 0)..][..self.dim];
+        let mut some = [f16::ZERO; 64];
+        for (bytes, out) in row.chunks(some.len()).zip(out.chunks_mut(some.len())) {
+            let some = &mut some[..bytes.len()];
+            some.iter_mut().zip(bytes).for_each(|(half, bytes)| *half = f16::from_le_bytes(*bytes));
+            some.convert_to_f32_slice(out);
         }
     }
 

@@ -135,14 +135,16 @@ fn attend_row(
     let values = View::new(part, part.layer.values(kv_head), step_tiles);
     let own_values = (!part.layer.is_shared_kv()).then_some(&values);
     let Scratch { keys: decoded_keys, values: decoded_values } = scratch;
-    decoded_keys.clear();
-    decoded_values.clear();
-    decode(pool, &keys, position, selected, decoded_keys);
+    let n = selected.len() + pooled.map_or(0, |(_, numbers)| numbers.len());
+    let decoded_keys = room(decoded_keys, n * keys.dim());
+    let (of_tokens, of_pooled) = decoded_keys.split_at_mut(selected.len() * keys.dim());
+    decode(pool, &keys, position, selected, of_tokens);
+    if let Some((part, numbers)) = pooled {
+        decode(pool, &View::new(part, &part.layer.k[0], None), position, numbers, of_pooled);
+    }
+    let decoded_values = room(decoded_values, own_values.map_or(0, |values| n * values.dim()));
     if let Some(values) = own_values {
         decode(pool, values, position, selected, decoded_values);
-    }
-    if let Some((part, numbers)) = pooled {
-        decode(pool, &View::new(part, &part.layer.k[0], None), position, numbers, decoded_keys);
     }
     let (decoded_keys, decoded_values) = match own_values {
         Some(_) => (&*decoded_keys, &*decoded_values),
@@ -162,7 +164,6 @@ fn attend_row(
             }
             prepare_query(keys.tensor.spec.rotates, &own, query);
         }
-        let n = decoded_keys.len() / keys.dim();
         let (mut weights, mut sums) = (vec![0.0; HEADS * n], vec![0.0; HEADS * n_values]);
         let rows = HeadRows { rows: decoded_keys, dim: keys.dim(), of_heads: &queries, out: &mut weights };
         with_lanes!(isa, lanes => lanes.run(Scores(rows)), _ => rows.score());
@@ -184,11 +185,19 @@ fn attend_row(
     });
 }
 
-/// Appends the rows of `tokens`, as a query at `position` reads them.
-fn decode(pool: &Pool, view: &View<'_>, position: usize, tokens: &[usize], decoded: &mut Vec<f32>) {
-    let (dim, before) = (view.dim(), decoded.len());
-    decoded.resize(before + tokens.len() * dim, 0.0);
-    let decoded = DisjointMut::new(&mut decoded[before..]);
+/// Returns the first `len` values of scratch memory, whatever they are: writing zeros first would
+/// take one thread as long as decoding takes all.
+fn room(scratch: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if scratch.len() < len {
+        scratch.resize(len, 0.0);
+    }
+    &mut scratch[..len]
+}
+
+/// Decodes the rows of `tokens` into `decoded`, as a query at `position` reads them.
+fn decode(pool: &Pool, view: &View<'_>, position: usize, tokens: &[usize], decoded: &mut [f32]) {
+    let dim = view.dim();
+    let decoded = DisjointMut::new(decoded);
     pool.for_each(tokens.len().div_ceil(DECODED), &|item| {
         let first = item * DECODED;
         for (i, &token) in tokens.iter().enumerate().skip(first).take(DECODED) {
