@@ -73,7 +73,7 @@ pub(crate) fn select_pooled(
 }
 
 /// Returns the positions of `rows` from `first` on, tile by tile.
-fn tiles(rows: TokenSpan, first: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn tiles(rows: TokenSpan, first: usize) -> impl Iterator<Item = Range<usize>> {
     let mut next = rows.start.max(first);
     std::iter::from_fn(move || {
         let tile = next..rows.end().min((next / TILE + 1) * TILE);

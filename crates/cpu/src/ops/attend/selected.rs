@@ -8,6 +8,7 @@ use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry};
 use kvant_codec::tile::{TILE, prepare_query, restore_row};
 
 use super::AttendArgs;
+use super::select::tiles;
 use super::view::View;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
@@ -22,6 +23,8 @@ pub(crate) struct Scratch {
     /// Decoded keys `[tokens, dim]`, and values unless they are part of the keys.
     keys: Vec<f32>,
     values: Vec<f32>,
+    /// Decoded for several rows: pooled keys, and the tokens of a window.
+    shared: [Vec<f32>; 2],
 }
 
 /// Numbers of the selected blocks of tokens, ascending, `[rows, n_lists, n_used]`.
@@ -68,7 +71,10 @@ pub(crate) fn attend_selected(
             let row = part.rows.first + position - part.rows.start;
             for kv_head in 0..args.p.n_kv_heads {
                 blocks.tokens(row, kv_head, position, &mut tokens);
-                let row = Row { part, position, row, selected: &tokens, pooled: None };
+                let view = View::new(part, &part.layer.k[kv_head], args.step_tiles);
+                let source = Source::Stored { view, tile: position / TILE };
+                let tokens = Numbered { source, numbers: &tokens };
+                let row = Row { part, row, tokens, pooled: None };
                 attend_row(context.reborrow(), args, row, kv_head, out);
             }
         }
@@ -82,7 +88,13 @@ pub(crate) struct PooledNumbers<'a> {
     pub n_used: usize,
 }
 
+/// Most values of pooled keys that are decoded for all rows of a step together: 64 MiB.
+const MAX_SHARED: usize = 1 << 24;
+
 /// Attends to the tokens of each row and to the pooled keys that it sees, or to those selected.
+///
+/// Rows of a step share what they decode: the window of the rows in a tile, which read every token
+/// in the same form, and all keys, if rows select as many together.
 pub(crate) fn attend_pooled(
     mut context: KernelContext<'_, Scratch>,
     args: AttendArgs<'_>,
@@ -90,61 +102,121 @@ pub(crate) fn attend_pooled(
     selected: Option<PooledNumbers<'_>>,
     out: &mut [f32],
 ) {
-    let (mut tokens, mut keys) = (Vec::new(), Vec::new());
+    let [mut shared_keys, mut window] = std::mem::take(&mut context.scratch.shared);
+    let (mut tokens, mut numbers) = (Vec::new(), Vec::new());
     for (part, pooled) in args.parts.iter().zip(pooled) {
-        for position in part.rows.start..part.rows.end() {
-            let row = part.rows.first + position - part.rows.start;
-            let n_seen = pooled.n_seen(position);
-            tokens.clear();
-            tokens.extend(part.layer.window_start(position)..=position);
-            keys.clear();
-            match selected.filter(|selected| n_seen > selected.n_used) {
-                Some(PooledNumbers { of_rows, n_used }) => {
-                    keys.extend(of_rows[row * n_used..][..n_used].iter().map(|&number| number as usize));
-                }
-                None => keys.extend(0..n_seen),
+        let views = [(part, args.step_tiles), (&pooled.keys, None)];
+        let [own, keys] = views.map(|(part, step_tiles)| View::new(part, &part.layer.k[0], step_tiles));
+        let (rows, dim) = (part.rows, keys.dim());
+        let n_keys = pooled.n_seen(rows.end() - 1);
+        let n_read = selected.map_or(n_keys, |selected| selected.n_used.min(n_keys));
+        let are_shared = rows.n > 1 && n_read * rows.n >= n_keys && n_keys * dim <= MAX_SHARED;
+        if are_shared {
+            numbers.clear();
+            numbers.extend(0..n_keys);
+            let all = room(&mut shared_keys, n_keys * dim);
+            gather(context.pool, Source::Stored { view: keys, tile: 0 }, dim, &numbers, all);
+        }
+        for positions in tiles(rows, 0) {
+            let tile = positions.start / TILE;
+            let stored = [own, keys].map(|view| Source::Stored { view, tile });
+            let first = part.layer.window_start(positions.start);
+            if positions.len() > 1 {
+                tokens.clear();
+                tokens.extend(first..positions.end);
+                let all = room(&mut window, tokens.len() * dim);
+                gather(context.pool, stored[0], dim, &tokens, all);
             }
-            let pooled = Some((&pooled.keys, &keys[..]));
-            let row = Row { part, position, row, selected: &tokens, pooled };
-            attend_row(context.reborrow(), args, row, 0, out);
+            let of_tokens = match positions.len() {
+                1 => stored[0],
+                _ => Source::Decoded { rows: &window, first },
+            };
+            let of_keys =
+                if are_shared { Source::Decoded { rows: &shared_keys, first: 0 } } else { stored[1] };
+            for position in positions {
+                let row = rows.first + position - rows.start;
+                let n_seen = pooled.n_seen(position);
+                tokens.clear();
+                tokens.extend(part.layer.window_start(position)..=position);
+                numbers.clear();
+                match selected.filter(|selected| n_seen > selected.n_used) {
+                    Some(PooledNumbers { of_rows, n_used }) => {
+                        let of_row = of_rows[row * n_used..][..n_used].iter();
+                        numbers.extend(of_row.map(|&number| number as usize));
+                    }
+                    None => numbers.extend(0..n_seen),
+                }
+                let pooled = Some(Numbered { source: of_keys, numbers: &numbers });
+                let tokens = Numbered { source: of_tokens, numbers: &tokens };
+                let row = Row { part, row, tokens, pooled };
+                attend_row(context.reborrow(), args, row, 0, out);
+            }
         }
     }
+    context.scratch.shared = [shared_keys, window];
+}
+
+/// Rows of a tensor of keys.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// In their tiles, as a query in tile `tile` reads them.
+    Stored { view: View<'a>, tile: usize },
+    /// Decoded before, from number `first` on.
+    Decoded { rows: &'a [f32], first: usize },
+}
+
+impl Source<'_> {
+    /// Reads the row of this number.
+    fn read(&self, number: usize, row: &mut [f32]) {
+        match self {
+            Self::Stored { view, tile } => view.read(*tile, number, row),
+            Self::Decoded { rows, first } => {
+                row.copy_from_slice(&rows[(number - first) * row.len()..][..row.len()]);
+            }
+        }
+    }
+}
+
+/// Some rows of a tensor of keys.
+#[derive(Clone, Copy)]
+struct Numbered<'a> {
+    source: Source<'a>,
+    numbers: &'a [usize],
 }
 
 /// A row and its tokens.
 #[derive(Clone, Copy)]
 struct Row<'a> {
     part: &'a KvBatchEntry<'a, CpuPage>,
-    position: usize,
     /// Index in the batch.
     row: usize,
-    /// Positions of the tokens.
-    selected: &'a [usize],
-    /// Pooled keys beside them, and the numbers of those that it attends to.
-    pooled: Option<(&'a KvBatchEntry<'a, CpuPage>, &'a [usize])>,
+    /// The keys of its tokens.
+    tokens: Numbered<'a>,
+    /// Pooled keys beside them.
+    pooled: Option<Numbered<'a>>,
 }
 
 fn attend_row(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     AttendArgs { p, q, sinks, step_tiles, .. }: AttendArgs<'_>,
-    Row { part, position, row, selected, pooled }: Row<'_>,
+    Row { part, row, tokens, pooled }: Row<'_>,
     kv_head: usize,
     out: &mut [f32],
 ) {
     let keys = View::new(part, &part.layer.k[kv_head], step_tiles);
     let values = View::new(part, part.layer.values(kv_head), step_tiles);
-    let own_values = (!part.layer.is_shared_kv()).then_some(&values);
-    let Scratch { keys: decoded_keys, values: decoded_values } = scratch;
-    let n = selected.len() + pooled.map_or(0, |(_, numbers)| numbers.len());
+    let own_values = (!part.layer.is_shared_kv()).then_some(values);
+    let Scratch { keys: decoded_keys, values: decoded_values, .. } = scratch;
+    let n = tokens.numbers.len() + pooled.map_or(0, |pooled| pooled.numbers.len());
     let decoded_keys = room(decoded_keys, n * keys.dim());
-    let (of_tokens, of_pooled) = decoded_keys.split_at_mut(selected.len() * keys.dim());
-    decode(pool, &keys, position, selected, of_tokens);
-    if let Some((part, numbers)) = pooled {
-        decode(pool, &View::new(part, &part.layer.k[0], None), position, numbers, of_pooled);
+    let (of_tokens, of_pooled) = decoded_keys.split_at_mut(tokens.numbers.len() * keys.dim());
+    gather(pool, tokens.source, keys.dim(), tokens.numbers, of_tokens);
+    if let Some(Numbered { source, numbers }) = pooled {
+        gather(pool, source, keys.dim(), numbers, of_pooled);
     }
     let decoded_values = room(decoded_values, own_values.map_or(0, |values| n * values.dim()));
-    if let Some(values) = own_values {
-        decode(pool, values, position, selected, decoded_values);
+    if let (Some(view), Source::Stored { tile, .. }) = (own_values, tokens.source) {
+        gather(pool, Source::Stored { view, tile }, view.dim(), tokens.numbers, decoded_values);
     }
     let (decoded_keys, decoded_values) = match own_values {
         Some(_) => (&*decoded_keys, &*decoded_values),
@@ -194,16 +266,14 @@ fn room(scratch: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut scratch[..len]
 }
 
-/// Decodes the rows of `tokens` into `decoded`, as a query at `position` reads them.
-fn decode(pool: &Pool, view: &View<'_>, position: usize, tokens: &[usize], decoded: &mut [f32]) {
-    let dim = view.dim();
-    let decoded = DisjointMut::new(decoded);
-    pool.for_each(tokens.len().div_ceil(DECODED), &|item| {
+/// Reads the rows of these numbers, of `dim` values each, into `rows`.
+fn gather(pool: &Pool, source: Source<'_>, dim: usize, numbers: &[usize], rows: &mut [f32]) {
+    let rows = DisjointMut::new(rows);
+    pool.for_each(numbers.len().div_ceil(DECODED), &|item| {
         let first = item * DECODED;
-        for (i, &token) in tokens.iter().enumerate().skip(first).take(DECODED) {
-            // SAFETY: one call of this job writes each token.
-            let decoded = unsafe { decoded.part(i * dim..(i + 1) * dim) };
-            view.read(position / TILE, token, decoded);
+        for (i, &number) in numbers.iter().enumerate().skip(first).take(DECODED) {
+            // SAFETY: one call of this job writes each row.
+            source.read(number, unsafe { rows.part(i * dim..(i + 1) * dim) });
         }
     });
 }
