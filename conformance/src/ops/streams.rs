@@ -182,10 +182,8 @@ fn mixing_matrix(logits: &[Expected], n: usize, eps: f64, iterations: usize) -> 
     let off = logits.iter().fold(0.0f64, |max, logit| max.max(logit.tolerance));
     let mut matrix: Vec<f64> = logits.iter().map(|logit| logit.value).collect();
     for row in matrix.chunks_exact_mut(n) {
-        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        row.iter_mut().for_each(|x| *x = (*x - max).exp());
-        let sum: f64 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x = *x / sum + eps);
+        reference::softmax(row);
+        row.iter_mut().for_each(|x| *x += eps);
     }
     for iteration in 0..iterations {
         if iteration > 0 {

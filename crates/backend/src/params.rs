@@ -151,13 +151,6 @@ pub enum StreamMixing {
     },
 }
 
-impl<Buffer> HyperConnections<'_, Buffer> {
-    /// Returns the products per row: for reading, and for writing and mixing.
-    pub fn n_products(&self, is_written: bool) -> usize {
-        self.mixing.n_products(self.n, is_written)
-    }
-}
-
 impl StreamMixing {
     /// Returns the products per row of n streams: for reading, and for writing and mixing.
     pub fn n_products(self, n: usize, is_written: bool) -> usize {

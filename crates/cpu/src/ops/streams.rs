@@ -51,7 +51,7 @@ pub(crate) fn connect_streams(
 ) {
     let [products, streams] = [products, streams].map(CpuBuffer::as_slice);
     let HyperConnections { n, width, numbers, norm_eps, eps, write_eps, magnitude, mixing } = connections;
-    let n_products = connections.n_products(writes.is_some());
+    let n_products = mixing.n_products(n, writes.is_some());
     let (scales, bases) = numbers.as_slice().split_at(mixing.n_scales(writes.is_some()));
     let (reads, writes) = (DisjointMut::new(reads), writes.map(DisjointMut::new));
     pool.for_each(rows, &|row| {
@@ -89,10 +89,8 @@ pub(crate) fn connect_streams(
 /// Returns a matrix `[n, n]` whose rows and columns add up to one, from its logits.
 fn mixing_matrix(mut matrix: Vec<f32>, n: usize, eps: f32, iterations: usize) -> Vec<f32> {
     for row in matrix.chunks_exact_mut(n) {
-        let max = row.iter().fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
-        row.iter_mut().for_each(|x| *x = (*x - max).exp());
-        let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x = *x / sum + eps);
+        softmax(row);
+        row.iter_mut().for_each(|x| *x += eps);
     }
     for iteration in 0..iterations {
         if iteration > 0 {
