@@ -77,6 +77,8 @@ list! {
     "mix_streams": ops::streams::mix,
     "connect_streams": ops::streams::connect,
     "attend_streams": ops::streams::attend,
+    "gate_streams": ops::gated_streams::gate,
+    "inject_ngrams": ops::gated_streams::inject,
     "scale_by_rms": ops::streams::scale,
     "gate_sparsely": ops::streams::gate,
     "add": ops::scale::add,

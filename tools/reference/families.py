@@ -75,6 +75,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Qwen4ExpTextConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
@@ -110,6 +111,8 @@ FAMILIES = {
     "qwen3moe": Family(Qwen3MoeConfig, gguf.MODEL_ARCH.QWEN3MOE),
     "qwen35": Family(Qwen3_5TextConfig, gguf.MODEL_ARCH.QWEN35, norm_offset=1.0),
     "qwen35moe": Family(Qwen3_5MoeTextConfig, gguf.MODEL_ARCH.QWEN35MOE, norm_offset=1.0),
+    # Whose architecture the package lacks.
+    "qwen4exp": Family(Qwen4ExpTextConfig, gguf.MODEL_ARCH.QWEN35MOE, arch_name="qwen4exp"),
     "qwen3next": Family(Qwen3NextConfig, gguf.MODEL_ARCH.QWEN3NEXT, norm_offset=1.0),
     "gemma": Family(GemmaConfig, gguf.MODEL_ARCH.GEMMA, norm_offset=1.0, quiet=8.0),
     "gemma2": Family(Gemma2Config, gguf.MODEL_ARCH.GEMMA2, norm_offset=1.0, quiet=8.0),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import gguf
 import torch
 from spec import GRANITE, Spec
-from transformers import PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+from transformers import PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen4ExpTextConfig
 
 DELTA = {
     "linear_conv_kernel_dim": 4,
@@ -452,7 +452,7 @@ def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
     name = name.replace("dt_bias", "dt_proj.bias")
 
     def tiled(rows: torch.Tensor) -> torch.Tensor:
-        if not isinstance(config, (Qwen3_5TextConfig, Qwen3_5MoeTextConfig)):
+        if not isinstance(config, (Qwen3_5TextConfig, Qwen3_5MoeTextConfig, Qwen4ExpTextConfig)):
             return rows
         return rows.reshape(n_k, n_v // n_k, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
 

@@ -35,6 +35,7 @@ from latent import is_absorbed, write_latent
 from looped import repeated
 from models import SPECS
 from muse import MuseGlimmerForCausalLM
+from ngrams import least_block_gap, ngram_tensors, ngram_values, write_ngrams
 from pooled import draw_tables, least_gap, pooled_tensors, pooled_values, write_pooled
 from rwkv import IN_F32, rwkv_parts, rwkv_values, write_rwkv
 from spec import EPS, LAYER_EPS, N_VOCAB, Spec
@@ -52,9 +53,10 @@ MAX_PROMPTS = 500
 MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
 MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
 # Between the scores of the last choice and the next, where few are chosen.
-GAPS = {"deepseek_v4": (least_gap, 2e-3), "dots3_note_text": (least_index_gap, 5e-4)}
+GAPS = {"deepseek_v4": (least_gap, 2e-3), "dots3_note_text": (least_index_gap, 5e-4), "qwen4_exp_text": (least_block_gap, 5e-4)}
 MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
-DRAWN = {"rwkv7": rwkv_values, "deepseek_v4": pooled_values}  # whose weights have laws of their own
+# The laws of weights, and the keys, of models with their own.
+DRAWN = {"rwkv7": (rwkv_values, write_rwkv), "deepseek_v4": (pooled_values, write_pooled), "qwen4_exp_text": (ngram_values, write_ngrams)}
 MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
 
 # Models whose files have gate and up of the experts in one tensor.
@@ -85,13 +87,12 @@ def model_of(config: PreTrainedConfig) -> torch.nn.Module:
 
 
 def build_model(spec: Spec) -> torch.nn.Module:
-    """Returns a model whose logits, norms and attention are far from uniform, with matrices exact
-    in f16."""
+    """Returns a model with varied logits, norms and attention, and matrices exact in f16."""
     torch.manual_seed(zlib.crc32(spec.name.encode()))
     model = model_of(spec.to_config(spec.rope)).eval()
     for name, weight in model.named_parameters():
         if model.config.model_type in DRAWN:
-            values = DRAWN[model.config.model_type](name, weight)
+            values = DRAWN[model.config.model_type][0](name, weight)
         elif name.endswith(("norm.weight", "norm_f.weight")):
             values = 1 + 0.3 * torch.randn_like(weight)
             if name == "model.norm.weight":
@@ -225,8 +226,7 @@ def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: t
 
 
 def to_interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorders the rows of each head from (first half, second half) to alternating, as llama.cpp's
-    converter does."""
+    """Reorders the rows of each head from halves to alternating, as llama.cpp's converter does."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -242,7 +242,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(spec.hidden)
     if config.model_type in DRAWN:
-        return write_rwkv(writer, config) if config.model_type == "rwkv7" else write_pooled(writer, spec)
+        return DRAWN[config.model_type][1](writer, spec, model)
     n_shared = spec.extra.get("num_kv_shared_layers", 0)
     kinds = spec.extra.get("layer_types", [])
     is_halved = "mamba_num_heads" in spec.extra
@@ -564,8 +564,8 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
     """Returns the model as a GGUF file."""
     writer = gguf.GGUFWriter(path, spec.family.arch_name or gguf.MODEL_ARCH_NAMES[spec.family.arch])
     write_metadata(writer, spec, model, 0)
-    is_pooled = model.config.model_type == "deepseek_v4"
-    for name, stored in pooled_tensors(model) if is_pooled else stored_tensors(spec, model):
+    own = {"deepseek_v4": pooled_tensors, "qwen4_exp_text": ngram_tensors}.get(model.config.model_type)
+    for name, stored in own(model) if own else stored_tensors(spec, model):
         writer.add_tensor(name, stored)
     write_file(writer)
 
@@ -579,7 +579,7 @@ def write_file(writer: gguf.GGUFWriter) -> None:
 
 
 def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
-    """Adds the weights in file format: matrices in f16 (exactly), vectors in f32."""
+    """Yields the weights in file format: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
     names = gguf.get_tensor_name_map(arch, spec.layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of dense layers among MoE layers
@@ -624,7 +624,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
 
 def write_golden(path: Path, tokens: list[int], logits: torch.Tensor) -> None:
     """Writes the golden file; see the top of this file for its layout."""
-    assert len(tokens) == N_PROMPT + N_STEPS and logits.shape == (len(tokens), N_VOCAB)
+    assert logits.shape == (N_PROMPT + N_STEPS, N_VOCAB)
     header = struct.pack("<4sIII", b"KVGD", N_PROMPT, N_STEPS, N_VOCAB)
     path.write_bytes(header + np.array(tokens, "<i4").tobytes() + logits.numpy().astype("<f4").tobytes())
 

@@ -209,7 +209,7 @@ def pooled_tensors(model: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
             yield f"blk.{layer}.{INSIDE[inside]}", stored.numpy()
 
 
-def write_pooled(writer: gguf.GGUFWriter, spec: Spec) -> None:
+def write_pooled(writer: gguf.GGUFWriter, spec: Spec, _model: torch.nn.Module) -> None:
     """Writes the keys of the family, without a width of dense layers, since it has none."""
     arch, extra = spec.family.arch_name, spec.extra
     writer.add_head_count(spec.heads)

@@ -172,8 +172,9 @@ def rwkv_parts(model: Rwkv7ForCausalLM, name: str, weight: torch.Tensor) -> Iter
             yield name.replace("attention.a", "attention.v"), weight
 
 
-def write_rwkv(writer: gguf.GGUFWriter, config: Rwkv7Config) -> None:
+def write_rwkv(writer: gguf.GGUFWriter, _spec: object, model: torch.nn.Module) -> None:
     """Writes the keys of the family."""
+    config = model.config
     writer.add_layer_norm_eps(config.norm_eps)
     writer.add_wkv_head_size(config.head_dim)
     writer.add_decay_lora_rank(config.decay_low_rank_dim)

@@ -1,5 +1,6 @@
 """Tiny models whose queries attend to selected tokens."""
 
+from ngrams import NGRAM_MODELS
 from pooled import POOLED_MODELS
 from spec import YARN, Spec
 from windowed_latent import WINDOWED_LATENT_MODELS
@@ -142,5 +143,6 @@ SELECTING_MODELS = [
         less=("indexer.q_norm.weight", "e_score_correction_bias", "shared_experts.down_proj.weight"),
     ),
     *POOLED_MODELS,
+    *NGRAM_MODELS,
     *WINDOWED_LATENT_MODELS,
 ]

@@ -47,6 +47,27 @@ pub struct MemoryBytes {
     blocks: Vec<Vec<u8>>,
 }
 
+/// Blocks of tokens that rows attend to, as in [`Selected`].
+#[derive(Debug, Clone, Copy)]
+pub struct Blocks {
+    /// Blocks that a row attends to.
+    pub n_used: usize,
+    /// Tokens of a block.
+    pub size: usize,
+    /// One list for all KV heads, or one for each.
+    pub n_lists: usize,
+    /// Whether rows attend to the tokens behind the last whole block too.
+    pub with_rest: bool,
+}
+
+impl Blocks {
+    /// Returns the operand of the op with these numbers.
+    fn with<'b, Buffer>(self, numbers: &'b Buffer, sinks: Option<&'b Buffer>) -> Selected<'b, Buffer> {
+        let Self { n_used, size: block, n_lists, with_rest } = self;
+        Selected { numbers, n_used, block, n_lists, with_rest, sinks }
+    }
+}
+
 impl<'a, B: Backend> Batch<'a, B> {
     /// Creates empty sequences for these tokens. Sequences of one shape share a layer; all have
     /// heads of the same number and size.
@@ -184,18 +205,18 @@ impl<'a, B: Backend> Batch<'a, B> {
         self.subject.device().select_blocks(selection, &entries, &q, self.step_tiles.as_ref(), selected)
     }
 
-    /// As [`Batch::attend`], over the tokens of blocks `[rows, n_lists, n_used]`. Rows that attend
-    /// to all tokens are NaN.
+    /// As [`Batch::attend`], over the tokens of `blocks` with the numbers `[rows, n_lists,
+    /// n_used]`. Rows that attend to all tokens are NaN.
     pub fn attend_selected(
         &mut self,
         q: &[f32],
         numbers: &[f32],
-        [n_used, block, n_lists]: [usize; 3],
+        blocks: Blocks,
         what: &dyn Fn() -> String,
     ) -> Result<Vec<f32>> {
         let numbers = self.subject.upload(numbers);
         let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
-        let selected = Selected { numbers: &numbers, n_used, block, n_lists, sinks: sinks.as_ref() };
+        let selected = blocks.with(&numbers, sinks.as_ref());
         self.attend_by(q, what, |device, params, entries, q, step_tiles, out| {
             device.attend_selected(params, entries, q, selected, step_tiles, out)
         })

@@ -14,7 +14,7 @@ mod batch;
 mod tokens;
 
 pub use attention::{Answer, PooledTokens};
-pub use batch::{Batch, MemoryBytes};
+pub use batch::{Batch, Blocks, MemoryBytes};
 pub use tokens::{Affine, Record, Row, Tokens};
 
 use crate::weights::gaussian;

@@ -8,6 +8,7 @@ pub mod embed;
 pub mod extremes;
 pub mod gate_rows;
 pub mod gated_ffn;
+pub mod gated_streams;
 pub mod kv_append;
 pub mod layer_norm;
 pub mod matrix;

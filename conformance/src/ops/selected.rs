@@ -4,7 +4,7 @@ use kvant_backend::{Backend, BlockSelection, Selection};
 use kvant_codec::DType;
 
 use crate::judge::{ROUNDING, roundings};
-use crate::kv::{Answer, Batch, Row, Scaled, Shape, Tokens};
+use crate::kv::{Answer, Batch, Blocks, Row, Scaled, Shape, Tokens};
 use crate::reference::{dot, norm};
 use crate::skipped::product;
 use crate::weights::gaussian;
@@ -74,15 +74,17 @@ pub fn attend<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     for (dtype, (shape, ((n, rows), n_used))) in skipped.combine(&DType::KV, &cases) {
         let shape = Shape { k: dtype, v: dtype, ..shape };
         let tokens = [Tokens::gaussian(shape, n, 13), Tokens::gaussian(shape, n.div_ceil(2), 14)];
-        attends_to_the_selected(subject, &tokens, rows, [n_used, 1, 1]);
+        let blocks = Blocks { n_used, size: 1, n_lists: 1, with_rest: false };
+        attends_to_the_selected(subject, &tokens, rows, blocks);
     }
     let shape = Shape { n_kv_heads: 2, group: 3, scaled: Scaled::All, ..shape };
-    for (dtype, ((n, rows), [n_used, block])) in
-        skipped.combine(&DType::KV, &product(&STEPS, &[[3, 16], [1, 100], [5, 7]]))
+    let kinds = product(&[[3, 16], [1, 100], [5, 7]], &[(2, false), (1, true)]);
+    for (dtype, ((n, rows), ([n_used, size], (n_lists, with_rest)))) in
+        skipped.combine(&DType::KV, &product(&STEPS, &kinds))
     {
         let shape = Shape { k: dtype, v: dtype, ..shape };
         let tokens = [Tokens::gaussian(shape, n, 20), Tokens::gaussian(shape, n.div_ceil(2), 21)];
-        attends_to_the_selected(subject, &tokens, rows, [n_used, block, 2]);
+        attends_to_the_selected(subject, &tokens, rows, Blocks { n_used, size, n_lists, with_rest });
     }
     skipped
 }
@@ -227,26 +229,34 @@ fn attends_to_the_selected<B: Backend>(
     subject: &DeviceUnderTest<B>,
     tokens: &[Tokens; 2],
     rows: usize,
-    [n_used, block, n_lists]: [usize; 3],
+    blocks: Blocks,
 ) {
+    let Blocks { n_used, size, n_lists, with_rest } = blocks;
     let shape = tokens[0].shape;
     let what = || {
         let n = tokens.each_ref().map(Tokens::len);
-        let of_them = format_args!("{shape:?}, {n:?} tokens, {rows} rows, {n_used} blocks of {block}");
+        let of_them = format_args!("{shape:?}, {n:?} tokens, {rows} rows, {blocks:?}");
         subject.case("attend_selected", of_them)
     };
     let mut batch = stepped(subject, tokens, rows, &what);
     let positions = batch.positions();
+    // Those that rows select from, up to the last: whole ones, or up to that of the row.
+    let n_blocks = |position: usize| if with_rest { (position + 1) / size } else { position / size + 1 };
+    let selects = |position: usize| match with_rest {
+        true => n_blocks(position) > n_used,
+        false => position >= n_used * size,
+    };
     // Every few blocks, a whole number of steps before the last; in another list those before them.
     let blocks_of = |position: usize, list: usize| {
-        let (last, step) = (position / block, position / block / n_used);
+        let last = n_blocks(position) - 1;
+        let step = last / n_used;
         (0..n_used).map(move |i| {
             let shift = usize::from(step > 1 && list > 0 && i + 1 < n_used);
             last - (n_used - 1 - i) * step - shift
         })
     };
     let numbers = |position: usize, list: usize| -> Vec<f32> {
-        match position >= n_used * block {
+        match selects(position) {
             true => blocks_of(position, list).map(|block| block as f32).collect(),
             false => vec![f32::NAN; n_used],
         }
@@ -256,18 +266,20 @@ fn attends_to_the_selected<B: Backend>(
         .flat_map(|&(_, position)| (0..n_lists).flat_map(move |list| numbers(position, list)))
         .collect();
     let q = gaussian(17, positions.len() * shape.n_heads() * shape.k_head_dim, 1.0);
-    let got = batch.attend_selected(&q, &selected, [n_used, block, n_lists], &what);
+    let got = batch.attend_selected(&q, &selected, blocks, &what);
     let got = got.unwrap_or_else(|error| panic!("{}: {error}", what()));
     let mut heads = q.chunks_exact(shape.k_head_dim).zip(got.chunks_exact(shape.v_head_dim));
     for (tokens, position) in positions {
         for (head, (q, got)) in (0..shape.n_heads()).zip(&mut heads) {
-            if position < n_used * block {
+            if !selects(position) {
                 assert!(got.iter().all(|value| value.is_nan()), "{}: position {position}", what());
                 continue;
             }
             let list = if n_lists > 1 { head / shape.group } else { 0 };
+            let rest = if with_rest { n_blocks(position) * size } else { position + 1 };
             let attended = blocks_of(position, list)
-                .flat_map(|number| number * block..(number * block + block).min(position + 1));
+                .flat_map(|number| number * size..(number * size + size).min(position + 1))
+                .chain(rest..=position);
             let answer = Answer::new(tokens, attended, position, head, q, Attention::Floats);
             if let Some(fault) = answer.fault(got) {
                 panic!("{}: position {position}, head {head}: {fault}", what());

@@ -10,8 +10,8 @@ use crate::device::{
 };
 use crate::kv::{batch_rows, check_append};
 use crate::{
-    Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, HyperConnections, InputSquares,
-    KvBatchEntry, Norm, Rope, RopeParams, RouterScores, StreamAttention, StreamMixing, Streams,
+    Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry,
+    Norm, Rope, RopeParams, RouterScores,
 };
 
 /// Checks [`Backend::write`].
@@ -228,67 +228,6 @@ pub(crate) fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
 /// Checks [`Backend::xielu`].
 pub(crate) fn check_xielu(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("xielu", "length of the buffer", len, x.n_values())
-}
-
-/// Checks [`Backend::mix_streams`].
-pub(crate) fn check_mix_streams<B: Buffer>(
-    coefs: &B,
-    x: &B,
-    rows: usize,
-    Streams { n_in, n_out, width }: Streams,
-    y: &B,
-) -> Result<()> {
-    const OP: &str = "mix_streams";
-    let len = |n: usize, each: usize| rows.saturating_mul(n).saturating_mul(each);
-    BackendError::check_at_least(OP, "number of coefficients", len(n_out, n_in), coefs.n_values())?;
-    BackendError::check_at_least(OP, "length of the streams", len(n_in, width), x.n_values())?;
-    BackendError::check_at_least(OP, "length of the result", len(n_out, width), y.n_values())
-}
-
-/// Checks [`Backend::connect_streams`]: products, streams and what a sublayer reads, and what it
-/// writes.
-pub(crate) fn check_connect_streams<B: Buffer>(
-    HyperConnections { n, width, numbers, mixing, .. }: HyperConnections<'_, B>,
-    [products, streams, reads]: [&B; 3],
-    rows: usize,
-    writes: Option<&B>,
-) -> Result<()> {
-    const OP: &str = "connect_streams";
-    let (n_products, n_scales) = (mixing.n_products(n, writes.is_some()), mixing.n_scales(writes.is_some()));
-    let len = |n: usize, each: usize| rows.saturating_mul(n).saturating_mul(each);
-    BackendError::check_at_least(OP, "streams", 1, n)?;
-    BackendError::check_at_least(OP, "values of a row", 1, width)?;
-    if let StreamMixing::Sinkhorn { iterations } = mixing {
-        BackendError::check_at_least(OP, "iterations", 1, iterations)?;
-    }
-    BackendError::check_equal(OP, "scales and bases", n_scales + n_products, numbers.n_values())?;
-    BackendError::check_at_least(OP, "number of products", len(n_products, 1), products.n_values())?;
-    BackendError::check_at_least(OP, "length of the streams", len(n, width), streams.n_values())?;
-    BackendError::check_at_least(OP, "number of coefficients", rows.saturating_mul(n), reads.n_values())?;
-    let Some(writes) = writes else { return Ok(()) };
-    BackendError::check_at_least(OP, "number of coefficients", len(n, n + 1), writes.n_values())
-}
-
-/// Checks [`Backend::attend_streams`].
-pub(crate) fn check_attend_streams<B: Buffer>(
-    StreamAttention { n, scores, .. }: StreamAttention<'_, B>,
-    [streams, reads]: [&B; 2],
-    rows: usize,
-    writes: Option<&B>,
-) -> Result<()> {
-    const OP: &str = "attend_streams";
-    let (of_row, width) = (rows.saturating_mul(n), scores.n_values());
-    BackendError::check_at_least(OP, "streams", 1, n)?;
-    BackendError::check_at_least(OP, "values of a row", 1, width)?;
-    BackendError::check_at_least(
-        OP,
-        "length of the streams",
-        of_row.saturating_mul(width),
-        streams.n_values(),
-    )?;
-    BackendError::check_at_least(OP, "number of coefficients", of_row, reads.n_values())?;
-    let Some(writes) = writes else { return Ok(()) };
-    BackendError::check_at_least(OP, "number of coefficients", rows.saturating_mul(n + 1), writes.n_values())
 }
 
 /// Checks that two operands of the op `op` have as many rows of `width` values.

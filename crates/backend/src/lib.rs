@@ -23,6 +23,7 @@ mod params;
 mod pooled;
 mod recurrent;
 mod rwkv;
+mod streams;
 mod table;
 
 pub use bytes::SharedBytes;
@@ -40,11 +41,11 @@ pub use kv::{
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};
 pub use params::{
-    Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads,
-    HyperConnections, Norm, Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection,
-    StreamAttention, StreamMixing, Streams, Xielu,
+    Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads, Norm,
+    Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, Xielu,
 };
 pub use pooled::{PooledBatchEntry, PooledKeys, SelectedKeys, TokenPool};
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};
 pub use rwkv::{FirstValues, TokenShift, Wkv7Inputs, Wkv7Weights};
+pub use streams::{GatedStreams, HyperConnections, NgramInjection, StreamAttention, StreamMixing, Streams};
 pub use table::decode_embedding_rows;

@@ -5,11 +5,10 @@
 use std::sync::Arc;
 
 use crate::check::{
-    check_add_normed, check_attend_all, check_attend_streams, check_broken_row, check_connect_streams,
-    check_copy, check_copy_columns, check_embed, check_expert_ffn, check_experts, check_gate_rows,
-    check_gated_ffn, check_layer_norm, check_matrix, check_mix_streams, check_project, check_project_each,
-    check_read, check_rope, check_rope_append, check_rows_alike, check_scale, check_soft_cap, check_top_k,
-    check_watch, check_write, check_xielu,
+    check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
+    check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
+    check_project, check_project_each, check_read, check_rope, check_rope_append, check_rows_alike,
+    check_scale, check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
@@ -22,11 +21,14 @@ use crate::kv::{
 use crate::pooled::{check_attend_pooled, check_pool_tokens, check_select_pooled};
 use crate::recurrent::{check_gate, check_recur, check_short_conv};
 use crate::rwkv::{check_shift_tokens, check_wkv7};
+use crate::streams::{
+    check_attend_streams, check_connect_streams, check_gate_streams, check_inject_ngrams, check_mix_streams,
+};
 use crate::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
-    Heads, HyperConnections, InputSquares, KvBatchEntry, Norm, PooledBatchEntry, PooledKeys, Rope,
-    RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, StreamAttention,
-    Streams, TokenPool, TokenShift, Wkv7Inputs, Xielu,
+    GatedStreams, Heads, HyperConnections, InputSquares, KvBatchEntry, NgramInjection, Norm,
+    PooledBatchEntry, PooledKeys, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry,
+    StateHeads, StateInputs, StreamAttention, Streams, TokenPool, TokenShift, Wkv7Inputs, Xielu,
 };
 
 ops! {
@@ -287,6 +289,41 @@ ops! {
         Err(BackendError::unsupported("attend_streams", "attention to residual streams", "one stream"))
     };
 
+    /// Computes what a sublayer reads of n gated residual streams, `x` `[rows, width]`, and how it
+    /// writes them, as coefficients of [`Backend::mix_streams`]; [`GatedStreams`] has the equation.
+    /// `streams` is `[n, rows, width]`, `writes` `[rows, n, n + 2]`. A device without [token
+    /// selection](DeviceInfo::selects_tokens) returns an error.
+    fn gate_streams(
+        &self,
+        gated: GatedStreams<'_, Self::Buffer>,
+        streams: &Self::Buffer,
+        rows: usize,
+        x: &mut Self::Buffer,
+        writes: Option<&mut Self::Buffer>,
+    ) -> Result<()>
+        where check_gate_streams(gated, [streams, x], rows, writes.as_deref()) => {
+        _ = (gated, streams, rows, x, writes);
+        Err(BackendError::unsupported("gate_streams", "gated residual streams", "one stream"))
+    };
+
+    /// Adds the values of n-grams to the residual streams `[n, rows, width]` of the rows of each
+    /// part; [`NgramInjection`] has the equation. `keys` is `[rows, n, width]`, `values` `[rows,
+    /// width]`; the state is what the convolution read of the last tokens. A device without [token
+    /// selection](DeviceInfo::selects_tokens) returns an error.
+    fn inject_ngrams(
+        &self,
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
+        injection: NgramInjection<'_, Self::Buffer>,
+        keys: &Self::Buffer,
+        values: &Self::Buffer,
+        rows: usize,
+        streams: &mut Self::Buffer,
+    ) -> Result<()>
+        where check_inject_ngrams(parts, injection, [keys, values, streams], rows) => {
+        _ = (parts, injection, keys, values, rows, streams);
+        Err(BackendError::unsupported("inject_ngrams", "values of n-grams", "those of tokens"))
+    };
+
     /// Multiplies each of the first `rows` rows of `x` `[rows, width]` by the root mean square of
     /// the same row of `like`.
     fn scale_by_rms(&self, x: &mut Self::Buffer, like: &Self::Buffer, rows: usize, width: usize)
@@ -392,18 +429,11 @@ ops! {
         where check_attend(params, parts, [q, out], sinks, step_tiles);
 
     /// Selects the tokens that the rows of each part attend to, by the keys of an index that were
-    /// appended as the [shared KV](crate::KvTensorSpec::new_shared_kv) of `parts` (DeepSeek Sparse
-    /// Attention, arXiv 2512.02556). A row r at position P with more tokens than `selection.n_used`
-    /// selects the `n_used` of the largest
-    ///
-    /// ```text
-    /// I_t = Σ_h weights[r, h] max(0, q[r, h] · k_t)          t = 0 ..= P
-    /// ```
-    ///
-    /// the older of equal ones, into `selected` `[rows, n_used]`: their positions, ascending. It
-    /// leaves other rows unchanged. `q` is `[rows, n_heads * head_dim]` after RoPE, `weights`
-    /// `[rows, n_heads]`. A device without [token selection](DeviceInfo::selects_tokens) returns an
-    /// error.
+    /// appended as the [shared KV](crate::KvTensorSpec::new_shared_kv) of `parts`; [`Selection`]
+    /// has the equation. It writes their positions, ascending, to `selected` `[rows, n_used]`, and
+    /// leaves rows with no more tokens unchanged. `q` is `[rows, n_heads * head_dim]` after RoPE,
+    /// `weights` `[rows, n_heads]`. A device without [token
+    /// selection](DeviceInfo::selects_tokens) returns an error.
     fn select_tokens(
         &self,
         selection: Selection,
@@ -419,17 +449,10 @@ ops! {
     };
 
     /// Selects the blocks of tokens that the KV heads of each row attend to, by the keys of an
-    /// index as [`Backend::select_tokens`] (MiniMax Sparse Attention). For each head h of the
-    /// index, a row r at position P with more blocks than `n_used` selects `n_used`: the last
-    /// `n_local` of the blocks up to that of P, and the others b of the largest
-    ///
-    /// ```text
-    /// I_b = max_t q[r, h] · k_t          t = b size .. min((b + 1) size, P + 1)
-    /// ```
-    ///
-    /// the older of equal ones, into `selected` `[rows, n_heads, n_used]`: their numbers,
-    /// ascending. It leaves other rows unchanged. `q` is `[rows, n_heads * head_dim]` after RoPE. A
-    /// device without [token selection](DeviceInfo::selects_tokens) returns an error.
+    /// index as [`Backend::select_tokens`]; [`BlockSelection`] has the equation. It writes their
+    /// numbers, ascending, to `selected` `[rows, n_heads, n_used]`, and leaves rows with no more
+    /// blocks unchanged. `q` is `[rows, n_heads * head_dim]` after RoPE. A device without [token
+    /// selection](DeviceInfo::selects_tokens) returns an error.
     fn select_blocks(
         &self,
         selection: BlockSelection,
@@ -545,18 +568,7 @@ ops! {
         where check_short_conv(parts, conv, [x, kernel, y]);
 
     /// Updates the states of heads by the rows of each part, one after the other, and reads them
-    /// into `y` `[rows, n_v_heads * v_dim]`. With the key k and the query q of a value head, its
-    /// value v and its state S `[k_dim, v_dim]`, by the [rule](crate::StateRule) of the inputs:
-    ///
-    /// ```text
-    /// t = softplus(step + bias)
-    /// S = exp(rate t) S
-    /// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim
-    ///         q and k divided by their length
-    /// Kimi:   the same, with a step t for each row of S; or, with a bound of decays,
-    ///         S = exp(bound / (1 + exp(-rate (step + bias)))) S
-    /// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
-    /// ```
+    /// into `y` `[rows, n_v_heads * v_dim]`; [`StateInputs`] has the equations.
     fn linear_attention(
         &self,
         parts: &mut [StateBatchEntry<'_, Self::Page>],
@@ -585,21 +597,9 @@ ops! {
     };
 
     /// Updates the states of heads by the rows of each part, one after the other, and reads them
-    /// into `y` `[rows, heads.n * heads.dim]` (RWKV-7, arXiv 2503.14456). With σ the logistic
-    /// function, * elementwise, and for each head the receptance r, the key k, the value v, the
-    /// decay w, the rate a and the gate g of a row, its [weights](crate::Wkv7Weights), and its
-    /// state S `[dim, dim]` from keys to values:
-    ///
-    /// ```text
-    /// v = v + (first - v) * σ(share)               of the first layer's values, but in that layer
-    /// n = k * removal / |k * removal|
-    /// k = k * (1 + (σ(a) - 1) * replacement)
-    /// S = diag(exp(-σ(w) / √e)) S - (n * σ(a)) (nᵀ S) + k vᵀ,  z = Sᵀ r
-    /// y = (layer_norm(z) * norm + norm_bias + (Σ k * r * bonus) v) * g
-    /// ```
-    ///
-    /// The state is laid out as that of [`Backend::linear_attention`]. A device without a kernel
-    /// for it returns an error.
+    /// into `y` `[rows, heads.n * heads.dim]` (RWKV-7, arXiv 2503.14456); [`Wkv7Inputs`] has the
+    /// equations. The state is laid out as that of [`Backend::linear_attention`]. A device without
+    /// a kernel for it returns an error.
     fn wkv7(
         &self,
         parts: &mut [StateBatchEntry<'_, Self::Page>],

@@ -84,132 +84,6 @@ pub struct Xielu {
     pub eps: f32,
 }
 
-/// Sizes of a linear combination of residual streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Streams {
-    /// Number of streams that are combined.
-    pub n_in: usize,
-    /// Number of resulting streams.
-    pub n_out: usize,
-    /// Values of a row of a stream.
-    pub width: usize,
-}
-
-/// Hyper-connections (arXiv 2409.19606): how a sublayer reads and writes several residual streams.
-///
-/// With p the products of a row of all streams, divided by the root mean square of that row, s the
-/// scales and b the bases:
-///
-/// ```text
-/// in[j] = sigmoid(s[0] p[j] + b[j]) + eps
-/// out[i] = magnitude sigmoid(s[1] p[n + i] + b[n + i]) + write_eps
-/// reads[row, j] = in[j]
-/// writes[row, i, j] = mix[j, i] - out[i] in[j],  writes[row, i, n] = out[i]
-/// ```
-///
-/// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; the streams become
-/// `Σ_j mix[j, i] stream[j] + out[i] f(x)`, linear combinations of themselves and, as the last, y.
-/// [`StreamMixing`] defines mix.
-#[derive(Debug)]
-pub struct HyperConnections<'a, Buffer> {
-    /// Number of streams.
-    pub n: usize,
-    /// Values of a row of a stream.
-    pub width: usize,
-    /// A scale for reading, for writing and for mixing, then their n, n and n² bases; without
-    /// those of what is not done.
-    pub numbers: &'a Buffer,
-    /// Added to the mean square of a row of all streams.
-    pub norm_eps: f32,
-    /// Added to the gates of what a sublayer reads.
-    pub eps: f32,
-    /// Added to the gates of what it writes.
-    pub write_eps: f32,
-    /// Factor on these.
-    pub magnitude: f32,
-    /// What a stream keeps of all.
-    pub mixing: StreamMixing,
-}
-
-/// What residual streams become of each other while a sublayer adds to them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StreamMixing {
-    /// Themselves.
-    None,
-    /// Combinations by a matrix with rows and columns that add up to one (mHC, arXiv 2512.24880).
-    /// With p, s and b as in [`HyperConnections`],
-    ///
-    /// ```text
-    /// mix = softmax of each row of (s[2] p[2 n + n j + i] + b[2 n + n j + i]), plus eps
-    /// ```
-    ///
-    /// and then its columns are divided by their sum plus eps, and after that `iterations - 1`
-    /// times its rows and its columns.
-    Sinkhorn {
-        /// Divisions of the columns, at least one.
-        iterations: usize,
-    },
-}
-
-impl StreamMixing {
-    /// Returns the products per row of n streams: for reading, and for writing and mixing.
-    pub fn n_products(self, n: usize, is_written: bool) -> usize {
-        match (is_written, self) {
-            (false, _) => n,
-            (true, Self::None) => 2 * n,
-            (true, Self::Sinkhorn { .. }) => (2 + n) * n,
-        }
-    }
-
-    /// Returns the scales of these products.
-    pub fn n_scales(self, is_written: bool) -> usize {
-        match (is_written, self) {
-            (false, _) => 1,
-            (true, Self::None) => 2,
-            (true, Self::Sinkhorn { .. }) => 3,
-        }
-    }
-}
-
-impl<Buffer> Clone for HyperConnections<'_, Buffer> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<Buffer> Copy for HyperConnections<'_, Buffer> {}
-
-/// Attention of a sublayer to residual streams: those of earlier layers, and the current one behind
-/// them (Kimi K3). With w the scores, and norm an RMSNorm without a gain:
-///
-/// ```text
-/// reads[row] = softmax(s),  s[j] = w · norm(stream[j])
-/// writes[row, j] = continues (j == n - 1) - reads[row, j],  writes[row, n] = 1
-/// ```
-///
-/// A sublayer reads `x = Σ_j reads[j] stream[j]` and returns `y = x + f(x)`; it leaves `stream[n -
-/// 1] + f(x)`, or f(x) alone where it begins a stream, a linear combination of the streams and, as
-/// the last, y.
-#[derive(Debug)]
-pub struct StreamAttention<'a, Buffer> {
-    /// Number of streams, the current one among them.
-    pub n: usize,
-    /// Scores of a normalized row, `[width]`, the values of a row of a stream.
-    pub scores: &'a Buffer,
-    /// Added to the mean square of a row.
-    pub norm_eps: f32,
-    /// Whether the sublayer adds to the current stream; otherwise it begins a new one.
-    pub continues: bool,
-}
-
-impl<Buffer> Clone for StreamAttention<'_, Buffer> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<Buffer> Copy for StreamAttention<'_, Buffer> {}
-
 /// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///
 /// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are
@@ -274,8 +148,15 @@ impl RouterScores {
     }
 }
 
-/// How an index selects the tokens that a row attends to, see
-/// [`Backend::select_tokens`](crate::Backend::select_tokens).
+/// How an index selects the tokens that a row attends to (DeepSeek Sparse Attention, arXiv
+/// 2512.02556). A row r at position P with more tokens than `n_used` selects the `n_used` of the
+/// largest
+///
+/// ```text
+/// I_t = Σ_h weights[r, h] max(0, q[r, h] · k_t)          t = 0 ..= P
+/// ```
+///
+/// the older of equal ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Selection {
     /// Query heads of the index.
@@ -284,8 +165,15 @@ pub struct Selection {
     pub n_used: usize,
 }
 
-/// How an index selects the blocks of tokens that a row attends to, see
-/// [`Backend::select_blocks`](crate::Backend::select_blocks).
+/// How an index selects the blocks of tokens that a row attends to (MiniMax Sparse Attention). For
+/// each head h of the index, a row r at position P with more blocks than `n_used` selects `n_used`:
+/// the last `n_local` of the blocks up to that of P, and the others b of the largest
+///
+/// ```text
+/// I_b = max_t q[r, h] · k_t          t = b size .. min((b + 1) size, P + 1)
+/// ```
+///
+/// the older of equal ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSelection {
     /// Query heads of the index, each of which selects for a KV head.
@@ -310,8 +198,22 @@ pub struct Selected<'a, Buffer> {
     pub block: usize,
     /// One for all KV heads, or one for each.
     pub n_lists: usize,
+    /// Whether blocks are whole, and a row attends to the tokens behind the last whole one up to
+    /// its own too.
+    pub with_rest: bool,
     /// Attention sinks beside them, as of [`Backend::attend`](crate::Backend::attend).
     pub sinks: Option<&'a Buffer>,
+}
+
+impl<Buffer> Selected<'_, Buffer> {
+    /// Returns the first position whose row has numbers.
+    pub fn first_position(&self) -> usize {
+        match self.with_rest {
+            // With more whole blocks than that.
+            true => (self.n_used + 1) * self.block - 1,
+            false => self.n_used * self.block,
+        }
+    }
 }
 
 impl<Buffer> Clone for Selected<'_, Buffer> {

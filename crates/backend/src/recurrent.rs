@@ -97,7 +97,19 @@ impl StateHeads {
     }
 }
 
-/// Inputs of the state update; `T` is a device's reference to a buffer.
+/// Inputs of the state update; `T` is a device's reference to a buffer. With the key k and the
+/// query q of a value head, its value v and its state S `[k_dim, v_dim]`, by the
+/// [rule](StateRule):
+///
+/// ```text
+/// t = softplus(step + bias)
+/// S = exp(rate t) S
+/// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim
+///         q and k divided by their length
+/// Kimi:   the same, with a step t for each row of S; or, with a bound of decays,
+///         S = exp(bound / (1 + exp(-rate (step + bias)))) S
+/// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct StateInputs<T> {
     /// Queries, keys and values of all heads, concatenated,

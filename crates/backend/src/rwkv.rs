@@ -16,7 +16,17 @@ pub struct TokenShift {
 }
 
 /// Inputs of [`Backend::wkv7`](crate::Backend::wkv7), `[rows, heads.n * heads.dim]` each; `T` is a
-/// device's reference to a buffer.
+/// device's reference to a buffer. With σ the logistic function, * elementwise, and for each head
+/// the receptance r, the key k, the value v, the decay w, the rate a and the gate g of a row, its
+/// [weights](Wkv7Weights), and its state S `[dim, dim]` from keys to values:
+///
+/// ```text
+/// v = v + (first - v) * σ(share)               of the first layer's values, but in that layer
+/// n = k * removal / |k * removal|
+/// k = k * (1 + (σ(a) - 1) * replacement)
+/// S = diag(exp(-σ(w) / √e)) S - (n * σ(a)) (nᵀ S) + k vᵀ,  z = Sᵀ r
+/// y = (layer_norm(z) * norm + norm_bias + (Σ k * r * bonus) v) * g
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Wkv7Inputs<T> {
     /// Receptances, which read the state as queries do.

@@ -99,6 +99,8 @@ tests! {
     mix_streams: 80,
     connect_streams: 80,
     attend_streams: 80,
+    gate_streams: 80,
+    inject_ngrams: 80,
     scale_by_rms: 80,
     gate_sparsely: 80,
     add: 80,

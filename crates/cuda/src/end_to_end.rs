@@ -63,6 +63,7 @@ impl<B: Backend> Running<B> {
             logits_for: want,
             lora_scales,
             places: None,
+            tokens_before: &[],
         });
         let mut sequences: Vec<_> = sequences.collect();
         let n_requested: usize = ns.iter().map(|&n| want.count(n)).sum();

@@ -266,8 +266,8 @@ pub use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
-    ChannelScales, GuardReport, GuardSample, HeadTypes, KvError, KvGuard, KvLayerShape, KvShape, LayerScales,
-    Plan, Policies, Policy, TableRule, WeightStatistics, balance_factors, five_digits,
+    ChannelScales, GuardReport, GuardSample, HeadTypes, KeyPool, KvError, KvGuard, KvLayerShape, KvShape,
+    LayerScales, Plan, Policies, Policy, TableRule, WeightStatistics, balance_factors, five_digits,
 };
 pub use kvant_model::{Config, ExpertSpec, InputStatistics, LayerRange, LayerSpec, LogitsFor, ModelError};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};

@@ -188,8 +188,8 @@ impl<P: Page> Cache<P> {
         tokens: TokenSpan,
         first_key: usize,
     ) -> Option<PooledBatchEntry<'_, P>> {
-        let PooledLayer { tensors, group, stride } = self.layout.pooled(layer)?;
-        let channel_scales = self.channel_scales.get(layer).map(|page| &***page);
+        let PooledLayer { tensors, group, stride, of_index } = self.layout.pooled(layer)?;
+        let channel_scales = self.channel_scales.get(layer).filter(|_| !of_index).map(|page| &***page);
         let (rows, memory) = (pooled_rows(*stride, tokens, first_key), &mut self.memory[*group]);
         let keys = KvBatchEntry { rows, layer: tensors, memory, step_offset: 0, channel_scales };
         Some(PooledBatchEntry { tokens, stride: *stride, keys })
@@ -203,7 +203,7 @@ impl<P: Page> Cache<P> {
         tokens: TokenSpan,
         step_tiles: usize,
     ) -> Option<(KvBatchEntry<'_, P>, PooledBatchEntry<'_, P>)> {
-        let PooledLayer { tensors, group, stride } = self.layout.pooled(layer)?;
+        let PooledLayer { tensors, group, stride, .. } = self.layout.pooled(layer)?;
         let groups = [self.layout.group_of(layer), *group];
         let [own, of_keys] = self.memory.get_disjoint_mut(groups).expect("two groups of the layout");
         let channel_scales = self.channel_scales.get(layer).map(|page| &***page);

@@ -7,7 +7,7 @@ use kvant_backend::{
 };
 use kvant_codec::tile::{Side, TILE};
 
-use crate::{KvLayerShape, KvShape, Plan};
+use crate::{KeyPool, KvLayerShape, KvShape, Plan};
 
 /// A plan with the offsets of its KV tensors.
 ///
@@ -43,6 +43,8 @@ pub(crate) struct PooledLayer {
     pub(crate) group: usize,
     /// Tokens per key.
     pub(crate) stride: usize,
+    /// Whether they are those of the index alone.
+    pub(crate) of_index: bool,
 }
 
 /// Layers that share blocks.
@@ -90,8 +92,12 @@ impl Layout {
             if let Some(keys) = index {
                 tensors = tensors.with_index(keys, sizes);
             }
-            let pooled = plan.pooled_tensor(shape, of).zip(layer.pool);
-            all_pooled.push(pooled.map(|(keys, stride)| {
+            // The keys of an index that selects blocks of tokens are the only pooled ones.
+            let (keys, of_pooled) = match plan.pooled_tensor(shape, of) {
+                Some(keys) => (Some(keys), of_pooled),
+                None => (of_pooled, None),
+            };
+            all_pooled.push(keys.zip(layer.pool).map(|(keys, KeyPool { stride, of_index })| {
                 let group = LayerGroup::among(&mut groups, None, stride);
                 let LayerGroup { sizes, tensor_kinds, .. } = &mut groups[group];
                 // All of them are without a tail and a sink.
@@ -100,7 +106,7 @@ impl Layout {
                 if let Some(keys) = of_pooled {
                     tensors = tensors.with_index(keys, sizes);
                 }
-                PooledLayer { tensors, group, stride }
+                PooledLayer { tensors, group, stride, of_index }
             }));
             let scales_values =
                 plan.channel_scales.as_ref().is_some_and(|scales| scales.layers[of].scales_values());

@@ -32,6 +32,6 @@ pub use channel_scales::{ChannelScales, LayerScales, WeightStatistics, balance_f
 pub use error::KvError;
 pub use guard::{GuardQueries, GuardReport, GuardSample, KvGuard};
 pub use layout::Layout;
-pub use plan::{HeadTypes, KvLayerShape, KvShape, Plan};
+pub use plan::{HeadTypes, KeyPool, KvLayerShape, KvShape, Plan};
 pub use policy::{Policies, Policy, TableRule};
 pub use snapshot::CacheState;

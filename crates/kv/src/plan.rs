@@ -39,8 +39,18 @@ pub struct KvLayerShape {
     /// Size of the key of an index that selects the tokens of a query, in layers that have one. Of
     /// pooled keys it selects these.
     pub index: Option<usize>,
-    /// Tokens per pooled key, in layers that attend to such keys beside the tokens of their window.
-    pub pool: Option<usize>,
+    /// The pooled keys, in layers that have some.
+    pub pool: Option<KeyPool>,
+}
+
+/// Pooled keys of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyPool {
+    /// Tokens per key.
+    pub stride: usize,
+    /// Whether the keys of the index alone are pooled; otherwise queries attend to pooled keys
+    /// beside the tokens of their window.
+    pub of_index: bool,
 }
 
 impl KvLayerShape {
@@ -53,8 +63,10 @@ impl KvLayerShape {
 
     /// Returns the values of pooled keys and their index per token.
     fn pooled_per_token(&self) -> usize {
-        let width = self.k_head_dim + self.index.unwrap_or(0);
-        self.pool.map_or(0, |stride| width.div_ceil(stride))
+        self.pool.map_or(0, |KeyPool { stride, of_index }| {
+            let of_keys = if of_index { 0 } else { self.k_head_dim };
+            (of_keys + self.index.unwrap_or(0)).div_ceil(stride)
+        })
     }
 
     /// Returns the values per token that stay, not those of a window, and those of all tokens in
@@ -216,10 +228,10 @@ impl Plan {
         Some(if shape.layers[layer].pool.is_some() { self.pooled(spec) } else { self.with_f16_tokens(spec) })
     }
 
-    /// Returns the tensor with the pooled keys of a layer, if it has some: as the keys of its
-    /// tokens, without tokens in f16.
+    /// Returns the tensor with the pooled keys that a layer attends to, if it has some: as the keys
+    /// of its tokens, without tokens in f16.
     pub fn pooled_tensor(&self, shape: &KvShape, layer: usize) -> Option<KvTensorSpec> {
-        shape.layers[layer].pool?;
+        shape.layers[layer].pool.filter(|pool| !pool.of_index)?;
         (!self.types[layer].is_empty()).then(|| self.pooled(self.kv_tensor(shape, layer, 0, Side::K)))
     }
 

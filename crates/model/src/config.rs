@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{Activation, AttendParams, Heads, Routing, Xielu};
+use kvant_backend::{Activation, AttendParams, Heads, Routing, TokenPool, Xielu};
 use kvant_gguf::Gguf;
 use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
@@ -13,6 +13,7 @@ mod index;
 mod keys;
 mod loops;
 mod mla;
+mod ngrams;
 mod recurrence;
 mod ropes;
 mod shared_kv;
@@ -21,10 +22,11 @@ mod xielu;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use heads::OutputGate;
-pub use index::{TokenBlocks, TokenIndex};
+pub use index::{BlockKeys, TokenBlocks, TokenIndex};
 pub(crate) use keys::Keys;
 pub use loops::Loops;
 pub use mla::Latent;
+pub use ngrams::Ngrams;
 pub use recurrence::{DecayBound, RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
 pub use shared_kv::{PooledIndexSpec, PooledKeySpec, SharedKv};
@@ -74,6 +76,8 @@ pub struct Config {
     pub per_layer_embedding_size: Option<usize>,
     /// The residual streams.
     pub streams: ResidualStreams,
+    /// Embeddings of n-grams, if the model has them.
+    pub ngrams: Option<Ngrams>,
     /// Statistics of the layers' K and V, once [computed from the
     /// weights](Self::weight_statistics).
     pub statistics: Option<Arc<WeightStatistics>>,
@@ -111,6 +115,9 @@ pub struct LayerSpec {
     /// Selection of the tokens that a query attends to, or of pooled keys; all of them when
     /// `None`.
     pub index: Option<TokenIndex>,
+    /// Values of the state of n-grams that are added to the residual streams before the layer; 0
+    /// where none are.
+    pub ngram_state: usize,
     /// Whether V is the key projection, before norms and RoPE (V = K).
     pub values_of_keys: bool,
     /// Whether each query head has an attention sink.
@@ -180,12 +187,18 @@ impl LayerSpec {
 
     /// Returns whether the layer has recurrent states.
     pub fn is_recurrent(&self) -> bool {
-        self.recurrence.is_some() || self.wkv.is_some() || self.pooled_keys().is_some()
+        self.states().next().is_some()
     }
 
     /// Returns the pooled keys that queries attend to, whose unfinished pools are states.
     pub fn pooled_keys(&self) -> Option<PooledKeySpec> {
         self.shared_kv.and_then(|of| of.keys)
+    }
+
+    /// Returns how tokens become the keys of its index, if these are pooled.
+    pub fn index_pool(&self) -> Option<TokenPool> {
+        let of_pooled = self.pooled_keys().and_then(|keys| keys.index).map(|index| index.pool);
+        of_pooled.or_else(|| self.index?.pool())
     }
 
     /// Returns the f32 values of each recurrent state, in order of use.
@@ -194,7 +207,9 @@ impl LayerSpec {
         // The row before, of both sublayers, and the heads between them.
         let of_wkv = |Heads { n, dim }: Heads| [n * dim, n * dim * dim, n * dim];
         let of_pools = self.pooled_keys().into_iter().flat_map(|keys| keys.states());
-        of_mixer.chain(self.wkv.into_iter().flat_map(of_wkv)).chain(of_pools)
+        let of_index = self.index.and_then(|index| index.pool()).map(|pool| pool.n_state());
+        let of_ngrams = Some(self.ngram_state).filter(|&n| n > 0);
+        of_mixer.chain(self.wkv.into_iter().flat_map(of_wkv)).chain(of_pools).chain(of_index).chain(of_ngrams)
     }
 
     /// Returns the values of all queries of a token.
@@ -283,11 +298,13 @@ impl Config {
             false => None,
         };
         // All layers rotate as many values, and have query projections of one rank.
-        let indexes = index::read(&keys, family, latents[0], &heads, &windows)?;
+        let is_recurrent = |i: usize| recurrences.has(i) && !family.is_hybrid_layer();
+        let mut indexes = index::read(&keys, family, latents[0], &heads, &windows)?;
+        (0..n_layers).filter(|&i| is_recurrent(i)).for_each(|i| indexes[i] = None);
         for (heads, index) in heads.iter_mut().zip(&indexes).filter(|_| shared_kv.is_none()) {
             heads.index = index.filter(|index| index.selects).map(|index| index.dim);
+            heads.pool = index.and_then(|index| index.key_pool());
         }
-        let is_recurrent = |i: usize| recurrences.has(i) && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let latent_kinds = windows.of_kinds(&latents);
@@ -295,10 +312,13 @@ impl Config {
             Some(latent) => [latent.n_rot; 2],
             None => windows.of_kinds(&heads).map(|heads| heads.k_head_dim),
         };
-        let ropes = match &shared_kv {
+        let mut ropes = match &shared_kv {
             Some(shared) => ropes::Ropes::given(shared.ropes.clone()),
             None => ropes::read(&keys, family, rope_dims, latent_kinds, n_ctx_train)?,
         };
+        index::add_ropes(&mut indexes, &mut ropes);
+        let streams = streams::read(&keys, family, n_layers)?;
+        let ngrams = ngrams::read(&keys, streams, n_layers)?;
         let scales = match family.mla {
             true => {
                 latents.iter().flatten().map(|&latent| mla::read_scale(&keys, latent).map(Some)).collect()
@@ -348,6 +368,10 @@ impl Config {
                 latent: latents[index],
                 shared_kv: shared_kv.map(|of| of.sizes),
                 index: shared_kv.map_or(indexes[index], |of| of.index),
+                ngram_state: match &ngrams {
+                    Some(ngrams) if ngrams.layer == index => ngrams.n_state(streams.n() * n_embd),
+                    _ => 0,
+                },
                 values_of_keys: values_of_keys && !is_windowed,
                 sinks: match family.sinks {
                     Sinks::None => false,
@@ -385,8 +409,9 @@ impl Config {
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_soft_cap,
-            per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
-            streams: streams::read(&keys, family, n_layers)?,
+            per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0 && ngrams.is_none()),
+            streams,
+            ngrams,
             statistics: None,
         };
         config.read_factors(&keys)?;
@@ -414,6 +439,7 @@ impl Config {
             logit_soft_cap: None,
             per_layer_embedding_size: None,
             streams: ResidualStreams::One,
+            ngrams: None,
             statistics: None,
         }
     }

@@ -9,15 +9,11 @@
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::sync::Arc;
 
-use kvant_backend::{
-    Backend, BackendError, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams,
-};
+use kvant_backend::{Backend, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope};
 use kvant_kv::{BlockPool, Cache, KvShape};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{
-    Config, EmbeddingRows, LayerSpec, ModelError, NormKind, OutputGate, Position, QkNorm, SoftTokens,
-};
+use crate::{Config, EmbeddingRows, LayerSpec, ModelError, NormKind, Position, QkNorm, SoftTokens};
 
 mod activations;
 mod batch_entries;
@@ -26,10 +22,12 @@ mod connections;
 mod draft_head;
 mod entry;
 mod feed_forward;
+mod gated_streams;
 mod guarded;
 mod index;
 mod mla;
 mod mtp;
+mod ngrams;
 mod per_layer;
 mod products;
 mod random;
@@ -44,7 +42,7 @@ use batch_entries::kv_entries;
 use connections::connections_of;
 pub use entry::Entry;
 use entry::InputTokens;
-use products::{Branch, LoraScratch, Product, Residual};
+use products::{Branch, LoraScratch, Product, Residual, gate_heads, normalize};
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
@@ -125,8 +123,12 @@ pub struct BatchSequence<'a, P: Page> {
     /// Scale of each [adapter](crate::LayerRange::with_loras) for this sequence; the loaded scales
     /// when `None`.
     pub lora_scales: Option<&'a [f32]>,
-    /// Positions of its rows, for models with M-RoPE; consecutive positions when `None`.
+    /// Positions of its rows, for models with M-RoPE, and before them as many as [their
+    /// ropes](crate::Rope::angles_at) need; consecutive positions when `None`.
     pub places: Option<&'a [Position]>,
+    /// Its last tokens before them, for models with [n-grams](crate::Ngrams): as many as these
+    /// read.
+    pub tokens_before: &'a [u32],
 }
 
 /// What all layers of a step share.
@@ -257,6 +259,7 @@ impl<B: Backend> Decoder<B> {
                 if let Some(weights) = &layer.altup {
                     self.predict(&mut step, index, weights)?;
                 }
+                self.inject_ngrams(&mut step, index)?;
                 let [of_mixer, of_ffn] = connections_of(layer);
                 self.connect(&mut step, of_mixer, |step| self.token_mixer(step, index))?;
                 if layer.altup.is_some() {
@@ -319,7 +322,7 @@ impl<B: Backend> Decoder<B> {
             angles.clear();
             for BatchSequence { cache, n, places, .. } in parts.iter() {
                 match places {
-                    Some(places) => rope.angles_at(cache.n_ctx(), places, angles),
+                    Some(places) => rope.angles_at(cache.n_ctx(), cache.len(), *n, places, angles),
                     None => rope.angles(cache.n_ctx(), cache.len(), *n, angles),
                 }
             }
@@ -330,6 +333,9 @@ impl<B: Backend> Decoder<B> {
             act.step_tiles = Some(backend.page(n_bytes)?);
         }
         act.low.prepare(backend, &self.weights, parts)?;
+        if let (Some(ngrams), Entry::Tokens(tokens)) = (&self.config.ngrams, entry) {
+            act.ngrams.enter(ngrams, parts, tokens, |token| self.extra.is_soft(token))?;
+        }
         self.enter_model(backend, entry, &extra, act)?;
         Ok(extra)
     }
@@ -541,7 +547,7 @@ impl<B: Backend> Decoder<B> {
             return Ok(());
         }
         let Weights { output, output_low_rank, output_bias, embedding, output_norm, .. } = &self.weights;
-        assert!(output_norm.is_some(), "logits belong to the last part of the model");
+        assert!(self.weights.ends_model(), "logits belong to the last part of the model");
         let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
@@ -606,37 +612,6 @@ impl<B: Backend> Decoder<B> {
 
     fn normed<'a>(&self, weight: &'a B::Buffer) -> Norm<'a, B::Buffer> {
         Norm { weight, eps: self.config.norm_eps }
-    }
-}
-
-/// Normalizes the heads of rows in place, by RoPE without rotation.
-fn normalize<B: Backend>(
-    backend: &B,
-    x: &mut B::Buffer,
-    rows: usize,
-    heads: Heads,
-    norm: Option<Norm<'_, B::Buffer>>,
-    rope: RopeParams,
-    angles: &B::Buffer,
-) -> Result<(), BackendError> {
-    match norm {
-        Some(norm) => backend.rope(x, rows, heads, Some(norm), RopeParams { n_rot: 0, ..rope }, angles),
-        None => Ok(()),
-    }
-}
-
-/// Multiplies the heads of all rows by the gates of attention's output, if it has any.
-fn gate_heads<B: Backend>(
-    backend: &B,
-    gate: Option<OutputGate>,
-    x: &mut B::Buffer,
-    heads: Heads,
-    gates: &B::Buffer,
-) -> Result<(), BackendError> {
-    match gate {
-        Some(gate) if gate.is_per_head => backend.gate_rows(x, heads.n, heads.dim, gates, gate.function),
-        Some(gate) => backend.gate(x, heads.n * heads.dim, gates, gate.function),
-        None => Ok(()),
     }
 }
 

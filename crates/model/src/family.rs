@@ -63,8 +63,8 @@ pub struct Family {
     pub(crate) attends_streams: bool,
     /// Selection of the tokens that a query attends to (DeepSeek Sparse Attention).
     pub(crate) index: Option<IndexRule>,
-    /// Tensor of the norm before the logits.
-    pub(crate) output_norm: &'static str,
+    /// Tensor of the norm before the logits; `None` if what reads the residual streams normalizes.
+    pub(crate) output_norm: Option<&'static str>,
     /// Which layers have an attention sink for each query head: a score without a value that joins
     /// its softmax.
     pub(crate) sinks: Sinks,
@@ -186,6 +186,8 @@ pub(crate) enum RecurrentFamily {
     GatedDeltaNet {
         /// Which value heads share the keys of a key head.
         sharing: KeySharing,
+        /// The gates of the output.
+        gate: Gate,
     },
     /// Kimi's delta rule, in layers without KV heads in the file.
     KimiDelta {
@@ -227,6 +229,8 @@ pub(crate) struct IndexRule {
     pub may_share: bool,
     /// Whether it selects blocks of tokens, for each KV head by itself (MiniMax Sparse Attention).
     pub of_blocks: bool,
+    /// Whether it selects blocks by a pooled key of each, for all KV heads (Qwen4-Exp).
+    pub pools_keys: bool,
 }
 
 /// Layers with attention sinks.

@@ -21,8 +21,8 @@ mod statistics;
 mod weights;
 
 pub use config::{
-    Config, ExpertSpec, Latent, LayerSpec, LayerState, OutputGate, PooledIndexSpec, PooledKeySpec,
-    RecurrentMixer, ResidualStreams, SharedKv, TokenBlocks, TokenIndex,
+    BlockKeys, Config, ExpertSpec, Latent, LayerSpec, LayerState, Ngrams, OutputGate, PooledIndexSpec,
+    PooledKeySpec, RecurrentMixer, ResidualStreams, SharedKv, TokenBlocks, TokenIndex,
 };
 pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
 pub use draft_head::{DraftHeadConfig, Drafting};

@@ -195,6 +195,11 @@ impl Rope {
         Self { axes: (0..self.params.n_rot / 2).map(axis).collect(), ..self }
     }
 
+    /// Returns the tokens per rotated row.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// Returns whether the pairs rotate by several components of a position.
     pub fn has_axes(&self) -> bool {
         !self.axes.is_empty()
@@ -235,9 +240,20 @@ impl Rope {
         }
     }
 
-    /// Appends the same for tokens at these positions.
-    pub fn angles_at(&self, n_ctx: usize, places: &[Position], out: &mut Vec<f32>) {
-        for place in places {
+    /// Appends the same for tokens at these positions: those of the last ones up to the tokens
+    /// `start .. start + rows`, and for [pooled rows](Self::pooled) at least `stride - 1` before
+    /// these.
+    pub fn angles_at(
+        &self,
+        n_ctx: usize,
+        start: usize,
+        rows: usize,
+        places: &[Position],
+        out: &mut Vec<f32>,
+    ) {
+        let first = start + rows - places.len();
+        for row in start / self.stride..(start + rows) / self.stride {
+            let place = places[row * self.stride - first];
             let magnitude =
                 self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(place[0] as usize));
             for (pair, frequency) in self.frequencies(n_ctx).iter().enumerate() {
@@ -286,6 +302,11 @@ mod tests {
             rope.clone().pooled(4).angles(64, start, rows, &mut pooled);
             positions.iter().for_each(|&position| rope.angles(64, position, 1, &mut plain));
             assert_eq!(pooled, plain, "{start}, {rows}");
+            pooled.clear();
+            let end = (start + rows) as u32;
+            let places: Vec<_> = (end.saturating_sub(rows as u32 + 3)..end).map(|i| [i; 3]).collect();
+            rope.clone().pooled(4).angles_at(64, start, rows, &places, &mut pooled);
+            assert_eq!(pooled, plain, "{start}, {rows}, at places");
         }
     }
 
@@ -307,10 +328,10 @@ mod tests {
         assert_eq!(in_turns.axes, [0, 1, 2, 0, 1, 2, 0, 0]);
         let (mut plain, mut placed) = (Vec::new(), Vec::new());
         rope.angles(64, 5, 2, &mut plain);
-        in_turns.angles_at(64, &[[5; 3], [6; 3]], &mut placed);
+        in_turns.angles_at(64, 5, 2, &[[5; 3], [6; 3]], &mut placed);
         assert_eq!(plain, placed);
         placed.clear();
-        apart.angles_at(64, &[[1, 5, 2]], &mut placed);
+        apart.angles_at(64, 7, 1, &[[1, 5, 2]], &mut placed);
         assert_eq!(placed[4..10], plain[4..10]);
     }
 

@@ -10,6 +10,7 @@ use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod attention;
+mod columns;
 mod connections;
 mod draft_head;
 mod experts;
@@ -18,6 +19,7 @@ mod layer_range;
 mod low_rank;
 mod mla;
 mod mtp;
+mod ngrams;
 mod norm_bias;
 mod per_layer;
 mod recurrent;
@@ -26,13 +28,14 @@ mod shared_kv;
 mod streams;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
-pub(crate) use connections::{Connection, StreamGates, StreamScores};
+pub(crate) use connections::{Connection, GatedStreamWeights, StreamGates, StreamScores};
 pub(crate) use draft_head::{BlockEntry, DraftEntry, FeatureEntry};
 pub(crate) use experts::{Beside, Experts, LatentSpace};
 pub(crate) use index::{BlockIndexWeights, IndexWeights};
 pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
+pub(crate) use ngrams::NgramWeights;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{Entering, Factored, HeadWeights, KimiEntering, Recurrent, RuleWeights};
 pub(crate) use rwkv::{EmbeddingNormWeights, MIXES, Rwkv, Squashed};
@@ -115,8 +118,10 @@ pub struct Weights<B: Backend> {
     pub(crate) streams: Option<StreamProjections<B>>,
     /// What the final norm reads of such streams.
     pub(crate) last_connection: Option<Connection<B>>,
+    /// Embeddings of n-grams, if the model has them.
+    pub(crate) ngrams: Option<NgramWeights<B>>,
     pub(crate) layers: Vec<Arc<Layer<B>>>,
-    /// `None` if the last layer is elsewhere.
+    /// `None` if the last layer is elsewhere, or what reads the residual streams normalizes.
     pub(crate) output_norm: Option<B::Buffer>,
     /// Its bias, `[n_embd]`, for hidden states; empty if it has none. In logits it is part of
     /// [`output_bias`](Self::output_bias).
@@ -139,6 +144,11 @@ pub struct Weights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
+    /// Returns whether the last layer is here.
+    pub(crate) fn ends_model(&self) -> bool {
+        self.output_norm.is_some() || self.last_connection.is_some()
+    }
+
     /// Loads every tensor of `part`. Passes the fraction of loaded bytes to `progress` after each
     /// layer.
     ///
@@ -181,6 +191,7 @@ impl<B: Backend> Weights<B> {
         let has_altup = matches!(config.streams, ResidualStreams::Alternating { .. });
         let streams = has_altup.then(|| loader.stream_projections(config)).transpose()?;
         let last_connection = loader.last_connection(config)?;
+        let ngrams = config.ngrams.as_ref().map(|of| loader.ngrams(config, of)).transpose()?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
         let bytes_before = loader.n_bytes;
@@ -202,10 +213,7 @@ impl<B: Backend> Weights<B> {
             progress(loader.n_bytes as f32 / total);
         }
         let repeated_bytes = (config.loops.n - 1) * (loader.n_bytes - bytes_before);
-        let output_norm = match part.is_last() {
-            true => Some(loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?),
-            false => None,
-        };
+        let output_norm = if part.is_last() { loader.output_norm(config)? } else { None };
         let (output, mut output_low_rank) = match (part.is_last(), is_tied) {
             (true, false) => {
                 let ([output], low_rank) = loader.group(n_embd, [RowsOf::all("output.weight", n_vocab)])?;
@@ -241,6 +249,7 @@ impl<B: Backend> Weights<B> {
             per_layer,
             streams,
             last_connection,
+            ngrams,
             layers,
             output_norm,
             output_norm_bias: of_norm,
@@ -352,18 +361,10 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(Some(FeedForward { gate, up, down, low_rank, biases: [of_gate, of_up, bias] }))
     }
 
-    /// Loads the biases of gate, up and down, whose tensors have these names.
-    fn feed_forward_biases(
-        &mut self,
-        c: &Config,
-        index: usize,
-        names: [&str; 3],
-    ) -> Result<[Option<B::Buffer>; 3], ModelError> {
-        let n_ff = c.layers[index].n_ff;
-        let [gate, up, down] = names.map(|name| name.replace(".weight", ".bias"));
-        let [gate, up] = self.biases(&up, [(&gate, n_ff), (&up, n_ff)], index)?;
-        let down = self.optional_vector(&format!("blk.{index}.{down}"), c.n_embd)?;
-        Ok([gate, up, down])
+    /// Loads the norm before the logits, if there is one, with the factor on these.
+    fn output_norm(&mut self, c: &Config) -> Result<Option<B::Buffer>, ModelError> {
+        let name = c.family.output_norm;
+        name.map(|name| self.scaled_vector(name, c.n_embd, c.logit_scale)).transpose()
     }
 
     fn has(&self, name: &str) -> bool {

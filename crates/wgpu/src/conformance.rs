@@ -214,6 +214,8 @@ tests! {
     mix_streams,
     connect_streams,
     attend_streams,
+    gate_streams,
+    inject_ngrams,
     scale_by_rms,
     gate_sparsely,
     add,

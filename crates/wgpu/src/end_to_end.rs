@@ -70,6 +70,7 @@ impl<'a, B: Backend> Running<'a, B> {
                     logits_for: LogitsFor::Last,
                     lora_scales,
                     places: None,
+                    tokens_before: &[],
                 });
             }
         }
@@ -91,6 +92,7 @@ impl<'a, B: Backend> Running<'a, B> {
             logits_for: LogitsFor::None,
             lora_scales: None,
             places: None,
+            tokens_before: &[],
         }];
         decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
         let mut hidden_states = vec![f32::NAN; tokens.len() * decoder.config().n_embd];

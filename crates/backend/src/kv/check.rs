@@ -143,7 +143,7 @@ pub(crate) fn check_attend_selected<P: Page, B: Buffer>(
     p: &AttendParams,
     parts: &[KvBatchEntry<'_, P>],
     q_out: [&B; 2],
-    Selected { numbers, n_used, block, n_lists, sinks }: Selected<'_, B>,
+    Selected { numbers, n_used, block, n_lists, sinks, .. }: Selected<'_, B>,
     step_tiles: Option<&P>,
 ) -> Result<()> {
     const OP: &str = "attend_selected";

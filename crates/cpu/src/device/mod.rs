@@ -1,6 +1,8 @@
 //! The CPU as a [`Backend`](kvant_backend::Backend): passes slices to the ops.
 
+mod description;
 mod open;
+mod operands;
 mod roofline;
 pub(crate) mod tuning;
 
@@ -8,12 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
-    DeviceInfo, ExpertWeights, Experts, Gate, Heads, HyperConnections, Input, InputSquares, KernelChoice,
-    Kernels, KvBatchEntry, Matrix, Norm, Output, Page, PooledBatchEntry, PooledKeys, Result, RopeParams,
-    Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs, StreamAttention,
-    Streams, TokenPool, TokenShift, WeightSource, Wkv7Inputs, Xielu,
+    DeviceInfo, ExpertWeights, Experts, Gate, GatedStreams, Heads, HyperConnections, Input, InputSquares,
+    KernelChoice, Kernels, KvBatchEntry, Matrix, NgramInjection, Norm, Output, Page, PooledBatchEntry,
+    PooledKeys, Result, RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads,
+    StateInputs, StreamAttention, Streams, TokenPool, TokenShift, WeightSource, Wkv7Inputs, Xielu,
 };
-use kvant_codec::DType;
 
 use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
@@ -25,13 +26,15 @@ use crate::ops::attend::{self, AttendArgs, Stage};
 use crate::ops::attend_bidirectional::{self, Bias, Windows};
 use crate::ops::columns::copy_columns;
 use crate::ops::matmul::prefill_precision::PrefillPrecision;
-use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
+use crate::ops::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Product, Scatter};
+use crate::ops::ngrams::{self, InjectArgs};
 use crate::ops::norm::LayerNorm;
 use crate::ops::pooled::{self, PoolArgs};
 use crate::ops::{
     append, embed, gate_rows, linear_attention, norm, rope, rwkv, short_conv, soft_cap, streams, xielu,
 };
 use crate::simd::isa::Isa;
+use operands::{norm_parts, operand, state_of};
 
 /// The CPU device.
 pub struct CpuDevice {
@@ -48,23 +51,6 @@ pub struct CpuDevice {
     attend_all: Mutex<attend_bidirectional::Scratch>,
 }
 
-/// Returns the rows of `input`, which have `n_in` columns.
-fn operand<'a>(input: &Input<'a, CpuDevice>, n_in: usize) -> Operand<'a> {
-    let x = &input.x.as_slice()[input.first_row * n_in..][..input.rows * n_in];
-    Operand { x, n_in, norm: input.norm.map(norm_parts) }
-}
-
-/// Returns the weight and eps of a norm.
-fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
-    (norm.weight.as_slice(), norm.eps)
-}
-
-/// Returns the values of a state.
-fn state_of<'a>(part: &'a mut StateBatchEntry<'_, CpuPage>) -> &'a mut [f32] {
-    let bytes = part.n_values * size_of::<f32>();
-    bytemuck::cast_slice_mut(&mut part.page.as_mut_bytes()[part.offset..][..bytes])
-}
-
 impl Kernels for CpuDevice {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
@@ -72,26 +58,11 @@ impl Kernels for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
-        let math = if self.prefill_precision == PrefillPrecision::Bf16 { ", prefill in bf16" } else { "" };
-        let tuned = if self.is_tuned { ", tuned" } else { "" };
-        DeviceInfo {
-            name: "cpu".to_owned(),
-            kernels: format!("{}{math}{tuned}", self.isa.name()),
-            n_threads: self.pool.n_threads(),
-            thread_unit: "threads",
-            is_batch_invariant: self.prefill_precision == PrefillPrecision::Exact,
-            checks_finite_rows: true,
-            selects_tokens: true,
-        }
+        description::info(self)
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let choice = |op, dtype, kernel| KernelChoice { op, dtype, kernel };
-        let weights = DType::weights();
-        let weights = weights.map(|dtype| choice("matmul", dtype, matmul::kernel_name(self.isa, dtype)));
-        let caches = DType::KV.into_iter();
-        let caches = caches.map(|dtype| choice("attend", dtype, attend::kernel_name(self.isa, dtype)));
-        weights.chain(caches).collect()
+        description::kernel_choices(self)
     }
 
     fn buffer(&self, len: usize) -> Result<CpuBuffer> {
@@ -127,6 +98,10 @@ impl Kernels for CpuDevice {
 
     fn upload_matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
         CpuMatrix::new(self.isa, &self.pool, source)
+    }
+
+    fn table(&self, source: WeightSource) -> Result<CpuMatrix> {
+        Ok(CpuMatrix::in_rows(source))
     }
 
     fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
@@ -354,6 +329,36 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
+    fn gate_streams(
+        &self,
+        gated: GatedStreams<'_, CpuBuffer>,
+        streams: &CpuBuffer,
+        rows: usize,
+        x: &mut CpuBuffer,
+        writes: Option<&mut CpuBuffer>,
+    ) -> Result<()> {
+        let (x, writes) = (x.as_mut_slice(), writes.map(CpuBuffer::as_mut_slice));
+        streams::gate_streams(&self.pool, gated, streams.as_slice(), rows, x, writes);
+        Ok(())
+    }
+
+    fn inject_ngrams(
+        &self,
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
+        injection: NgramInjection<'_, CpuBuffer>,
+        keys: &CpuBuffer,
+        values: &CpuBuffer,
+        rows: usize,
+        streams: &mut CpuBuffer,
+    ) -> Result<()> {
+        let args = InjectArgs { injection, keys: keys.as_slice(), values: values.as_slice(), rows };
+        for part in parts {
+            let (of, streams) = (part.rows, streams.as_mut_slice());
+            ngrams::inject_ngrams(&self.pool, args, of, state_of(part), streams);
+        }
+        Ok(())
+    }
+
     fn scale_by_rms(&self, x: &mut CpuBuffer, like: &CpuBuffer, rows: usize, width: usize) -> Result<()> {
         streams::scale_by_rms(&self.pool, x.as_mut_slice(), like.as_slice(), rows, width);
         Ok(())
@@ -462,14 +467,14 @@ impl Kernels for CpuDevice {
         params: &AttendParams,
         parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
-        Selected { numbers, n_used, block, n_lists, sinks }: Selected<'_, CpuBuffer>,
+        selected: Selected<'_, CpuBuffer>,
         step_tiles: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
-        let sinks = sinks.map(CpuBuffer::as_slice);
+        let sinks = selected.sinks.map(CpuBuffer::as_slice);
         let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles };
-        let blocks = Blocks { of_rows: numbers.as_slice(), n_used, size: block, n_lists };
+        let blocks = Blocks { of_rows: selected.numbers.as_slice(), of: selected };
         selected::attend_selected(self.context(scratch), args, blocks, out.as_mut_slice());
         Ok(())
     }
@@ -488,13 +493,8 @@ impl Kernels for CpuDevice {
         for part in parts {
             let n = TokenPool::completed(pool.stride, part.rows).len() * pool.width;
             let (own, others) = y.split_at_mut(n);
-            pooled::pool_tokens(
-                &self.pool,
-                PoolArgs { pool, x, gates, bias },
-                part.rows,
-                state_of(part),
-                own,
-            );
+            let args = PoolArgs { pool, x, gates, bias };
+            pooled::pool_tokens(&self.pool, args, part.rows, state_of(part), own);
             y = others;
         }
         Ok(())

@@ -12,6 +12,7 @@ pub(crate) mod exp;
 pub(crate) mod gate_rows;
 pub(crate) mod linear_attention;
 pub(crate) mod matmul;
+pub(crate) mod ngrams;
 pub(crate) mod norm;
 pub(crate) mod pooled;
 pub(crate) mod rope;

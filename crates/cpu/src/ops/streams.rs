@@ -1,12 +1,14 @@
 //! Ops of layers with several residual streams (AltUp, arXiv 2301.13310; hyper-connections, arXiv
-//! 2409.19606; attention to streams, as in Kimi K3), and of sparse feed-forward layers beside them
-//! (statistical top-k, arXiv 2506.06644). Each processes a row by itself.
+//! 2409.19606; attention to streams, as in Kimi K3; gated streams, as in Qwen4-Exp), and of sparse
+//! feed-forward layers beside them (statistical top-k, arXiv 2506.06644). Each processes a row by
+//! itself.
 
-use kvant_backend::{Activation, HyperConnections, StreamAttention, StreamMixing, Streams};
+use kvant_backend::{Activation, GatedStreams, HyperConnections, StreamAttention, StreamMixing, Streams};
 
 use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::pool::Pool;
+use crate::ops::exp::exp;
 use crate::ops::matmul::gate as activate;
 use crate::ops::norm::{inverse_rms, product_of, sum_of};
 
@@ -132,6 +134,40 @@ pub(crate) fn attend_streams(
         writes.iter_mut().zip(&*reads).for_each(|(write, read)| *write = -read);
         writes[n - 1] += f32::from(u8::from(continues));
         writes[n] = 1.0;
+    });
+}
+
+/// Computes [`kvant_backend::Backend::gate_streams`].
+pub(crate) fn gate_streams(
+    pool: &Pool,
+    GatedStreams { n, width, norms, norm_eps, gates, products }: GatedStreams<'_, CpuBuffer>,
+    streams: &[f32],
+    rows: usize,
+    x: &mut [f32],
+    writes: Option<&mut [f32]>,
+) {
+    let [norms, gates, products] = [norms, gates, products].map(CpuBuffer::as_slice);
+    let (x, writes) = (DisjointMut::new(x), writes.map(DisjointMut::new));
+    pool.for_each(rows, &|row| {
+        // SAFETY: one call of this job writes each row.
+        let x = unsafe { x.part(row * width..(row + 1) * width) };
+        x.fill(0.0);
+        for j in 0..n {
+            let stream = &streams[(j * rows + row) * width..][..width];
+            let by = inverse_rms(stream, norm_eps);
+            let of_gates = gates[(row * n + j) * width..].iter().zip(&norms[j * width..]);
+            for ((x, h), (gate, norm)) in x.iter_mut().zip(stream).zip(of_gates) {
+                *x += h * by * norm / (1.0 + exp(-gate));
+            }
+        }
+        let Some(writes) = &writes else { return };
+        // SAFETY: as above.
+        let writes = unsafe { writes.part(row * n * (n + 2)..(row + 1) * n * (n + 2)) };
+        for (i, writes) in writes.chunks_exact_mut(n + 2).enumerate() {
+            let out = 2.0 / (1.0 + exp(-products[row * n + i]));
+            writes.fill(0.0);
+            (writes[i], writes[n], writes[n + 1]) = (1.0, -out, out);
+        }
     });
 }
 

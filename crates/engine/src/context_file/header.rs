@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
-use kvant_kv::{CacheState, ChannelScales, HeadTypes, KvLayerShape, KvShape, LayerScales, Plan};
+use kvant_kv::{CacheState, ChannelScales, HeadTypes, KeyPool, KvLayerShape, KvShape, LayerScales, Plan};
 use kvant_model::{Config, Rope};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -227,7 +227,9 @@ fn heads(shape: &KvShape) -> String {
         let values =
             if shared_kv { format!(" with values of {v_head_dim}") } else { format!(", {v_head_dim}") };
         let index = index.map_or_else(String::new, |dim| format!(" index {dim}"));
-        let pool = pool.map_or_else(String::new, |stride| format!(" pools of {stride}"));
+        let pool = pool.map_or_else(String::new, |KeyPool { stride, of_index }| {
+            format!("{} of {stride}", if of_index { " index pools" } else { " pools" })
+        });
         format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}{values}{window}{index}{pool}", run.len())
     };
     runs.map(run).chain(&mut states).collect::<Vec<_>>().join("; ")

@@ -125,13 +125,15 @@ fn check_guard(device: &DeviceInfo, part: &LayerRange) -> Result<(), Error> {
 }
 
 /// Rejects layers whose ops the device lacks: attention to selected tokens, pooled keys or residual
-/// streams, SiTU, and RWKV-7.
+/// streams, gated streams, SiTU, and RWKV-7.
 fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> Result<(), ModelError> {
     let layers = &config.layers[part.layers()];
     let what = if layers.iter().any(|layer| layer.shared_kv.is_some()) {
         "attention to pooled keys"
     } else if layers.iter().any(|layer| layer.index.is_some()) {
         "attention to selected tokens"
+    } else if matches!(config.streams, ResidualStreams::Gated { .. }) {
+        "gated residual streams"
     } else if matches!(config.streams, ResidualStreams::Attended { .. }) {
         "attention to residual streams"
     } else if layers.iter().any(|layer| matches!(layer.activation, Activation::Situ { .. })) {
@@ -241,6 +243,7 @@ fn batch_sequence<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> 
         logits_for: row.logits_for,
         lora_scales: row.lora_scales.as_deref(),
         places: row.positions.as_deref(),
+        tokens_before: &row.tokens_before,
     }
 }
 

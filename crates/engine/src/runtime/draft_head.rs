@@ -441,7 +441,14 @@ impl<B: Backend> DraftHead<B> {
         streams: &[f32],
     ) -> Result<(), Error> {
         let logits_for = LogitsFor::None;
-        let part = BatchSequence { cache, n: tokens.len(), logits_for, lora_scales: None, places: None };
+        let part = BatchSequence {
+            cache,
+            n: tokens.len(),
+            logits_for,
+            lora_scales: None,
+            places: None,
+            tokens_before: &[],
+        };
         let PooledDevice { backend, pool } = device;
         let entry = Entry::Features(tokens, streams);
         let cached = self.decoder.cache_features(&**backend, pool, part, &mut self.act, entry);
@@ -479,7 +486,8 @@ impl<B: Backend> DraftHead<B> {
         logits_for: LogitsFor,
     ) -> Result<(), Error> {
         let out = Outputs::logits((logits_for != LogitsFor::None).then_some(&mut self.logits));
-        let part = BatchSequence { cache, n, logits_for, lora_scales: None, places: None };
+        let part =
+            BatchSequence { cache, n, logits_for, lora_scales: None, places: None, tokens_before: &[] };
         let PooledDevice { backend, pool } = device;
         let step = self.decoder.step(&**backend, pool, &mut [part], &mut self.act, entry, out);
         step.map_err(|error| roll_back(error, [cache]))

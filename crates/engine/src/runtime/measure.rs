@@ -42,7 +42,14 @@ impl<B: Backend> Measure for DeviceModel<B> {
     fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error> {
         let mut state = self.state();
         let (cache, act) = state.cache_and_activations(id);
-        let part = BatchSequence { cache, n, logits_for: LogitsFor::None, lora_scales: None, places: None };
+        let part = BatchSequence {
+            cache,
+            n,
+            logits_for: LogitsFor::None,
+            lora_scales: None,
+            places: None,
+            tokens_before: &[],
+        };
         let device = &self.device;
         let result = self.decoder.append_random(&*device.backend, &device.pool, part, act, random);
         result.map_err(|error| roll_back(error, [cache]))

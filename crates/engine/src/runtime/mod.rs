@@ -54,6 +54,8 @@ pub(crate) struct BatchEntry {
     pub lora_scales: Option<Arc<[f32]>>,
     /// See [`BatchSequence::places`](kvant_model::BatchSequence::places).
     pub positions: Option<Arc<[Position]>>,
+    /// See [`BatchSequence::tokens_before`](kvant_model::BatchSequence::tokens_before).
+    pub tokens_before: Arc<[u32]>,
 }
 
 /// Context length of a sequence, in tokens.

@@ -67,7 +67,8 @@ impl Sequence {
 
     /// Describes `n` rows of the sequence in a step.
     pub fn step_row(&self, n: usize, want: LogitsFor) -> BatchEntry {
-        BatchEntry { id: self.id, n, logits_for: want, lora_scales: self.strengths.clone(), positions: None }
+        let (id, lora_scales) = (self.id, self.strengths.clone());
+        BatchEntry { id, n, logits_for: want, lora_scales, positions: None, tokens_before: Arc::default() }
     }
 
     pub fn loaded(&self) -> &dyn LoadedModel {

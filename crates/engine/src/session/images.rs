@@ -1,4 +1,5 @@
-//! Images of a session, and the M-RoPE positions of its tokens.
+//! Images of a session, and what a step needs to know of its tokens: their M-RoPE positions, and
+//! those before them.
 
 use std::sync::Arc;
 
@@ -26,13 +27,24 @@ impl Session {
     /// Describes a step over `tokens` behind the cached ones. Their image rows must have been
     /// [retained](Self::keep_images).
     pub(super) fn batch_entry(&self, tokens: &[u32], want: LogitsFor) -> BatchEntry {
-        BatchEntry { positions: self.positions(tokens), ..self.sequence.step_row(tokens.len(), want) }
+        let (positions, tokens_before) = (self.positions(tokens), self.tokens_before());
+        BatchEntry { positions, tokens_before, ..self.sequence.step_row(tokens.len(), want) }
     }
 
-    /// Returns the M-RoPE positions of `tokens`, or `None` where they are consecutive: the
-    /// positions of an image span a plane, and the text after it continues behind its longer side.
+    /// Returns the last cached tokens, as many as n-grams of the next one read.
+    fn tokens_before(&self) -> Arc<[u32]> {
+        let Some(ngrams) = &self.model.config().ngrams else { return Arc::default() };
+        let (n_read, n) = (self.sequence.len(), ngrams.n_before());
+        let read = self.tokens.iter().chain(&self.draft_tokens).take(n_read);
+        read.skip(n_read.saturating_sub(n)).copied().collect()
+    }
+
+    /// Returns the M-RoPE positions of `tokens`, and of those before them with which they complete
+    /// pooled keys, or `None` where they are consecutive: the positions of an image span a plane,
+    /// and the text after it continues behind its longer side.
     fn positions(&self, tokens: &[u32]) -> Option<Arc<[Position]>> {
-        let has_axes = self.model.config().ropes.iter().any(|rope| rope.has_axes());
+        let ropes = &self.model.config().ropes;
+        let has_axes = ropes.iter().any(|rope| rope.has_axes());
         if self.images.is_empty() || !has_axes {
             return None;
         }
@@ -55,6 +67,7 @@ impl Session {
             [next - 1; 3]
         };
         let places: Vec<Position> = read.map(&mut place).collect();
-        Some(places[n_read..].into())
+        let n_before = ropes.iter().map(|rope| rope.stride() - 1).max().unwrap_or(0);
+        Some(places[n_read.saturating_sub(n_before)..].into())
     }
 }

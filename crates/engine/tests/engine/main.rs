@@ -16,6 +16,7 @@ mod hostile;
 mod images;
 mod isa_process;
 mod lora;
+mod ngrams;
 mod not_finite;
 mod prefill_precision;
 mod quantized;

@@ -26,13 +26,16 @@ const WINDOWED: &str = "dots3note-latent128-swa1024-window20";
 const PATTERN: &str = "dots3note.attention.sliding_window_pattern";
 const TYPES: &str = "dots3note.attention.indexer.types";
 
-fn fixture(name: &str) -> Gguf {
+/// Where layers select blocks by their pooled keys, and n-grams add to gated streams.
+pub const NGRAMS: &str = "qwen4exp-h64-g2-ngrams";
+
+pub fn fixture(name: &str) -> Gguf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     Gguf::open(folder.join(format!("{name}.gguf"))).unwrap()
 }
 
 /// Returns a fixture with a changed key, removed where there is no value, without a tensor.
-fn changed(name: &str, key: Option<(&str, Option<Value<'_>>)>, without: &str) -> Gguf {
+pub fn changed(name: &str, key: Option<(&str, Option<Value<'_>>)>, without: &str) -> Gguf {
     let put = |writer: &mut GgufWriter| {
         if let Some((key, Some(value))) = key {
             writer.set(key, value).unwrap();
@@ -42,7 +45,7 @@ fn changed(name: &str, key: Option<(&str, Option<Value<'_>>)>, without: &str) ->
 }
 
 /// Returns a fixture without a key and a tensor, with the keys that `put` adds.
-fn rewritten(name: &str, key: Option<&str>, without: &str, put: impl FnOnce(&mut GgufWriter)) -> Gguf {
+pub fn rewritten(name: &str, key: Option<&str>, without: &str, put: impl FnOnce(&mut GgufWriter)) -> Gguf {
     let gguf = fixture(name);
     let mut writer = GgufWriter::new();
     let known = gguf.meta().iter().filter(|(known, _)| key != Some(*known));
@@ -66,7 +69,7 @@ fn logits(gguf: Gguf, n_tokens: u32) -> Vec<f32> {
     session.logits().unwrap().to_vec()
 }
 
-fn error_of(gguf: Gguf) -> String {
+pub fn error_of(gguf: Gguf) -> String {
     let error = Model::from_gguf(Arc::new(gguf), OpenOptions::default()).expect_err("a refused file");
     let error = error.to_string();
     assert!(!error.contains('\n'), "{error}");
@@ -76,7 +79,7 @@ fn error_of(gguf: Gguf) -> String {
 /// In any schedule of steps, forks, rewinds, saves and shared prefixes, with every KV type.
 #[test]
 fn logits_over_selected_tokens_depend_on_the_tokens_alone() {
-    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED, POOLED, WINDOWED]).enumerate() {
+    for (i, name) in SELECTING.into_iter().chain([BLOCKS, CONNECTED, POOLED, WINDOWED, NGRAMS]).enumerate() {
         let models = [1, 2].map(|n| family(name, n));
         let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..2], 12) } else { (&CASES[..], 16) };
         // Channel scales of these tests are those of separate values.

@@ -17,14 +17,25 @@
 //! ```
 //!
 //! A query attends to the last blocks and to the others of the largest I.
+//!
+//! An index of pooled keys has a key for each whole block (Qwen4-Exp):
+//!
+//! ```text
+//! q[h] = rope(norm(W_q n))[h]                                             per token
+//! k = rope(norm(mean(W_k n)))                                             per block
+//! I[t, b] = Σ_h max(0, q[t, h] · k_b)
+//! ```
+//!
+//! A query attends to the whole blocks of the largest I, and to the tokens behind the last one.
 
-use kvant_backend::Pairing;
-use kvant_kv::KvLayerShape;
+use kvant_backend::{Pairing, TokenPool};
+use kvant_kv::{KeyPool, KvLayerShape};
 
 use super::heads::LayerWindows;
-use super::{Keys, Latent};
+use super::ropes::Ropes;
+use super::{Keys, Latent, shared_kv};
 use crate::ModelError;
-use crate::family::Family;
+use crate::family::{Family, IndexRule};
 
 /// How a layer selects the tokens that a query attends to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,8 +63,23 @@ pub struct TokenIndex {
 pub struct TokenBlocks {
     /// Tokens of a block.
     pub size: usize,
-    /// The last blocks, which each query attends to.
-    pub n_local: usize,
+    /// The keys by which it selects them.
+    pub keys: BlockKeys,
+}
+
+/// The keys by which an index selects blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockKeys {
+    /// Those of their tokens, for each KV head.
+    OfTokens {
+        /// The last blocks, which each query attends to.
+        n_local: usize,
+    },
+    /// One for each whole block, for all KV heads.
+    Pooled {
+        /// Index into [`Config::ropes`](crate::Config::ropes) for these keys.
+        rope: usize,
+    },
 }
 
 impl TokenIndex {
@@ -62,9 +88,27 @@ impl TokenIndex {
         self.blocks.map_or(1, |blocks| blocks.size)
     }
 
-    /// Returns the selections of a query: of blocks, one for each KV head.
+    /// Returns the selections of a query: of blocks by the keys of tokens, one for each KV head.
     pub fn n_lists(&self) -> usize {
-        self.blocks.map_or(1, |_| self.n_heads)
+        match self.blocks.map(|blocks| blocks.keys) {
+            Some(BlockKeys::OfTokens { .. }) => self.n_heads,
+            Some(BlockKeys::Pooled { .. }) | None => 1,
+        }
+    }
+
+    /// Returns how the tokens of a block become its key, if it has one.
+    pub fn pool(&self) -> Option<TokenPool> {
+        let TokenBlocks { size, keys } = self.blocks?;
+        matches!(keys, BlockKeys::Pooled { .. }).then_some(TokenPool {
+            stride: size,
+            width: self.dim,
+            overlaps: false,
+        })
+    }
+
+    /// Returns the same as the cache stores it.
+    pub(super) fn key_pool(&self) -> Option<KeyPool> {
+        Some(KeyPool { stride: self.pool()?.stride, of_index: true })
     }
 }
 
@@ -80,9 +124,9 @@ pub(super) fn read(
     heads: &[KvLayerShape],
     windows: &LayerWindows,
 ) -> Result<Vec<Option<TokenIndex>>, ModelError> {
-    const N_USED: &str = "attention.indexer.top_k";
     let n_layers = heads.len();
-    let Some(rule) = family.index.filter(|rule| rule.of_blocks || latent.is_some()) else {
+    let of_usual_attention = |rule: &IndexRule| rule.of_blocks || rule.pools_keys;
+    let Some(rule) = family.index.filter(|rule| of_usual_attention(rule) || latent.is_some()) else {
         return Ok(vec![None; n_layers]);
     };
     let (n_heads, dim, n_used) = (keys.size(HEADS)?, keys.size(DIM)?, keys.size(N_USED)?);
@@ -98,6 +142,10 @@ pub(super) fn read(
         return Err(keys.bad(DIM, &expected, dim));
     }
     let (pairing, rotates_last) = (rule.pairing, rule.rotates_last);
+    if rule.pools_keys {
+        let sizes = IndexSizes { n_heads, dim, n_used };
+        return read_pooled(keys, sizes, rule.pairing, heads);
+    }
     let key_eps = rule.key_eps.map_or_else(|| keys.float("attention.layer_norm_rms_epsilon"), Ok)?;
     let index =
         TokenIndex { n_heads, dim, n_used, blocks: None, pairing, rotates_last, key_eps, selects: true };
@@ -119,6 +167,7 @@ pub(super) fn read(
     Ok(selects.into_iter().zip(&windows.layers).map(of_layer).collect())
 }
 
+const N_USED: &str = "attention.indexer.top_k";
 const HEADS: &str = "attention.indexer.head_count";
 const DIM: &str = "attention.indexer.key_length";
 /// Which layers have an index of their own.
@@ -150,9 +199,57 @@ fn read_blocks(
                 index.n_heads,
             ));
         }
-        Ok(has_index.then_some(TokenIndex { blocks: Some(TokenBlocks { size, n_local }), ..index }))
+        let blocks = Some(TokenBlocks { size, keys: BlockKeys::OfTokens { n_local } });
+        Ok(has_index.then_some(TokenIndex { blocks, ..index }))
     };
     heads.iter().enumerate().map(of_layer).collect()
+}
+
+/// Sizes of an index in a file.
+#[derive(Clone, Copy)]
+struct IndexSizes {
+    n_heads: usize,
+    dim: usize,
+    n_used: usize,
+}
+
+/// Reads the blocks whose pooled keys layers with attention select.
+fn read_pooled(
+    keys: &Keys,
+    IndexSizes { n_heads, dim, n_used }: IndexSizes,
+    pairing: Pairing,
+    heads: &[KvLayerShape],
+) -> Result<Vec<Option<TokenIndex>>, ModelError> {
+    let of_layer = |size: usize| {
+        if size == 0 {
+            return Ok(None);
+        }
+        if n_used % size != 0 {
+            return Err(keys.bad(N_USED, &format!("whole blocks of {size} tokens"), n_used));
+        }
+        // The rotary embedding is known once all of the file are.
+        let blocks = Some(TokenBlocks { size, keys: BlockKeys::Pooled { rope: 0 } });
+        Ok(Some(TokenIndex {
+            n_heads,
+            dim,
+            n_used: n_used / size,
+            blocks,
+            pairing,
+            rotates_last: false,
+            key_eps: keys.float("attention.layer_norm_rms_epsilon")?,
+            selects: true,
+        }))
+    };
+    shared_kv::read_strides(keys, heads.len())?.into_iter().map(of_layer).collect()
+}
+
+/// Adds the rotary embeddings of pooled keys to those of the model, and refers to them.
+pub(super) fn add_ropes(indexes: &mut [Option<TokenIndex>], ropes: &mut Ropes) {
+    for TokenBlocks { size, keys } in indexes.iter_mut().flatten().filter_map(|of| of.blocks.as_mut()) {
+        if let BlockKeys::Pooled { rope } = keys {
+            *rope = ropes.add(ropes.all[0].clone().pooled(*size));
+        }
+    }
 }
 
 /// Rejects a file that gives an index to a layer with a window, or none to another layer.

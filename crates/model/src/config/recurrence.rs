@@ -1,6 +1,6 @@
 //! Recurrent layers: which layers hold a state instead of K and V, and their kind.
 
-use kvant_backend::{ConvForm, Heads, KeySharing, ShortConv, StateHeads};
+use kvant_backend::{ConvForm, Gate, Heads, KeySharing, ShortConv, StateHeads};
 
 use super::Keys;
 use crate::ModelError;
@@ -24,6 +24,8 @@ pub enum RecurrentMixer {
         eps: f32,
         /// Bound of decays, if they have one.
         bound: Option<DecayBound>,
+        /// The gates of the output.
+        gate: Gate,
     },
 }
 
@@ -138,8 +140,8 @@ pub(super) fn read(
             let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
             (Some(RecurrentMixer::ShortConv(conv)), without_heads)
         }
-        Some(RecurrentFamily::GatedDeltaNet { sharing }) => {
-            let each = read_heads(keys, StateKind::Delta, sharing)?;
+        Some(RecurrentFamily::GatedDeltaNet { sharing, gate }) => {
+            let each = read_heads(keys, StateKind::Delta, sharing, gate)?;
             (Some(each), read_pattern(keys, without_heads.len())?)
         }
         Some(RecurrentFamily::KimiDelta { negates_bounded }) => {
@@ -150,7 +152,7 @@ pub(super) fn read(
             return Ok(RecurrentLayers { each: None, wkv, layers: without_heads });
         }
         Some(RecurrentFamily::Mamba2 { is_beside }) => {
-            let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
+            let each = read_heads(keys, StateKind::Space, KeySharing::Grouped, Gate::Silu)?;
             (Some(each), without_heads.into_iter().map(|is| is || is_beside).collect())
         }
     };
@@ -190,7 +192,12 @@ fn read_pattern(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
 
 /// Reads the heads with matrix states. Files use the names of state space models: value heads are
 /// `time_step_rank`, key heads are groups.
-fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<RecurrentMixer, ModelError> {
+fn read_heads(
+    keys: &Keys,
+    kind: StateKind,
+    sharing: KeySharing,
+    gate: Gate,
+) -> Result<RecurrentMixer, ModelError> {
     const SIZE: &str = "ssm.state_size";
     const HEADS: &str = "ssm.time_step_rank";
     const INNER: &str = "ssm.inner_size";
@@ -207,7 +214,7 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
     check_dim(keys, INNER, v_dim)?;
     let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
     check_size(keys, INNER, heads)?;
-    mixer(keys, heads, kind, None)
+    mixer(keys, heads, kind, None, gate)
 }
 
 /// Reads the heads of Kimi's rule: as many as attention has.
@@ -220,7 +227,7 @@ fn read_kimi_heads(keys: &Keys, n_layers: usize, negates_rates: bool) -> Result<
     let heads = StateHeads { n_k_heads: n, n_v_heads: n, k_dim: dim, v_dim: dim, sharing };
     check_size(keys, DIM, heads)?;
     let bound = read_bound(keys)?.map(|log| DecayBound { log, negates_rates });
-    mixer(keys, heads, StateKind::KimiDelta, bound)
+    mixer(keys, heads, StateKind::KimiDelta, bound, Gate::Sigmoid)
 }
 
 /// Reads the lower bound of the logarithm of a decay, if the file has a bound that applies.
@@ -258,6 +265,7 @@ fn mixer(
     heads: StateHeads,
     kind: StateKind,
     bound: Option<DecayBound>,
+    gate: Gate,
 ) -> Result<RecurrentMixer, ModelError> {
     let eps = keys.float("attention.layer_norm_rms_epsilon")?;
     let conv = ShortConv {
@@ -265,7 +273,7 @@ fn mixer(
         taps: read_taps(keys, "ssm.conv_kernel")?,
         form: ConvForm::Silu,
     };
-    Ok(RecurrentMixer::Heads { conv, heads, kind, eps, bound })
+    Ok(RecurrentMixer::Heads { conv, heads, kind, eps, bound, gate })
 }
 
 /// Reads the kernel size (taps) of a convolution.

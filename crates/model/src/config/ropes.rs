@@ -35,6 +35,14 @@ impl Ropes {
     pub fn given(all: Vec<Rope>) -> Self {
         Self { all, windowed: 0, no_rope: 0, query_offset: 0 }
     }
+
+    /// Returns the index of an embedding, which is added unless it is there.
+    pub fn add(&mut self, rope: Rope) -> usize {
+        self.all.iter().position(|known| *known == rope).unwrap_or_else(|| {
+            self.all.push(rope);
+            self.all.len() - 1
+        })
+    }
 }
 
 /// Reads the rotary embeddings for heads of `dims`, in MLA of these sizes: of full-attention
@@ -183,7 +191,7 @@ fn read_pairing(keys: &Keys, family: &Family) -> Result<Pairing, ModelError> {
 }
 
 /// Families whose M-RoPE sections (time, height, width) are interleaved.
-const INTERLEAVED: [&str; 4] = ["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"];
+const INTERLEAVED: [&str; 5] = ["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp"];
 
 /// Reads the M-RoPE sections: the number of pairs that rotate by time, height and width, if they
 /// differ.

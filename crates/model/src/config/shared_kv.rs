@@ -15,8 +15,9 @@
 //! output loses again at the position of the query. RoPE rotates the last values of a head.
 
 use kvant_backend::{Heads, Pairing, TokenPool};
-use kvant_kv::KvLayerShape;
+use kvant_kv::{KeyPool, KvLayerShape};
 
+use super::ropes::Ropes;
 use super::{Keys, TokenIndex, ropes};
 use crate::ModelError;
 use crate::family::Family;
@@ -109,7 +110,7 @@ pub(super) fn read(
         return Err(keys.bad(N_ROT, &format!("an even number up to {least}"), n_rot));
     }
     let base = keys.float_or("rope.freq_base", 10_000.0)?;
-    let mut all = RopeList { ropes: Vec::new() };
+    let mut all = Ropes::given(Vec::new());
     let plain = ropes::plain(keys, family.pairing, n_rot, base)?.of_last(dim);
     let (rope, rope_back) = (all.add(plain.clone()), all.add(plain.backwards()));
     let of_pools = match strides.iter().any(|&stride| stride > 0) {
@@ -141,31 +142,17 @@ pub(super) fn read(
                 }
             }),
         };
-        (heads.pool, heads.index) = (Some(stride), index.map(|index| index.dim));
+        let pool = Some(KeyPool { stride, of_index: false });
+        (heads.pool, heads.index) = (pool, index.map(|index| index.dim));
         let rope_back = all.add(turned.clone().backwards());
         let sizes = SharedKv { q_rank, groups, rope_back, keys: Some(pooled) };
         layers.push(SharedKvLayer { sizes, rope: all.add(turned), index });
     }
-    Ok(SharedKvLayers { ropes: all.ropes, layers })
-}
-
-/// Rotary embeddings without duplicates.
-struct RopeList {
-    ropes: Vec<Rope>,
-}
-
-impl RopeList {
-    /// Returns the index of an embedding.
-    fn add(&mut self, rope: Rope) -> usize {
-        self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
-            self.ropes.push(rope);
-            self.ropes.len() - 1
-        })
-    }
+    Ok(SharedKvLayers { ropes: all.all, layers })
 }
 
 /// Reads the tokens per pooled key of each layer; 0 where a layer has none.
-fn read_strides(keys: &Keys, n_layers: usize) -> Result<Vec<usize>, ModelError> {
+pub(super) fn read_strides(keys: &Keys, n_layers: usize) -> Result<Vec<usize>, ModelError> {
     let ratios: Vec<i64> = keys.gguf.meta().get(&keys.key(RATIOS))?;
     if ratios.len() < n_layers {
         return Err(keys.bad(RATIOS, &format!("{n_layers} layers"), ratios.len()));

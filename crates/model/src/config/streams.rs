@@ -35,6 +35,14 @@ pub enum ResidualStreams {
         /// What a stream keeps of all.
         mixing: StreamMixing,
     },
+    /// Several, which every sublayer reads by gates of each value, and writes by gates of each
+    /// stream (gated residual).
+    Gated {
+        /// Number of streams.
+        n: usize,
+        /// Rank of the projection to the gates of what it reads.
+        rank: usize,
+    },
     /// Several, to which every sublayer attends: those of earlier blocks of layers, and the current
     /// one.
     Attended {
@@ -50,13 +58,16 @@ impl ResidualStreams {
     pub fn n(self) -> usize {
         match self {
             Self::One => 1,
-            Self::Alternating { n } | Self::Connected { n, .. } | Self::Attended { n, .. } => n,
+            Self::Alternating { n }
+            | Self::Connected { n, .. }
+            | Self::Gated { n, .. }
+            | Self::Attended { n, .. } => n,
         }
     }
 
     /// Returns whether every sublayer reads all streams.
     pub fn are_read_by_sublayers(self) -> bool {
-        matches!(self, Self::Connected { .. } | Self::Attended { .. })
+        matches!(self, Self::Connected { .. } | Self::Gated { .. } | Self::Attended { .. })
     }
 }
 
@@ -66,9 +77,13 @@ pub(super) fn read(keys: &Keys, family: &Family, n_layers: usize) -> Result<Resi
     const PER_BLOCK: &str = "attn_res.block_size";
     const ALTERNATING: &str = "altup.num_inputs";
     const CONNECTED: &str = "hyper_connection.count";
+    const RANK: &str = "hyper_connection.low_rank";
     const ITERATIONS: &str = "hyper_connection.sinkhorn_iterations";
     if family.connects_streams {
         let n = read_count(keys, CONNECTED)?;
+        if keys.has(RANK) {
+            return Ok(ResidualStreams::Gated { n, rank: keys.size(RANK)? });
+        }
         let eps = keys.float("hyper_connection.epsilon")?;
         return Ok(match keys.count(ITERATIONS)? {
             0 => {

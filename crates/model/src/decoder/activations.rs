@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, BackendError, Matrix as _, StateHeads};
 
+use super::gated_streams::GatedActivations;
+use super::ngrams::NgramActivations;
 use super::rwkv::RwkvActivations;
 use super::shared_kv::PoolActivations;
 use super::{Decoder, LoraScratch};
@@ -23,8 +25,9 @@ pub struct Activations<B: Backend> {
     pub(super) captured: B::Buffer,
     /// In a draft head: features of its model, `[rows, features]`.
     pub(super) features: B::Buffer,
-    /// Residual streams, of the model and as predicted or written, `[n_streams + 1, rows, n_embd]`;
-    /// of streams that are attended to, the current one is written.
+    /// Residual streams, of the model and as predicted or written, `[n_streams + 1, rows, n_embd]`,
+    /// or with one more where they are gated; of streams that are attended to, the current one is
+    /// written.
     pub(super) streams: B::Buffer,
     pub(super) predictions: B::Buffer,
     /// What their router makes of a row, `[rows, n_streams]`; or products of connected streams,
@@ -32,8 +35,12 @@ pub struct Activations<B: Backend> {
     pub(super) modalities: B::Buffer,
     /// Coefficients of what a sublayer reads, `[rows, n_streams]`.
     pub(super) reads: B::Buffer,
-    /// Their coefficients, `[rows, n_streams, n_streams + 1]`.
+    /// Their coefficients, `[rows, n_streams, n_streams + 1]`, or as many more.
     pub(super) coefs: B::Buffer,
+    /// Gates of such streams.
+    pub(super) gated: GatedActivations<B>,
+    /// N-grams whose values are added to them.
+    pub(super) ngrams: NgramActivations<B>,
     /// In a draft head: the normalized embedding and residual stream, `[rows, 2 n_embd]`. Of
     /// several residual streams the predicted first, `[rows, n_embd]`.
     pub(super) attention_in: B::Buffer,
@@ -55,7 +62,7 @@ pub struct Activations<B: Backend> {
     /// MLA: key part with RoPE, `[rows, n_rot]`.
     pub(super) k_rope: B::Buffer,
     /// Index: queries `[rows, n_heads * dim]`, the key before and after its norm `[rows, dim]`, and
-    /// the weights of heads `[rows, n_heads]`.
+    /// the weights of heads `[rows, n_heads]`, 1 where there are none.
     pub(super) index_q: B::Buffer,
     pub(super) index_k: [B::Buffer; 2],
     pub(super) index_heads: B::Buffer,
@@ -163,18 +170,26 @@ impl<B: Backend> Decoder<B> {
         };
         let index_key = || widest(|layer| layer.index.map_or(0, |of| of.dim));
         let pools = || c.layers.iter().filter_map(LayerSpec::pooled_keys);
+        let index_pools = c.layers.iter().filter_map(LayerSpec::index_pool);
         let tables = c.layers.iter().map_while(|layer| layer.experts.filter(|of| of.has_table));
         let n_features = match &self.weights.entry {
             Some(DraftEntry::Features(entry)) => entry.fc.n_in(),
             Some(DraftEntry::Block(entry)) => entry.fc.n_in(),
             _ => 0,
         };
+        let mut index_heads = widest(|layer| layer.index.map_or(0, |of| of.n_heads))?;
+        // Heads of an index of blocks have no weights of their own.
+        let n_alike =
+            |layer: &LayerSpec| layer.index.filter(|of| of.pool().is_some()).map_or(0, |of| of.n_heads);
+        let n_alike = c.layers.iter().map(n_alike).max().unwrap_or(0);
+        backend.write(&mut index_heads, &vec![1.0; max_rows * n_alike])?;
         let n_streams = if c.streams.n() > 1 { c.streams.n() } else { 0 };
         let of_streams = |n: usize| buffer(if n_streams > 0 { n * c.n_embd } else { 0 });
-        let n_written = match c.streams {
-            ResidualStreams::Attended { .. } => 1,
+        let n_combined = match c.streams {
+            ResidualStreams::Gated { n, .. } => n + 2,
             _ => n_streams + 1,
         };
+        let n_written = if matches!(c.streams, ResidualStreams::Attended { .. }) { 1 } else { n_combined };
         let n_laurel =
             self.weights.layers.iter().filter_map(|layer| Some(layer.altup.as_ref()?.laurel[0].n_out()));
         let n_narrow = n_laurel.max().unwrap_or(0).max(n_given);
@@ -183,14 +198,16 @@ impl<B: Backend> Decoder<B> {
             x: buffer(c.n_embd)?,
             captured: buffer(self.captures.len() * c.n_embd)?,
             features: buffer(n_features)?,
-            streams: of_streams(n_streams + 1)?,
+            streams: of_streams(n_combined)?,
             predictions: of_streams(n_written)?,
             modalities: buffer(match c.streams {
                 ResidualStreams::Connected { n, mixing, .. } => mixing.n_products(n, true),
                 _ => n_streams,
             })?,
             reads: buffer(n_streams)?,
-            coefs: buffer(n_streams * (n_streams + 1))?,
+            coefs: buffer(n_streams * n_combined)?,
+            gated: GatedActivations::new(c.streams, c.n_embd, buffer)?,
+            ngrams: NgramActivations::new(c.ngrams.as_ref(), buffer)?,
             attention_in: buffer(match c.family.reads_tokens || n_streams > 0 {
                 true => c.n_attention_in(),
                 false => 0,
@@ -214,10 +231,10 @@ impl<B: Backend> Decoder<B> {
             k_rope: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             index_q: widest(|layer| layer.index.map_or(0, |of| of.n_heads * of.dim))?,
             index_k: [index_key()?, index_key()?],
-            index_heads: widest(|layer| layer.index.map_or(0, |of| of.n_heads))?,
+            index_heads,
             selected: widest(|layer| layer.index.map_or(0, |of| of.n_lists() * of.n_used))?,
             pools: [
-                PoolActivations::new(pools().filter_map(|keys| keys.index).map(|of| of.pool), buffer)?,
+                PoolActivations::new(index_pools, buffer)?,
                 PoolActivations::new(pools().map(|keys| keys.pool), buffer)?,
             ],
             chosen: tables.map(|of| buffer(of.routing.n_used)).collect::<Result<_, BackendError>>()?,

@@ -56,7 +56,7 @@ impl<B: Backend> Decoder<B> {
         self.read_streams(step, connection)?;
         sublayer(step)?;
         match connection {
-            Connection::Gates(_) => Ok(self.write_streams(step)?),
+            Connection::Gates(_) | Connection::Gated(_) => Ok(self.write_streams(step, connection)?),
             Connection::Scores(scores) => Ok(self.continue_stream(step, scores)?),
         }
     }
@@ -70,18 +70,26 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         match connection {
             Connection::Gates(gates) => self.gate_streams(step, gates),
+            Connection::Gated(weights) => Ok(self.read_gated_streams(step, weights)?),
             Connection::Scores(scores) => Ok(self.attend_streams(step, scores)?),
         }
     }
 
     /// Writes what a sublayer added to the streams, by its gates.
-    fn write_streams(&self, step: &mut StepContext<'_, '_, B>) -> Result<(), BackendError> {
+    fn write_streams(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        connection: &Connection<B>,
+    ) -> Result<(), BackendError> {
         let (backend, rows, n, width) =
             (step.backend, step.rows, self.config.streams.n(), self.config.n_embd);
         let Activations { x, streams, predictions, coefs, .. } = &mut *step.act;
         let len = rows * width;
-        backend.copy(x, 0, streams, n * len, len)?;
-        backend.mix_streams(coefs, streams, rows, Streams { n_in: n + 1, n_out: n, width }, predictions)?;
+        // What the sublayer made of what it read, which precedes it if it was no combination of
+        // streams.
+        let n_in = if matches!(connection, Connection::Gated(_)) { n + 2 } else { n + 1 };
+        backend.copy(x, 0, streams, (n_in - 1) * len, len)?;
+        backend.mix_streams(coefs, streams, rows, Streams { n_in, n_out: n, width }, predictions)?;
         mem::swap(streams, predictions);
         Ok(())
     }

@@ -5,9 +5,10 @@ use kvant_backend::{
 };
 
 use super::mla::output;
+use super::shared_kv::{KeysOf, PoolOf};
 use super::{Decoder, Product, StepContext, StepRows, kv_entries};
 use crate::weights::{BlockIndexWeights, IndexWeights, LatentAttention};
-use crate::{ModelError, TokenBlocks, TokenIndex};
+use crate::{BlockKeys, ModelError, TokenBlocks, TokenIndex};
 
 impl<B: Backend> Decoder<B> {
     /// Selects the tokens that the rows of layer `index` attend to, if it selects some itself.
@@ -43,19 +44,32 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (Some(weights), Some(of)) = (weights, spec.index) else { return Ok(()) };
-        let (TokenIndex { n_heads, dim, n_used, .. }, Some(TokenBlocks { size, n_local })) = (of, of.blocks)
+        let (TokenIndex { n_heads, dim, n_used, .. }, Some(TokenBlocks { size, keys: kind })) =
+            (of, of.blocks)
         else {
             return Ok(());
         };
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let input =
             self.normed_input(backend, spec.norms.kind, &layer.attn_norm, &act.x, &mut act.spare, rows)?;
-        let [keys, _] = &mut act.index_k;
+        let ([keys, _], [pool, _]) = (&mut act.index_k, &mut act.pools);
+        let keys = if let BlockKeys::Pooled { .. } = kind { &mut pool.values } else { keys };
         let outputs = &mut [output(&weights.queries, &mut act.index_q), output(&weights.key, keys)];
         self.project(backend, Product { input, low_rank: None }, outputs, &mut act.low)?;
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         let [q_norm, k_norm] = weights.norms.each_ref().map(|norm| Some(self.normed(norm)));
         backend.rope(&mut act.index_q, rows, Heads { n: n_heads, dim }, q_norm, rope, angles)?;
+        let n_local = match (kind, of.pool(), &weights.pool_bias) {
+            (BlockKeys::Pooled { rope }, Some(pool), Some(bias)) => {
+                let state = self.cache_indices[index].state.expect("a layer with unfinished keys");
+                let keys = KeysOf::IndexAlone;
+                let pool = PoolOf { keys, pool, bias, norm: &weights.norms[1], rope };
+                self.pool_keys(step, index, [kv, state], pool)?;
+                return self.select_pooled(step, index, kv, keys);
+            }
+            (BlockKeys::OfTokens { n_local }, ..) => n_local,
+            (BlockKeys::Pooled { .. }, ..) => unreachable!("pooled keys have a pool"),
+        };
         backend.rope(keys, rows, Heads { n: 1, dim }, k_norm, rope, angles)?;
         self.append_index(step, index, kv, 0)?;
         let act = &mut *step.act;
@@ -114,19 +128,25 @@ impl<B: Backend> Decoder<B> {
         of: TokenIndex,
         sinks: Option<&B::Buffer>,
     ) -> Result<(), ModelError> {
-        let (n_used, block, n_lists) = (of.n_used, of.block_size(), of.n_lists());
         let (backend, act) = (step.backend, &mut *step.act);
         let params = self.layers()[index].attend_params();
         let entries = &mut kv_entries(step.parts, kv, act.step_tile_offsets[kv]);
         let (q, step_tiles) = (&act.q, act.step_tiles.as_ref());
+        let selected = Selected {
+            numbers: &act.selected,
+            n_used: of.n_used,
+            block: of.block_size(),
+            n_lists: of.n_lists(),
+            with_rest: of.pool().is_some(),
+            sinks,
+        };
         // Sequences with rows that attend to all tokens, before the others.
-        let has_whole = |part: &KvBatchEntry<'_, B::Page>| part.rows.start < n_used * block;
+        let has_whole = |part: &KvBatchEntry<'_, B::Page>| part.rows.start < selected.first_position();
         entries.sort_by_key(|part| !has_whole(part));
         let n_whole = entries.partition_point(has_whole);
         if n_whole > 0 {
             backend.attend(&params, &entries[..n_whole], q, sinks, step_tiles, &mut act.attended)?;
         }
-        let selected = Selected { numbers: &act.selected, n_used, block, n_lists, sinks };
         Ok(backend.attend_selected(&params, entries, q, selected, step_tiles, &mut act.attended)?)
     }
 }

@@ -1,12 +1,12 @@
-//! GEMMs with LoRA, and additions to the residual stream.
+//! GEMMs with LoRA, norms and gates of heads, and additions to the residual stream.
 
 use std::iter;
 
-use kvant_backend::{Backend, BackendError, Gate, Input, Output};
+use kvant_backend::{Backend, BackendError, Gate, Heads, Input, Norm, Output, RopeParams};
 
 use super::{BatchSequence, Decoder};
 use crate::weights::{LowRank, RankAssignment, Weights};
-use crate::{Lora, ModelError};
+use crate::{Lora, ModelError, OutputGate};
 
 /// Inputs of GEMMs besides their matrices.
 pub(super) struct Product<'a, B: Backend> {
@@ -136,5 +136,36 @@ impl<B: Backend> Decoder<B> {
             }
         }
         Ok(())
+    }
+}
+
+/// Normalizes the heads of rows in place, by RoPE without rotation.
+pub(super) fn normalize<B: Backend>(
+    backend: &B,
+    x: &mut B::Buffer,
+    rows: usize,
+    heads: Heads,
+    norm: Option<Norm<'_, B::Buffer>>,
+    rope: RopeParams,
+    angles: &B::Buffer,
+) -> Result<(), BackendError> {
+    match norm {
+        Some(norm) => backend.rope(x, rows, heads, Some(norm), RopeParams { n_rot: 0, ..rope }, angles),
+        None => Ok(()),
+    }
+}
+
+/// Multiplies the heads of all rows by the gates of attention's output, if it has any.
+pub(super) fn gate_heads<B: Backend>(
+    backend: &B,
+    gate: Option<OutputGate>,
+    x: &mut B::Buffer,
+    heads: Heads,
+    gates: &B::Buffer,
+) -> Result<(), BackendError> {
+    match gate {
+        Some(gate) if gate.is_per_head => backend.gate_rows(x, heads.n, heads.dim, gates, gate.function),
+        Some(gate) => backend.gate(x, heads.n * heads.dim, gates, gate.function),
+        None => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! Recurrent layers: short convolutions and linear attention.
 
 use kvant_backend::{
-    Backend, Columns, Gate, Heads, Input, Norm, Output, Pairing, RopeParams, StateInputs, StateRule,
+    Backend, Columns, Heads, Input, Norm, Output, Pairing, RopeParams, StateInputs, StateRule,
 };
 
 use super::batch_entries::state_entries;
@@ -82,8 +82,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Computes `x += W_out y`: y is the convolution of the input, or the output of its heads with
-    /// a state: `norm(s) * silu(W_gate n)`, by Kimi's rule `norm(s) * sigmoid(W_gate n)`, or
-    /// `norm(s * silu(W_gate n))`. The layer's states begin at index `first`.
+    /// a state: `norm(s) * g(W_gate n)`, or in state spaces `norm(s * g(W_gate n))`, g the gate.
+    /// The layer's states begin at index `first`.
     pub(super) fn recurrent_mixer(
         &self,
         step: &mut StepContext<'_, '_, B>,
@@ -115,7 +115,7 @@ impl<B: Backend> Decoder<B> {
         weights: &HeadWeights<B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        let RecurrentMixer::Heads { heads, kind, eps, bound, .. } = recurrence else { return Ok(()) };
+        let RecurrentMixer::Heads { heads, kind, eps, bound, gate, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
             RuleWeights::Delta => StateRule::GatedDeltaNet { write: &act.writes, eps },
             RuleWeights::KimiDelta => {
@@ -139,11 +139,10 @@ impl<B: Backend> Decoder<B> {
         match kind {
             StateKind::Delta | StateKind::KimiDelta => {
                 normalize(y, Heads { n: heads.n_v_heads, dim: heads.v_dim })?;
-                let gate = if kind == StateKind::Delta { Gate::Silu } else { Gate::Sigmoid };
                 Ok(backend.gate(y, rows * n_out, gates, gate)?)
             }
             StateKind::Space => {
-                backend.gate(y, rows * n_out, gates, Gate::Silu)?;
+                backend.gate(y, rows * n_out, gates, gate)?;
                 Ok(normalize(y, Heads { n: heads.n_k_heads, dim: n_out / heads.n_k_heads })?)
             }
         }

@@ -33,20 +33,37 @@ impl<B: Backend> PoolActivations<B> {
     }
 }
 
-/// The pooled keys of attention, or those of its index.
+/// The pooled keys of attention, or those of its index, which may be the only ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum KeysOf {
+pub(super) enum KeysOf {
     Index,
+    IndexAlone,
     Attention,
 }
 
+impl KeysOf {
+    /// Returns these keys of a sequence.
+    fn entry<'a, P: Page>(self, all: &'a mut PooledBatchEntry<'_, P>) -> Option<PooledBatchEntry<'a, P>> {
+        match self {
+            Self::Index => all.index(),
+            Self::IndexAlone | Self::Attention => {
+                let (tokens, stride) = (all.tokens, all.stride);
+                Some(PooledBatchEntry { tokens, stride, keys: all.own() })
+            }
+        }
+    }
+}
+
 /// A pool of a layer, and where its results belong.
-struct PoolOf<'a, B: Backend> {
-    keys: KeysOf,
-    pool: TokenPool,
-    weights: &'a PooledKeyWeights<B>,
+pub(super) struct PoolOf<'a, B: Backend> {
+    pub(super) keys: KeysOf,
+    pub(super) pool: TokenPool,
+    /// Bias of the gates.
+    pub(super) bias: &'a B::Buffer,
+    /// Norm of the pooled keys.
+    pub(super) norm: &'a B::Buffer,
     /// Index of the rotary embedding of its keys.
-    rope: usize,
+    pub(super) rope: usize,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -98,12 +115,15 @@ impl<B: Backend> Decoder<B> {
         let mut state = self.cache_indices[index].state.expect("a layer with unfinished keys");
         let pooled = weights.pooled.as_ref().expect("a layer with pooled keys");
         if let (Some(of), Some(weights)) = (of.index, &weights.index) {
-            let pool = PoolOf { keys: KeysOf::Index, pool: of.pool, weights: &weights.keys, rope: of.rope };
+            let PooledKeyWeights { bias, norm, .. } = &weights.keys;
+            let pool = PoolOf { keys: KeysOf::Index, pool: of.pool, bias, norm, rope: of.rope };
             self.pool_keys(step, index, [kv, state], pool)?;
-            self.select_pooled(step, index, kv, of.q_rope)?;
+            self.rotate_index_queries(step, index, of.q_rope)?;
+            self.select_pooled(step, index, kv, KeysOf::Index)?;
             state += 1;
         }
-        let pool = PoolOf { keys: KeysOf::Attention, pool: of.pool, weights: pooled, rope: of.rope };
+        let PooledKeyWeights { bias, norm, .. } = pooled;
+        let pool = PoolOf { keys: KeysOf::Attention, pool: of.pool, bias, norm, rope: of.rope };
         self.pool_keys(step, index, [kv, state], pool)?;
         let (spec, act) = (&self.layers()[index], &mut *step.act);
         let (entries, parts) = &pooled_pairs(step.parts, kv, act.step_tile_offsets[kv]);
@@ -159,12 +179,12 @@ impl<B: Backend> Decoder<B> {
 
     /// Pools the keys that the tokens of the step complete, and appends them to the caches, where
     /// `kv` and `state` are the indices of the keys and of the unfinished ones.
-    fn pool_keys(
+    pub(super) fn pool_keys(
         &self,
         step: &mut StepContext<'_, '_, B>,
         index: usize,
         [kv, state]: [usize; 2],
-        PoolOf { keys, pool, weights, rope }: PoolOf<'_, B>,
+        PoolOf { keys, pool, bias, norm, rope }: PoolOf<'_, B>,
     ) -> Result<(), ModelError> {
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
         let of = &mut act.pools[usize::from(keys == KeysOf::Attention)];
@@ -173,38 +193,47 @@ impl<B: Backend> Decoder<B> {
             self.check_rows(backend, step.parts, index, StepRows { what, x, width, n: rows })?;
         }
         let entries = &mut state_entries(step.parts, state);
-        backend.pool_tokens(entries, pool, &of.values, &of.gates, &weights.bias, &mut of.pooled)?;
+        backend.pool_tokens(entries, pool, &of.values, &of.gates, bias, &mut of.pooled)?;
         let n_keys = n_completed(step.parts, pool.stride);
         if n_keys == 0 {
             return Ok(());
         }
         let (params, angles) = (self.config.ropes[rope].params, &act.angles[rope].0);
-        let norm = Some(self.normed(&weights.norm));
+        let norm = Some(self.normed(norm));
         backend.rope(&mut of.pooled, n_keys, Heads { n: 1, dim: pool.width }, norm, params, angles)?;
         let mut pooled = pooled_entries(step.parts, kv);
-        let entries = pooled.iter_mut().filter_map(|entry| match keys {
-            KeysOf::Index => entry.index().map(|entry| entry.keys),
-            KeysOf::Attention => Some(entry.own()),
-        });
+        let entries = pooled.iter_mut().filter_map(|entry| Some(keys.entry(entry)?.keys));
         let mut entries: Vec<_> = entries.filter(|entry| entry.rows.n > 0).collect();
         // A shared-KV tensor has no values of its own.
         Ok(backend.kv_append(&mut entries, &of.pooled, &of.pooled, None)?)
     }
 
-    /// Selects the pooled keys that the rows of layer `index` attend to.
-    fn select_pooled(
+    /// Rotates the queries of the index of layer `index` by this rotary embedding.
+    fn rotate_index_queries(
+        &self,
+        step: &mut StepContext<'_, '_, B>,
+        index: usize,
+        rope: usize,
+    ) -> Result<(), ModelError> {
+        let (act, Some(of)) = (&mut *step.act, self.layers()[index].index) else { return Ok(()) };
+        let heads = Heads { n: of.n_heads, dim: of.dim };
+        let (params, angles) = (self.config.ropes[rope].params, &act.angles[rope].0);
+        Ok(step.backend.rope(&mut act.index_q, step.rows, heads, None, params, angles)?)
+    }
+
+    /// Selects the pooled keys that the rows of layer `index` attend to, or whose tokens they
+    /// attend to.
+    pub(super) fn select_pooled(
         &self,
         step: &mut StepContext<'_, '_, B>,
         index: usize,
         kv: usize,
-        q_rope: usize,
+        keys: KeysOf,
     ) -> Result<(), ModelError> {
-        let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
+        let (backend, act) = (step.backend, &mut *step.act);
         let Some(of) = self.layers()[index].index else { return Ok(()) };
-        let (rope, angles) = (self.config.ropes[q_rope].params, &act.angles[q_rope].0);
-        backend.rope(&mut act.index_q, rows, Heads { n: of.n_heads, dim: of.dim }, None, rope, angles)?;
         let mut pooled = pooled_entries(step.parts, kv);
-        let entries: Vec<_> = pooled.iter_mut().filter_map(PooledBatchEntry::index).collect();
+        let entries: Vec<_> = pooled.iter_mut().filter_map(|entry| keys.entry(entry)).collect();
         let selection = Selection { n_heads: of.n_heads, n_used: of.n_used };
         let (q, heads) = (&act.index_q, &act.index_heads);
         Ok(backend.select_pooled(selection, &entries, q, heads, &mut act.selected)?)

@@ -53,7 +53,7 @@ pub(crate) const LLAMA: Family = Family {
     connects_streams: false,
     attends_streams: false,
     index: None,
-    output_norm: "output_norm.weight",
+    output_norm: Some("output_norm.weight"),
     sinks: Sinks::None,
     whole_pairs: true,
     // Mixtral.
@@ -77,6 +77,7 @@ const INDEX: IndexRule = IndexRule {
     key_eps: Some(1e-6),
     may_share: false,
     of_blocks: false,
+    pools_keys: false,
 };
 
 /// The most common convention of MoE layers.
@@ -105,7 +106,7 @@ const QWEN3: Family = Family { name: "qwen3", norms: Norms { heads: QkNorm::Each
 const QWEN35: Family = Family {
     name: "qwen35",
     norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
-    recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Tiled }),
+    recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Tiled, gate: Gate::Silu }),
     gates: OutputGates::InQueries,
     has_mtp: true,
     ..QWEN3
@@ -119,7 +120,7 @@ const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, fact
 const LFM2: Family = Family {
     name: "lfm2",
     recurrence: Some(RecurrentFamily::ShortConv),
-    output_norm: "token_embd_norm.weight",
+    output_norm: Some("token_embd_norm.weight"),
     ..QWEN3
 };
 
@@ -176,9 +177,21 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "qwen3moe", experts: Some(EXPERTS), ..QWEN3 },
     QWEN35,
     Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
+    // Several residual streams, an index in layers with attention, and n-grams before one layer.
+    Family {
+        name: "qwen4exp",
+        norms: Norms { before: false, ..QWEN35.norms },
+        recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Tiled, gate: Gate::Sigmoid }),
+        connects_streams: true,
+        index: Some(IndexRule { pools_keys: true, ..INDEX }),
+        output_norm: None,
+        has_mtp: false,
+        experts: Some(SHARING),
+        ..QWEN35
+    },
     Family {
         name: "qwen3next",
-        recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Grouped }),
+        recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Grouped, gate: Gate::Silu }),
         experts: Some(SHARING),
         ..QWEN35
     },
@@ -286,6 +299,7 @@ pub(super) static FAMILIES: &[Family] = &[
             key_eps: None,
             may_share: true,
             of_blocks: false,
+            pools_keys: false,
         }),
         gates: OutputGates::Own(Gate::Sigmoid),
         sinks: Sinks::All,

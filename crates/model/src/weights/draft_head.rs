@@ -93,7 +93,7 @@ impl<B: Backend> Weights<B> {
                 DraftEntry::Block(BlockEntry { fc, norm: loader.vector(FC_NORM, n_embd)?, is_causal })
             }
         };
-        let output_norm = loader.scaled_vector(config.family.output_norm, n_embd, config.logit_scale)?;
+        let output_norm = loader.output_norm(config)?;
         loader.refuse_unused(|_| true)?;
         let n_bytes = loader.n_bytes;
         Ok(Self {
@@ -104,8 +104,9 @@ impl<B: Backend> Weights<B> {
             per_layer: None,
             streams: None,
             last_connection: None,
+            ngrams: None,
             layers: layers.into_iter().map(Arc::new).collect(),
-            output_norm: Some(output_norm),
+            output_norm,
             output_norm_bias: Vec::new(),
             output_bias: None,
             output: Some(output),

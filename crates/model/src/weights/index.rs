@@ -28,6 +28,8 @@ pub(crate) struct BlockIndexWeights<B: Backend> {
     pub(crate) key: B::Matrix,
     /// Norms of each query head and of the key, `[dim]`.
     pub(crate) norms: [B::Buffer; 2],
+    /// Bias of the gates of its pool, if it pools keys: zeros, `[stride, dim]`.
+    pub(crate) pool_bias: Option<B::Buffer>,
 }
 
 /// Returns the values of a head in a file, in the order of memory: first those that RoPE rotates.
@@ -82,7 +84,7 @@ impl<B: Backend> Loader<'_, B> {
         index: usize,
     ) -> Result<Option<BlockIndexWeights<B>>, ModelError> {
         let of_blocks = c.layers[index].index.filter(|index| index.blocks.is_some());
-        let Some(TokenIndex { n_heads, dim, .. }) = of_blocks else { return Ok(None) };
+        let Some(of @ TokenIndex { n_heads, dim, .. }) = of_blocks else { return Ok(None) };
         let name = |suffix: &str| format!("blk.{index}.indexer.{suffix}");
         let [q_norm, k_norm] =
             ["q_norm.weight", "k_norm.weight"].map(|suffix| self.vector(&name(suffix), dim));
@@ -90,6 +92,10 @@ impl<B: Backend> Loader<'_, B> {
             queries: self.matrix(&name("q_proj.weight"), c.n_embd, n_heads * dim)?,
             key: self.matrix(&name("k_proj.weight"), c.n_embd, dim)?,
             norms: [q_norm?, k_norm?],
+            pool_bias: of
+                .pool()
+                .map(|pool| self.upload(&vec![0.0; pool.stride * pool.n_in()]))
+                .transpose()?,
         }))
     }
 }

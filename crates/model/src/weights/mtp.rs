@@ -1,15 +1,12 @@
 //! Weights of the multi-token prediction (MTP) layer.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, BackendError, WeightSource};
-use kvant_codec::DType;
 use kvant_gguf::Gguf;
 
 use super::{DraftEntry, Loader, Weights, layer_of};
 use crate::config::EH_PROJ;
-use crate::retype::convert;
 use crate::{Config, ModelError};
 
 /// Input projection of a token's embedding and the previous token's hidden state: `W_e norm(e) +
@@ -53,7 +50,8 @@ impl<B: Backend> Weights<B> {
         loader.ranks.clone_from(&self.ranks);
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n_embd = config.n_embd;
-        let [of_token, of_stream] = loader.halves(&name(EH_PROJ), n_embd)?;
+        let halves = loader.beside_each_other(&name(EH_PROJ), 2, n_embd, n_embd)?;
+        let [of_token, of_stream] = halves.try_into().unwrap_or_else(|_| unreachable!("two halves"));
         let entry = PairEntry {
             of_token,
             of_stream,
@@ -62,8 +60,10 @@ impl<B: Backend> Weights<B> {
         };
         let layer = loader.layer(&all, index)?;
         let norm = Some(name(HEAD_NORM)).filter(|name| loader.has(name));
-        let norm = norm.unwrap_or_else(|| config.family.output_norm.to_owned());
-        let output_norm = loader.scaled_vector(&norm, n_embd, config.logit_scale)?;
+        let output_norm = match norm {
+            Some(name) => Some(loader.scaled_vector(&name, n_embd, config.logit_scale)?),
+            None => loader.output_norm(config)?,
+        };
         let [(own_embedding, embedding_of), (own_output, output_of)] = OWN.map(|(own, of)| (name(own), of));
         let embedding = loader.own(own_embedding, embedding_of, n_embd, self.n_vocab, B::table)?;
         let output = loader.own(own_output, output_of, n_embd, self.n_vocab, B::upload_matrix)?;
@@ -81,8 +81,9 @@ impl<B: Backend> Weights<B> {
             per_layer: None,
             streams: None,
             last_connection: None,
+            ngrams: None,
             layers: vec![Arc::new(layer)],
-            output_norm: Some(output_norm),
+            output_norm,
             output_norm_bias: Vec::new(),
             output_bias: None,
             output: output.or_else(|| self.output.clone().or_else(|| self.embedding.clone())),
@@ -97,38 +98,6 @@ impl<B: Backend> Weights<B> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// Loads the left and the right half of a matrix `[n_embd, 2 n_embd]`.
-    fn halves(&mut self, name: &str, n_embd: usize) -> Result<[B::Matrix; 2], ModelError> {
-        let whole = self.rows(name, &[2 * n_embd, n_embd], 0..n_embd)?;
-        let dtype = match n_embd.is_multiple_of(whole.dtype.block_len()) {
-            true => whole.dtype,
-            // A block crosses the middle.
-            false => DType::F16,
-        };
-        let converted;
-        let bytes = if dtype == whole.dtype {
-            &whole.bytes[..]
-        } else {
-            converted = convert(whole.dtype, &whole.bytes, 2 * n_embd * n_embd, dtype).map_err(|error| {
-                let expected = format!("rows that become {dtype}");
-                ModelError::Value { key: name.to_owned(), expected, got: error.to_string() }
-            })?;
-            &converted
-        };
-        let row_bytes = bytes.len() / n_embd;
-        let half = |columns: Range<usize>| {
-            let rows = bytes.chunks_exact(row_bytes).flat_map(|row| &row[columns.clone()]);
-            let bytes: Vec<u8> = rows.copied().collect();
-            self.backend.upload_matrix(WeightSource {
-                dtype,
-                n_out: n_embd,
-                n_in: n_embd,
-                bytes: bytes.into(),
-            })
-        };
-        Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
-    }
-
     /// Loads the vocabulary table `name` of the MTP layer, unless it is a copy of the model's,
     /// `of`.
     fn own(

@@ -52,6 +52,20 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(y))
     }
 
+    /// Loads the biases of gate, up and down, whose tensors have these names.
+    pub(super) fn feed_forward_biases(
+        &mut self,
+        c: &Config,
+        index: usize,
+        names: [&str; 3],
+    ) -> Result<[Option<B::Buffer>; 3], ModelError> {
+        let n_ff = c.layers[index].n_ff;
+        let [gate, up, down] = names.map(|name| name.replace(".weight", ".bias"));
+        let [gate, up] = self.biases(&up, [(&gate, n_ff), (&up, n_ff)], index)?;
+        let down = self.optional_vector(&format!("blk.{index}.{down}"), c.n_embd)?;
+        Ok([gate, up, down])
+    }
+
     /// Loads the bias of the final norm, and the bias of the output matrix `w` with the norm's part
     /// of it; both with the factor on logits.
     pub(super) fn output_biases(
@@ -66,7 +80,10 @@ impl<B: Backend> Loader<'_, B> {
             true => Some(self.scaled_vector(NAME, w.n_out(), c.logit_scale)?),
             false => None,
         };
-        let norm_bias = self.norm_bias(c.output_norm, c.family.output_norm, c.n_embd, None)?;
+        let norm_bias = match c.family.output_norm {
+            Some(name) => self.norm_bias(c.output_norm, name, c.n_embd, None)?,
+            None => None,
+        };
         let Some(mut norm_bias) = norm_bias else {
             return Ok(OutputBiases { of_norm: Vec::new(), of_output: own });
         };

@@ -4,12 +4,13 @@
 //! The keys and values of a row's tokens are decoded once, into scratch memory that a selection
 //! bounds, and read by all query heads.
 
-use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry};
+use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry, Selected};
 use kvant_codec::tile::{TILE, prepare_query, restore_row};
 
 use super::AttendArgs;
 use super::select::tiles;
 use super::view::View;
+use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
@@ -27,28 +28,26 @@ pub(crate) struct Scratch {
     shared: [Vec<f32>; 2],
 }
 
-/// Numbers of the selected blocks of tokens, ascending, `[rows, n_lists, n_used]`.
+/// The selected blocks of tokens, and their numbers `[rows, n_lists, n_used]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocks<'a> {
+    pub of: Selected<'a, CpuBuffer>,
     pub of_rows: &'a [f32],
-    pub n_used: usize,
-    /// Tokens of a block.
-    pub size: usize,
-    /// One for all KV heads, or one for each.
-    pub n_lists: usize,
 }
 
 impl Blocks<'_> {
     /// Writes the positions of the tokens that a KV head of a row attends to, up to its own.
     fn tokens(&self, row: usize, kv_head: usize, position: usize, tokens: &mut Vec<usize>) {
-        let list = row * self.n_lists + kv_head.min(self.n_lists - 1);
-        let blocks = self.of_rows[list * self.n_used..][..self.n_used].iter();
+        let Selected { n_used, block: size, n_lists, with_rest, .. } = self.of;
+        let list = row * n_lists + kv_head.min(n_lists - 1);
+        let blocks = self.of_rows[list * n_used..][..n_used].iter();
         let of_block = |&block: &f32| {
-            let first = block as usize * self.size;
-            first..(first + self.size).min(position + 1)
+            let first = block as usize * size;
+            first..(first + size).min(position + 1)
         };
+        let n_whole = if with_rest { (position + 1) / size * size } else { position + 1 };
         tokens.clear();
-        tokens.extend(blocks.flat_map(of_block));
+        tokens.extend(blocks.flat_map(of_block).chain(n_whole..=position));
     }
 }
 
@@ -58,7 +57,7 @@ const HEADS: usize = 4;
 const DECODED: usize = 64;
 const LANES: usize = 16;
 
-/// Attends to the tokens of the selected blocks of each row that has more than `n_used`.
+/// Attends to the tokens of the selected blocks of each row that has more.
 pub(crate) fn attend_selected(
     mut context: KernelContext<'_, Scratch>,
     args: AttendArgs<'_>,
@@ -67,7 +66,7 @@ pub(crate) fn attend_selected(
 ) {
     let mut tokens = Vec::new();
     for part in args.parts {
-        for position in part.rows.start.max(blocks.n_used * blocks.size)..part.rows.end() {
+        for position in part.rows.start.max(blocks.of.first_position())..part.rows.end() {
             let row = part.rows.first + position - part.rows.start;
             for kv_head in 0..args.p.n_kv_heads {
                 blocks.tokens(row, kv_head, position, &mut tokens);

@@ -61,6 +61,13 @@ impl CpuMatrix {
         self.dtype
     }
 
+    /// Takes the weights of `source` as they are, for [`Self::decode_row`] alone: of a mapped file,
+    /// only the rows that are read take memory.
+    pub(crate) fn in_rows(source: WeightSource) -> Self {
+        let WeightSource { dtype, n_out, n_in, bytes } = source;
+        Self { dtype, n_out, n_in, store: WeightLayout::Rows(bytes), inputs: None }
+    }
+
     /// Decodes row `index` into `out` `[n_in]`.
     pub(crate) fn decode_row(&self, index: usize, out: &mut [f32]) {
         match &self.store {

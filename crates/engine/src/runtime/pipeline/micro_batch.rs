@@ -79,7 +79,8 @@ impl BatchEntry {
         Self { logits_for: LogitsFor::None, ..self.clone() }
     }
 
-    /// Returns the entry's first `n` rows, and the rest.
+    /// Returns the entry's first `n` rows, and the rest. No model whose n-grams read tokens before
+    /// a step has several parts.
     fn cut(&self, n: usize) -> [Self; 2] {
         let first = self.n - self.logits_for.count(self.n);
         let piece = |rows: Range<usize>| Self {
@@ -87,7 +88,10 @@ impl BatchEntry {
                 first if first < rows.len() => LogitsFor::From(first),
                 _ => LogitsFor::None,
             },
-            positions: self.positions.as_ref().map(|positions| positions[rows.clone()].into()),
+            positions: self.positions.as_ref().map(|positions| {
+                let of_rows = &positions[positions.len() - self.n..];
+                of_rows[rows.clone()].into()
+            }),
             n: rows.len(),
             ..self.clone()
         };
@@ -97,13 +101,22 @@ impl BatchEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::super::SequenceId;
     use super::*;
 
     /// Row `row` of sequence `id` has position `[id, row, 0]`.
     fn entry(id: u32, n: usize, logits_for: LogitsFor) -> BatchEntry {
         let positions = (0..n as u32).map(|row| [id, row, 0]).collect();
-        BatchEntry { id: SequenceId(id.into()), n, logits_for, lora_scales: None, positions: Some(positions) }
+        BatchEntry {
+            id: SequenceId(id.into()),
+            n,
+            logits_for,
+            lora_scales: None,
+            positions: Some(positions),
+            tokens_before: Arc::default(),
+        }
     }
 
     /// Returns id, row and whether it has logits, of all rows.

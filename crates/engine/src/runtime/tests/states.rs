@@ -9,7 +9,7 @@ use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuPage};
 use kvant_gguf::Gguf;
-use kvant_kv::{BlockKey, BlockPool, Cache, KvLayerShape, KvShape, Layout, Plan, Policies};
+use kvant_kv::{BlockKey, BlockPool, Cache, KeyPool, KvLayerShape, KvShape, Layout, Plan, Policies};
 use kvant_model::{Config, LayerRange};
 
 use super::super::load;
@@ -30,8 +30,8 @@ struct Model {
 
 impl Model {
     /// Returns a model whose recurrent layers are beside one attention layer, one without
-    /// attention, and one whose layers have pooled keys.
-    fn all() -> [Self; 3] {
+    /// attention, and two whose layers have pooled keys, or an index with some.
+    fn all() -> [Self; 4] {
         let heads = KvLayerShape {
             n_heads: 2,
             n_kv_heads: 1,
@@ -42,13 +42,17 @@ impl Model {
             index: None,
             pool: None,
         };
+        let pool = |stride, of_index| Some(KeyPool { stride, of_index });
         let pooled =
-            |stride| KvLayerShape { window: Some(128), shared_kv: true, pool: Some(stride), ..heads };
+            |stride| KvLayerShape { window: Some(128), shared_kv: true, pool: pool(stride, false), ..heads };
         let with_index = KvLayerShape { index: Some(32), ..pooled(3) };
+        let of_index = KvLayerShape { index: Some(64), pool: pool(5, true), ..heads };
+        let with_pooled_index = vec![of_index, KvLayerShape { pool: pool(128, true), ..of_index }];
         [
             Self::new(vec![heads], [5, 18_000], 1024),
             Self::new(Vec::new(), [5, 300], 8192),
             Self::new(vec![pooled(4), with_index, pooled(128)], [5, 200], 1024),
+            Self::new(with_pooled_index, [5, 18_000], 1024),
         ]
     }
 
@@ -59,7 +63,7 @@ impl Model {
         let plan = Plan::new(&shape, dtype, dtype, &Policies::none()).unwrap();
         let device = CpuDevice::from_env(Some(1)).unwrap();
         let layout = Arc::new(Layout::new(&shape, plan));
-        let pooled = shape.layers.iter().map(|layer| layer.pool).collect();
+        let pooled = shape.layers.iter().map(|layer| Some(layer.pool?.stride)).collect();
         Self { device, pool: BlockPool::default(), layout, states, every, pooled }
     }
 
