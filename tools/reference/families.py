@@ -156,6 +156,8 @@ FAMILIES = {
     "qwen2vl": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2VL),
     "qwen3vl": Family(Qwen3Config, gguf.MODEL_ARCH.QWEN3VL),
     "qwen3vlmoe": Family(Qwen3MoeConfig, gguf.MODEL_ARCH.QWEN3VLMOE),
+    # PaddleOCR-VL, whose text model is Llama's without the converter's permutation.
+    "paddleocr": Family(LlamaConfig, gguf.MODEL_ARCH.PADDLEOCR),
     "seedoss": Family(SeedOssConfig, gguf.MODEL_ARCH.SEED_OSS),
     "glm4moe": Family(Glm4MoeConfig, gguf.MODEL_ARCH.GLM4_MOE),
     # Ling 2.0, which `transformers` lacks: GLM-4.5 with other names of norms in files.

@@ -87,7 +87,7 @@ def tokenizer_of(vlm: VlmSpec) -> hf.PreTrainedTokenizerFast:
 
 def spec_of(vlm: VlmSpec, n_vocab: int) -> Text:
     """Returns the text model."""
-    head_dim = 64 if vlm.family in ("llama", "mistral", "mistral3", "qwen3vl") else None
+    head_dim = 64 if vlm.family in ("llama", "mistral", "mistral3", "qwen3vl", "paddleocr") else None
     name = f"{vlm.family}-{vlm.name}"
     return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **vlm.text})
 
@@ -158,6 +158,11 @@ def forward(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tens
 def tiles_of(inputs: hf.BatchFeature) -> list[torch.Tensor]:
     """Returns the encoder's input images, `[3, height, width]`."""
     pixels = inputs["pixel_values"]
+    if "image_grid_thw" in inputs and pixels.ndim == 4:  # patches line by line
+        _, rows, columns = inputs["image_grid_thw"][0].tolist()
+        side = pixels.shape[-1]
+        grid = pixels.reshape(rows, columns, 3, side, side)
+        return [grid.permute(2, 0, 3, 1, 4).reshape(3, rows * side, columns * side)]
     if "image_grid_thw" in inputs:  # patches of two frames, ordered in squares of 2 x 2
         _, rows, columns = inputs["image_grid_thw"][0].tolist()
         side = int((pixels.shape[-1] // 6) ** 0.5)
@@ -269,7 +274,7 @@ def stored_parts(vlm: VlmSpec, model: torch.nn.Module) -> Iterator[tuple[str, st
         *path, end = name.split(".")
         part, suffix = (path[-1], f".{end}") if end in ("weight", "bias") else (end, "")
         layer = next((int(step) for step in path if step.isdigit()), None)
-        if path[0] in ("connector", "multi_modal_projector") or "merger" in path:
+        if path[0] in ("connector", "multi_modal_projector", "projector") or "merger" in path:
             yield vlm.projector_names[part] + suffix, name, weight
         elif "deepstack_merger_list" in path:
             behind = model.config.vision_config.deepstack_visual_indexes[layer]

@@ -481,6 +481,7 @@ SPECS = [
         ),
     ),
     Spec("qwen2vl-h64-g2", hidden=48, heads=4, kv_heads=2, head_dim=64, tied=True, theta=1e6),
+    Spec("paddleocr-h64-g4", hidden=48, heads=4, kv_heads=1, head_dim=64, theta=5e5),
     Spec("qwen3vl-h64-g2", hidden=48, heads=4, kv_heads=2, head_dim=64, tied=True, theta=1e6),
     Spec(
         "qwen3vlmoe-h64-g2",

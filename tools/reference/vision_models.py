@@ -11,6 +11,8 @@ from PIL import Image
 from spec import GROWING, Spec
 from transformers.image_processing_backends import TorchvisionBackend
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.paddleocr_vl.configuration_paddleocr_vl import PaddleOCRTextConfig, PaddleOCRVisionConfig
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
@@ -211,6 +213,35 @@ QWEN3VL = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
 
+# Output of the published template; images come first in a message.
+PADDLEOCR = """\
+{{- '<|begin_of_sentence|>' -}}
+{%- for message in messages -%}
+    {%- if message.role == 'user' -%}
+        {{- 'User: ' -}}
+        {%- for part in message.content if part.type == 'image' -%}
+            {{- '<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>' -}}
+        {%- endfor -%}
+        {%- for part in message.content if part.type == 'text' -%}
+            {{- part.text -}}
+        {%- endfor -%}
+        {{- '\\n' -}}
+    {%- elif message.role == 'assistant' -%}
+        {{- 'Assistant: ' -}}
+        {%- for part in message.content if part.type == 'text' -%}
+            {{- part.text -}}
+        {%- endfor -%}
+        {{- '</s>' -}}
+    {%- elif message.role == 'system' -%}
+        {%- for part in message.content if part.type == 'text' -%}
+            {{- part.text + '\\n' -}}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- 'Assistant: ' -}}
+{%- endif -%}"""
+
 
 class PillowBackend(TorchvisionBackend):
     """Resizes with Pillow instead of torchvision."""
@@ -312,6 +343,23 @@ def turn_once(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
     """Rotates all pairs by the first of the three positions."""
     model.model.language_model.rotary_emb.mrope_section = [32, 0, 0]
 
+
+def without_a_norm(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
+    """Removes the norm before the merger."""
+    model.model.projector.pre_norm = torch.nn.Identity()
+
+
+def without_vision_rope(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
+    """Rotates no head of the vision encoder."""
+    model.model.visual.vision_model.encoder.rotary_pos_emb.inv_freq.zero_()
+
+
+def between_corners(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
+    """Aligns position embeddings at the corners instead of the edges."""
+    model.model.visual.vision_model.embeddings.interpolation_align_corners = True
+
+
+PADDLEOCR_PIXELS = {"shortest_edge": 12 * 16**2, "longest_edge": 40 * 16**2}
 
 PIXTRAL_VISION = hf.PixtralVisionConfig(**VISION_CONFIG, image_size=64, patch_size=8, hidden_act="silu")
 
@@ -525,5 +573,41 @@ VLMS = [
         text={"hidden": 64, "layers": 3},
         in_f32=("pos_embed",),
         ablations=(turn_once, lambda model, _: setattr(model.model.visual, "deepstack_visual_indexes", [])),
+    ),
+    VlmSpec(
+        "paddleocr",
+        "paddleocr",
+        marks=("<unk>", "<s>", "</s>", "<|begin_of_sentence|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
+        named={"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<unk>", "image_token": "<|IMAGE_PLACEHOLDER|>"},
+        image_token="<|IMAGE_PLACEHOLDER|>",
+        pre="qwen2",
+        template=PADDLEOCR,
+        to_config=lambda text, image_token: hf.PaddleOCRVLConfig(
+            vision_config=PaddleOCRVisionConfig(**VISION_CONFIG, image_size=80, patch_size=8),
+            text_config=as_config(PaddleOCRTextConfig, text, mrope_section=[4, 14, 14]),
+            image_token_id=image_token,
+            video_token_id=image_token - 1,
+            vision_start_token_id=image_token + 1,
+            vision_end_token_id=image_token + 2,
+            tie_word_embeddings=False,
+        ),
+        to_processor=lambda tokenizer, template: hf.PaddleOCRVLProcessor(
+            PaddleOCRVLImageProcessorPil(
+                size=PADDLEOCR_PIXELS, patch_size=8, merge_size=2, image_mean=3 * [0.5], image_std=3 * [0.5]
+            ),
+            tokenizer,
+            chat_template=template,
+        ),
+        keys={
+            "clip.projector_type": "paddleocr",
+            "clip.use_gelu": True,
+            "clip.vision.image_size": int(PADDLEOCR_PIXELS["longest_edge"] ** 0.5),  # the converter's
+            "clip.vision.image_min_pixels": PADDLEOCR_PIXELS["shortest_edge"],
+            "clip.vision.image_max_pixels": PADDLEOCR_PIXELS["longest_edge"],
+        },
+        projector_names={"pre_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"},
+        text={"theta": 5e5},
+        text_keys={"rope.dimension_sections": [4, 14, 14, 0]},
+        ablations=(turn_once, without_a_norm, without_vision_rope, between_corners),
     ),
 ]

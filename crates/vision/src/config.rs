@@ -21,6 +21,9 @@ pub enum Projector {
     /// Qwen3-VL (arXiv 2511.21631): the same without windows, and DeepStack: the outputs of some
     /// encoder layers are projected too, and added behind the first layers of the text model.
     Qwen3,
+    /// PaddleOCR-VL (arXiv 2510.14528): a norm of each patch and a two-layer MLP, after an encoder
+    /// with learned and rotary positions.
+    PaddleOcr,
 }
 
 impl Projector {
@@ -31,18 +34,25 @@ impl Projector {
             Self::InternVl => "<IMG_CONTEXT>",
             Self::Pixtral => "[IMG]",
             Self::Qwen25 | Self::Qwen3 => "<|vision_start|><|image_pad|><|vision_end|>",
+            Self::PaddleOcr => "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
         }
+    }
+
+    /// Returns whether tiles are of any size in whole rows, as large as the image's pixels allow.
+    fn is_of_any_size(self) -> bool {
+        matches!(self, Self::Qwen25 | Self::Qwen3 | Self::PaddleOcr)
     }
 }
 
 /// Names in `clip.projector_type`.
-const PROJECTORS: [(&str, Projector); 6] = [
+const PROJECTORS: [(&str, Projector); 7] = [
     ("idefics3", Projector::Idefics3),
     ("internvl", Projector::InternVl),
     ("pixtral", Projector::Pixtral),
     ("lfm2", Projector::Lfm2),
     ("qwen2.5vl_merger", Projector::Qwen25),
     ("qwen3vl_merger", Projector::Qwen3),
+    ("paddleocr", Projector::PaddleOcr),
 ];
 
 /// Hyper-parameters of a vision encoder.
@@ -77,7 +87,7 @@ pub struct Config {
     pub longest_edge: usize,
     /// Minimum and maximum number of tiles.
     pub tiles: [usize; 2],
-    /// Minimum and maximum pixels of an image that is not tiled (LFM2-VL).
+    /// Minimum and maximum pixels of an image that is not tiled (LFM2-VL, Qwen, PaddleOCR-VL).
     pub pixels: [usize; 2],
     /// Interval of layers with full attention, and the side in pixels of the attention windows of
     /// the other layers (Qwen2.5-VL).
@@ -116,12 +126,14 @@ impl Config {
         let activation = match projector {
             _ if is_silu => Activation::Silu,
             Projector::InternVl | Projector::Pixtral | Projector::Qwen25 => Activation::Gelu,
-            Projector::Idefics3 | Projector::Lfm2 | Projector::Qwen3 => Activation::GeluTanh,
+            Projector::Idefics3 | Projector::Lfm2 | Projector::Qwen3 | Projector::PaddleOcr => {
+                Activation::GeluTanh
+            }
         };
         let image_size = size("image_size")?;
         let n_merge = match projector {
             Projector::Pixtral => found("spatial_merge_size")?.unwrap_or(1),
-            Projector::Qwen25 | Projector::Qwen3 => found("spatial_merge_size")?.unwrap_or(2),
+            projector if projector.is_of_any_size() => found("spatial_merge_size")?.unwrap_or(2),
             _ => found("projector.scale_factor")?.unwrap_or(2),
         };
         let patch_size = size("patch_size")?;
@@ -131,17 +143,23 @@ impl Config {
             Projector::Lfm2 => (32usize.saturating_mul(patch_size), [2, 10]),
             _ => (image_size.saturating_mul(4), [1, 12]),
         };
+        // Minimum and maximum rows of an image for files that may lack the pixels.
         let rows = match projector {
             // A quarter of the processors' maximum, which would take the encoder minutes.
-            Projector::Qwen25 => [4, 4096],
-            Projector::Qwen3 => [64, 4096],
-            _ => [64, 256],
+            Projector::Qwen25 => Some([4, 4096]),
+            Projector::Qwen3 => Some([64, 4096]),
+            Projector::PaddleOcr => None,
+            _ => Some([64, 256]),
         };
         let windows = match projector {
             Projector::Qwen25 => Some([size("n_wa_pattern")?, found("window_size")?.unwrap_or(112)]),
             _ => None,
         };
         let found_or = |name: &str, usual: usize| Ok::<_, GgufError>(found(name)?.unwrap_or(usual));
+        let pixels = |name: &str, rows: Option<usize>| match rows {
+            Some(rows) => found_or(name, row.saturating_mul(rows)),
+            None => size(name),
+        };
         let config = Self {
             projector,
             image_size,
@@ -158,8 +176,8 @@ impl Config {
             longest_edge: found_or("preproc_image_size", longest_edge)?,
             tiles: [found_or("preproc_min_tiles", tiles[0])?, found_or("preproc_max_tiles", tiles[1])?],
             pixels: [
-                found_or("image_min_pixels", row.saturating_mul(rows[0]))?,
-                found_or("image_max_pixels", row.saturating_mul(rows[1]))?,
+                pixels("image_min_pixels", rows.map(|[min, _]| min))?,
+                pixels("image_max_pixels", rows.map(|[_, max]| max))?,
             ],
             full_attention_and_window: windows,
             deep: match projector {
@@ -214,7 +232,7 @@ impl Config {
             )),
         };
         fits("embedding_length", self.n_embd, self.n_heads)?;
-        if !matches!(self.projector, Projector::Qwen25 | Projector::Qwen3) {
+        if !self.projector.is_of_any_size() {
             fits("image_size", self.image_size, self.row_pixels())?;
         }
         if let Some([every, side]) = self.full_attention_and_window
@@ -225,7 +243,7 @@ impl Config {
             return Err(value("clip.vision.window_size", &expected, &format!("{every}, and {side}")));
         }
         match self.projector {
-            Projector::Pixtral | Projector::Qwen25 | Projector::Qwen3 => {
+            Projector::Pixtral | Projector::Qwen25 | Projector::Qwen3 | Projector::PaddleOcr => {
                 fits("embedding_length", self.n_embd, 4 * self.n_heads)?
             }
             Projector::Lfm2 => fits("preproc_image_size", self.longest_edge, self.row_pixels())?,
@@ -247,7 +265,7 @@ impl Config {
             Projector::Idefics3 => (self.longest_edge.max(self.image_size), 1),
             Projector::InternVl => (self.image_size, self.tiles[1]),
             Projector::Pixtral => (self.image_size, 1),
-            Projector::Qwen25 | Projector::Qwen3 => (self.row_pixels(), 1),
+            Projector::Qwen25 | Projector::Qwen3 | Projector::PaddleOcr => (self.row_pixels(), 1),
             Projector::Lfm2 => (self.longest_edge, self.tiles[1]),
         };
         if side.saturating_mul(side).saturating_mul(of_tiles) > MAX_PIXELS {

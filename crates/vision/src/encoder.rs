@@ -181,11 +181,12 @@ impl<B: Backend> VisionEncoder<B> {
         let n_known = positions.len() / c.n_embd;
         match c.projector {
             Projector::Pixtral | Projector::Qwen25 => Some(Vec::new()),
-            Projector::Lfm2 | Projector::Qwen3 => {
+            Projector::Lfm2 | Projector::Qwen3 | Projector::PaddleOcr => {
                 let side = n_known.isqrt();
                 let taps = grid.map(|to| match c.projector {
-                    Projector::Lfm2 => taps(side, to),
-                    _ => taps_of_corners(side, to),
+                    Projector::Qwen3 => taps_of_corners(side, to),
+                    Projector::Lfm2 => taps(side, to, (side as f64 / to as f64).max(1.0)),
+                    _ => taps(side, to, 1.0),
                 });
                 (side > 0).then(|| resized(positions, [side; 2], taps, c.n_embd))
             }
@@ -207,7 +208,7 @@ impl<B: Backend> VisionEncoder<B> {
                 self.device.layer_norm(x, rows, kvant_backend::Norm { weight, eps }, None, y)?;
             }
             Norm::Rms(weight) => {
-                let dim = kvant_backend::Buffer::n_values(weight);
+                let dim = norm.width();
                 self.device.copy(x, 0, y, 0, rows * dim)?;
                 let no_rope = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
                 let norm = Some(kvant_backend::Norm { weight, eps });
@@ -292,6 +293,17 @@ impl<B: Backend> VisionEncoder<B> {
         Ok(())
     }
 
+    /// Returns `norm(x)` of the rows of `x`, without the bias of a LayerNorm.
+    fn normalized(&self, norm: &Norm<B>, eps: f32, x: &[f32]) -> Result<Vec<f32>, VisionError> {
+        let device = &*self.device;
+        let (mut from, mut to) = (device.buffer(x.len())?, device.buffer(x.len())?);
+        device.write(&mut from, x)?;
+        self.normalize(norm, eps, &from, x.len() / norm.width(), &mut to)?;
+        let mut normalized = vec![0.0; x.len()];
+        device.read(&to, 0, &mut normalized)?;
+        Ok(normalized)
+    }
+
     /// Projects patches `[patches, n_embd]` to rows of the text model.
     fn project(
         &self,
@@ -300,22 +312,19 @@ impl<B: Backend> VisionEncoder<B> {
         grid: [usize; 2],
     ) -> Result<Vec<f32>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
-        // With a merger matrix the norm applies to patches; otherwise to concatenated neighbours.
-        let mut rows = patches.to_vec();
-        let mut width = c.n_embd;
-        if head.merger.is_none() {
-            rows = neighbours(&rows, grid, c.n_merge, [1, c.n_embd], c.n_embd);
-            width *= c.n_merge * c.n_merge;
-        }
-        if let Some((norm, eps)) = &head.norm {
-            let n = rows.len() / width;
-            let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(rows.len())?);
-            device.write(&mut x, &rows)?;
-            self.normalize(norm, *eps, &x, n, &mut y)?;
-            device.read(&y, 0, &mut rows)?;
-        }
+        let strides = match head.merger {
+            None => [1, c.n_embd],
+            Some(_) => [c.n_merge * c.n_merge, 1],
+        };
+        let concatenated = |patches: &[f32]| neighbours(patches, grid, c.n_merge, strides, c.n_embd);
+        let mut rows = match &head.norm {
+            None => concatenated(patches),
+            Some((norm, eps)) if norm.width() == c.n_embd => {
+                concatenated(&self.normalized(norm, *eps, patches)?)
+            }
+            Some((norm, eps)) => self.normalized(norm, *eps, &concatenated(patches))?,
+        };
         if let Some(merger) = &head.merger {
-            rows = neighbours(&rows, grid, c.n_merge, [c.n_merge * c.n_merge, 1], c.n_embd);
             rows = merger.forward(device, &rows)?;
         }
         rows = head.first.forward(device, &rows)?;
@@ -367,7 +376,7 @@ fn in_lines<B: Backend>(c: &Config, work: &TileBuffers<B>, stream: &[f32]) -> Ve
 fn rope_variant(projector: Projector) -> Option<(usize, Pairing)> {
     match projector {
         Projector::Pixtral => Some((2, Pairing::Interleaved)),
-        Projector::Qwen25 | Projector::Qwen3 => Some((0, Pairing::Halves)),
+        Projector::Qwen25 | Projector::Qwen3 | Projector::PaddleOcr => Some((0, Pairing::Halves)),
         Projector::Idefics3 | Projector::InternVl | Projector::Lfm2 => None,
     }
 }
@@ -447,11 +456,10 @@ fn taps_of_corners(from: usize, to: usize) -> Taps {
     (0..to).map(of_point).collect()
 }
 
-/// Returns taps of `to` points over `from` points with a triangle filter, as wide as the coarser
-/// spacing.
-fn taps(from: usize, to: usize) -> Taps {
+/// Returns taps of `to` points over `from` points, aligned at the edges, with a triangle filter:
+/// bilinear where `width` is 1, and antialiased where it is that of the coarser spacing.
+fn taps(from: usize, to: usize, width: f64) -> Taps {
     let step = from as f64 / to as f64;
-    let width = step.max(1.0);
     let of_point = |point: usize| {
         let centre = (point as f64 + 0.5) * step;
         let weights = (0..from).map(|i| (i, 1.0 - ((i as f64 + 0.5 - centre) / width).abs()));

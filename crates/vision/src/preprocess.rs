@@ -45,7 +45,14 @@ impl ImageLayout {
             Projector::InternVl => internvl_layout(config, image),
             Projector::Pixtral => in_raster_order(config, image),
             Projector::Lfm2 => lfm2_layout(config, image),
-            Projector::Qwen25 | Projector::Qwen3 => qwen_layout(config, image),
+            Projector::Qwen25 | Projector::Qwen3 => {
+                let marks = ["<|vision_start|>", "<|vision_end|>"];
+                Ok(whole_layout(config, image, sides_of(image), marks))
+            }
+            Projector::PaddleOcr => {
+                let sides = at_least(config.row_pixels(), sides_of(image));
+                Ok(whole_layout(config, image, sides, ["<|IMAGE_START|>", "<|IMAGE_END|>"]))
+            }
         }
     }
 
@@ -168,7 +175,7 @@ fn best_grid(image: &Image, side: usize, [min_tiles, max_tiles]: [usize; 2]) -> 
 /// line of rows.
 fn in_raster_order(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
     let (unit, max_side) = (config.row_pixels(), config.image_size as f64);
-    let sides = [image.width(), image.height()];
+    let sides = sides_of(image);
     let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / max_side));
     let sides = check_sides(image, sides.map(|side| (side as f64 / ratio) as usize))?;
     let [width, height] = sides.map(|side| side.next_multiple_of(unit));
@@ -182,22 +189,33 @@ fn in_raster_order(config: &Config, image: &Image) -> Result<ImageLayout, Vision
     Ok(ImageLayout { tiles, pieces, columns: None })
 }
 
+fn sides_of(image: &Image) -> [usize; 2] {
+    [image.width(), image.height()]
+}
+
 fn area([width, height]: [usize; 2]) -> usize {
     width * height
 }
 
-/// Returns the sides of an image rounded to whole rows, at least `min_side`.
-fn rounded(config: &Config, image: &Image, min_side: usize) -> [usize; 2] {
+/// Returns the sides rounded to whole rows, at least `min_side`.
+fn rounded(config: &Config, sides: [usize; 2], min_side: usize) -> [usize; 2] {
     let unit = config.row_pixels();
     let whole = |side: usize| (side as f64 / unit as f64).round_ties_even() as usize * unit;
-    [image.width(), image.height()].map(|side| whole(side).max(min_side))
+    sides.map(|side| whole(side).max(min_side))
 }
 
-/// Returns the rounded sides, scaled to the pixel limits of untiled images.
-fn within_bounds(config: &Config, image: &Image) -> [usize; 2] {
+/// Returns the sides scaled up until both are at least `min_side`.
+fn at_least(min_side: usize, [width, height]: [usize; 2]) -> [usize; 2] {
+    let scaled =
+        |side: usize, other: usize| ((side * min_side) as f64 / other as f64).round_ties_even() as usize;
+    let [width, height] = if height < min_side { [scaled(width, height), min_side] } else { [width, height] };
+    if width < min_side { [min_side, scaled(height, width)] } else { [width, height] }
+}
+
+/// Returns the sides rounded, and scaled to the pixel limits of untiled images.
+fn within_bounds(config: &Config, sides: [usize; 2]) -> [usize; 2] {
     let (unit, [min_pixels, max_pixels]) = (config.row_pixels(), config.pixels);
-    let sides = [image.width(), image.height()];
-    let small = rounded(config, image, unit);
+    let small = rounded(config, sides, unit);
     if area(small) > max_pixels {
         let by = (area(sides) as f64 / max_pixels as f64).sqrt() * unit as f64;
         sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit)
@@ -209,20 +227,21 @@ fn within_bounds(config: &Config, image: &Image) -> [usize; 2] {
     }
 }
 
-/// Encodes the whole image without tiles, with M-RoPE positions in a plane.
-fn qwen_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
-    let [width, height] = within_bounds(config, image);
+/// Encodes the whole image without tiles between two marks, with M-RoPE positions in a plane.
+/// `sides` are the image's before rounding and limits.
+fn whole_layout(config: &Config, image: &Image, sides: [usize; 2], [start, end]: [&str; 2]) -> ImageLayout {
+    let [width, height] = within_bounds(config, sides);
     let tiles = vec![image.resized(width, height, Filter::Bicubic)];
-    let pieces = vec![mark("<|vision_start|>"), rows_of(config, &tiles, 0), mark("<|vision_end|>")];
-    Ok(ImageLayout { tiles, pieces, columns: Some(width / config.row_pixels()) })
+    let pieces = vec![mark(start), rows_of(config, &tiles, 0), mark(end)];
+    ImageLayout { tiles, pieces, columns: Some(width / config.row_pixels()) }
 }
 
 /// Encodes a small image whole, and a larger one in tiles with a thumbnail.
 fn lfm2_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
-    let small = within_bounds(config, image);
+    let small = within_bounds(config, sides_of(image));
     let whole = image.resized(small[0], small[1], Filter::Bilinear);
     let (mut tiles, mut pieces) = (Vec::new(), vec![mark("<|image_start|>")]);
-    if area(rounded(config, image, config.patch_size)) > 2 * config.pixels[1] {
+    if area(rounded(config, sides_of(image), config.patch_size)) > 2 * config.pixels[1] {
         let side = config.longest_edge;
         let [columns, rows] = best_grid(image, side, config.tiles);
         tiles = tiles_of(&image.resized(columns * side, rows * side, Filter::Bilinear), side);
@@ -236,4 +255,28 @@ fn lfm2_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionErro
     pieces.push(rows_of(config, &tiles, tiles.len() - 1));
     pieces.push(mark("<|image_end|>"));
     Ok(ImageLayout { tiles, pieces, columns: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `smart_resize` of PaddleOCR-VL in `transformers`, with the published limits: sides of less
+    /// than a row are scaled up first.
+    #[test]
+    fn sides_are_those_of_the_processor() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/paddleocr/mmproj.gguf");
+        let config = Config::from_gguf(&kvant_gguf::Gguf::open(file).unwrap()).unwrap();
+        let config = Config { patch_size: 14, pixels: [147_384, 2_822_400], ..config };
+        let cases = [
+            ([640, 480], [644, 476]),
+            ([9, 9], [392, 392]),
+            ([3, 22], [168, 1036]),
+            ([14, 2676], [28, 5348]),
+            ([2676, 14], [5348, 28]),
+        ];
+        for (sides, want) in cases {
+            assert_eq!(within_bounds(&config, at_least(config.row_pixels(), sides)), want, "{sides:?}");
+        }
+    }
 }

@@ -17,6 +17,14 @@ pub(crate) enum Norm<B: Backend> {
     Rms(B::Buffer),
 }
 
+impl<B: Backend> Norm<B> {
+    /// Returns the number of values that are normalized together.
+    pub fn width(&self) -> usize {
+        let (Self::Layer(weight) | Self::Rms(weight)) = self;
+        kvant_backend::Buffer::n_values(weight)
+    }
+}
+
 /// One layer.
 pub(crate) struct Layer<B: Backend> {
     pub attn_norm: Norm<B>,
@@ -31,7 +39,7 @@ pub(crate) struct Layer<B: Backend> {
 
 /// Projector, from the output of the last layer to rows.
 pub(crate) struct ProjectorWeights<B: Backend> {
-    /// Applied to concatenated neighbours.
+    /// Applied to concatenated neighbours, or to patches where its width is that of one.
     pub norm: Option<(Norm<B>, f32)>,
     /// Merges neighbours first.
     pub merger: Option<Linear<B>>,
@@ -95,7 +103,7 @@ impl<B: Backend> Loader<'_, B> {
         let n_positions = match c.projector {
             Projector::Pixtral | Projector::Qwen25 => None,
             // Position embeddings of a square grid, interpolated for each image.
-            Projector::Lfm2 | Projector::Qwen3 => {
+            Projector::Lfm2 | Projector::Qwen3 | Projector::PaddleOcr => {
                 Some(self.find(POSITIONS).map_or(1, |n| n.isqrt().pow(2).max(1)))
             }
             Projector::Idefics3 | Projector::InternVl => {
@@ -214,6 +222,14 @@ impl<B: Backend> Loader<'_, B> {
                 let first = self.linear("mm.0", [side_by_side, hidden], None, None)?;
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
                 ProjectorWeights { norm: None, merger: None, first, second }
+            }
+            Projector::PaddleOcr => {
+                let (norm, added) = self.norm("mm.input_norm", n)?;
+                let added = added.map(|added| added.repeat(c.n_merge * c.n_merge));
+                let hidden = n_hidden(self, "mm.1.weight");
+                let first = self.linear("mm.1", [side_by_side, hidden], added.as_deref(), None)?;
+                let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
+                ProjectorWeights { norm: Some((norm, EPS)), merger: None, first, second }
             }
             Projector::Pixtral => {
                 let (mut norm, mut merger) = (None, None);

@@ -12,7 +12,8 @@ use kvant::{
 use serde_json::json;
 
 const TOLERANCE: f32 = 1e-4;
-const MODELS: [&str; 7] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"];
+const MODELS: [&str; 8] =
+    ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl", "paddleocr"];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests")

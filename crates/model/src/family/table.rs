@@ -354,6 +354,7 @@ pub(super) static FAMILIES: &[Family] = &[
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
     // Language models of vision models: text tokens have the same M-RoPE position on all axes.
     Family { name: "qwen2vl", ..QWEN2 },
+    Family { name: "paddleocr", ..QWEN2 },
     Family { name: "qwen3vl", ..QWEN3 },
     Family { name: "qwen3vlmoe", experts: Some(EXPERTS), ..QWEN3 },
     Family { name: "seed_oss", norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN2.norms }, ..QWEN2 },

@@ -10,6 +10,9 @@ use kvant_vision::{Image, ImageLayout, ImageToken, VisionEncoder};
 /// Maximum error of rows, for values with a deviation of up to 1: f32 sums in another order.
 const ROWS: f32 = 2e-5;
 
+const MODELS: [&str; 8] =
+    ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl", "paddleocr"];
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
@@ -44,7 +47,7 @@ impl Golden {
 /// Calls `check` with the encoder of each model, and each image with its golden outputs.
 fn for_each(check: impl Fn(&str, &VisionEncoder<CpuDevice>, &Image, &Golden)) {
     let device = Arc::new(CpuDevice::from_env(None).unwrap());
-    for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"] {
+    for name in MODELS {
         let model = folder().join("models").join(name);
         let gguf = Gguf::open(model.join("mmproj.gguf")).unwrap();
         let encoder = VisionEncoder::load(&gguf, Arc::clone(&device)).unwrap();

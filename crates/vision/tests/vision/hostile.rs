@@ -8,7 +8,8 @@ use kvant_cpu::CpuDevice;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, TensorSink, Value};
 use kvant_vision::{Image, ImageLayout, VisionEncoder, VisionError};
 
-const MODELS: [&str; 7] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"];
+const MODELS: [&str; 8] =
+    ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl", "paddleocr"];
 
 fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests"))
