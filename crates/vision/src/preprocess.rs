@@ -217,11 +217,11 @@ fn within_bounds(config: &Config, sides: [usize; 2]) -> [usize; 2] {
     let (unit, [min_pixels, max_pixels]) = (config.row_pixels(), config.pixels);
     let small = rounded(config, sides, unit);
     if area(small) > max_pixels {
-        let by = (area(sides) as f64 / max_pixels as f64).sqrt() * unit as f64;
-        sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit)
+        let by = (area(sides) as f64 / max_pixels as f64).sqrt();
+        sides.map(|side| ((side as f64 / by / unit as f64).floor() as usize).max(1) * unit)
     } else if area(small) < min_pixels {
-        let by = (min_pixels as f64 / area(sides) as f64).sqrt() / unit as f64;
-        sides.map(|side| (side as f64 * by).ceil() as usize * unit)
+        let by = (min_pixels as f64 / area(sides) as f64).sqrt();
+        sides.map(|side| (side as f64 * by / unit as f64).ceil() as usize * unit)
     } else {
         small
     }
@@ -261,8 +261,8 @@ fn lfm2_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionErro
 mod tests {
     use super::*;
 
-    /// `smart_resize` of PaddleOCR-VL in `transformers`, with the published limits: sides of less
-    /// than a row are scaled up first.
+    /// `smart_resize` of PaddleOCR-VL in `transformers`, with the published limits: roundings that
+    /// depend on the order of operations, and sides of less than a row.
     #[test]
     fn sides_are_those_of_the_processor() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/models/paddleocr/mmproj.gguf");
@@ -270,6 +270,9 @@ mod tests {
         let config = Config { patch_size: 14, pixels: [147_384, 2_822_400], ..config };
         let cases = [
             ([640, 480], [644, 476]),
+            ([2000, 2000], [1680, 1680]),
+            ([3589, 3589], [1652, 1652]),
+            ([2736, 1539], [2240, 1260]),
             ([9, 9], [392, 392]),
             ([3, 22], [168, 1036]),
             ([14, 2676], [28, 5348]),
