@@ -280,7 +280,12 @@ fn attends_to_the_selected<B: Backend>(
             let attended = blocks_of(position, list)
                 .flat_map(|number| number * size..(number * size + size).min(position + 1))
                 .chain(rest..=position);
-            let answer = Answer::new(tokens, attended, position, head, q, Attention::Floats);
+            // A device may read all tokens and mask some, or decode the selected ones.
+            let arithmetic = match subject.attention() {
+                Attention::Exact => Attention::Floats,
+                of_all_tokens => of_all_tokens,
+            };
+            let answer = Answer::new(tokens, attended, position, head, q, arithmetic);
             if let Some(fault) = answer.fault(got) {
                 panic!("{}: position {position}, head {head}: {fault}", what());
             }

@@ -21,7 +21,8 @@ use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
 use crate::ops::attend::select::{self, SelectArgs, SelectBlocksArgs};
-use crate::ops::attend::selected::{self, Blocks, PooledNumbers};
+use crate::ops::attend::selected::{self, PooledNumbers};
+use crate::ops::attend::selection::{Blocks, SelectedRows};
 use crate::ops::attend::{self, AttendArgs, Stage};
 use crate::ops::attend_bidirectional::{self, Bias, Windows};
 use crate::ops::columns::copy_columns;
@@ -429,7 +430,7 @@ impl Kernels for CpuDevice {
     ) -> Result<()> {
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, sinks, out) = (q.as_slice(), sinks.map(CpuBuffer::as_slice), out.as_mut_slice());
-        let args = AttendArgs { p: params, parts, q, sinks, step_tiles };
+        let args = AttendArgs { p: params, parts, q, sinks, step_tiles, selected: None };
         attend::attend(self.context(scratch), Stage::All, args, out)
     }
 
@@ -471,11 +472,19 @@ impl Kernels for CpuDevice {
         step_tiles: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
-        let sinks = selected.sinks.map(CpuBuffer::as_slice);
-        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles };
+        let (q, sinks) = (q.as_slice(), selected.sinks.map(CpuBuffer::as_slice));
         let blocks = Blocks { of_rows: selected.numbers.as_slice(), of: selected };
-        selected::attend_selected(self.context(scratch), args, blocks, out.as_mut_slice());
+        let [whole, apart] = selected::divide(self.isa, parts, blocks);
+        if !whole.is_empty() {
+            let selected = Some(SelectedRows { blocks, spans: &whole });
+            let args = AttendArgs { p: params, parts, q, sinks, step_tiles, selected };
+            let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
+            attend::attend(self.context(scratch), Stage::All, args, out.as_mut_slice())?;
+        }
+        let args = AttendArgs { p: params, parts, q, sinks, step_tiles, selected: None };
+        let (rows, out) = (SelectedRows { blocks, spans: &apart }, out.as_mut_slice());
+        let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
+        selected::attend_selected(self.context(scratch), args, rows, out);
         Ok(())
     }
 
@@ -525,7 +534,7 @@ impl Kernels for CpuDevice {
     ) -> Result<()> {
         let scratch = &mut self.attend_selected.lock().unwrap_or_else(PoisonError::into_inner);
         let sinks = sinks.map(CpuBuffer::as_slice);
-        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles };
+        let args = AttendArgs { p: params, parts, q: q.as_slice(), sinks, step_tiles, selected: None };
         let selected = selected.map(|of| PooledNumbers { of_rows: of.numbers.as_slice(), n_used: of.n_used });
         selected::attend_pooled(self.context(scratch), args, pooled, selected, out.as_mut_slice());
         Ok(())
@@ -627,7 +636,7 @@ impl Kernels for CpuDevice {
         let stage = Stage::ALL[stage + Stage::ALL.len() - self.attend_stages().len()];
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
-        let args = AttendArgs { p: params, parts, q, sinks: None, step_tiles };
+        let args = AttendArgs { p: params, parts, q, sinks: None, step_tiles, selected: None };
         attend::attend(self.context(scratch), stage, args, out)
     }
 }

@@ -97,6 +97,7 @@ mod scalar;
 mod score;
 pub(crate) mod select;
 pub(crate) mod selected;
+pub(crate) mod selection;
 mod shape;
 mod softmax;
 mod split;
@@ -107,6 +108,7 @@ mod view;
 mod weights;
 
 use matrix_unit::UnitPath;
+use selection::SelectedRows;
 pub(crate) use split::Scratch;
 pub(crate) use stage::Stage;
 
@@ -119,6 +121,9 @@ pub(crate) struct AttendArgs<'a> {
     /// `[n_heads]`
     pub sinks: Option<&'a [f32]>,
     pub step_tiles: Option<&'a CpuPage>,
+    /// The rows that attend, to selected tokens; all rows to all tokens when `None`. Not for the
+    /// scalar kernels.
+    pub selected: Option<SelectedRows<'a>>,
 }
 
 /// See [`kvant_backend::Backend::attend`]. Reads no more of coded tiles than `stage` states, which

@@ -21,7 +21,7 @@ struct State {
 /// See [`super::attend`], which has checked the shapes.
 pub(super) fn attend(
     pool: &Pool,
-    AttendArgs { p, parts, q, sinks, step_tiles }: AttendArgs<'_>,
+    AttendArgs { p, parts, q, sinks, step_tiles, .. }: AttendArgs<'_>,
     out: &mut [f32],
 ) {
     let (group, out) = (p.n_heads / p.n_kv_heads.max(1), DisjointMut::new(out));

@@ -4,18 +4,19 @@
 //! The keys and values of a row's tokens are decoded once, into scratch memory that a selection
 //! bounds, and read by all query heads.
 
-use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry, Selected};
+use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry, TokenSpan};
 use kvant_codec::tile::{TILE, prepare_query, restore_row};
 
 use super::AttendArgs;
 use super::select::tiles;
+use super::selection::{Blocks, RowSpan, SelectedRows};
 use super::view::View;
-use crate::host::buffer::CpuBuffer;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
 use crate::host::pool::Pool;
 use crate::ops::channel_scales::HeadScales;
 use crate::ops::context::KernelContext;
+use crate::simd::isa::Isa;
 use crate::simd::vec16::{Lanes, Op, with_lanes};
 
 /// Scratch memory, reused between calls.
@@ -26,29 +27,8 @@ pub(crate) struct Scratch {
     values: Vec<f32>,
     /// Decoded for several rows: pooled keys, and the tokens of a window.
     shared: [Vec<f32>; 2],
-}
-
-/// The selected blocks of tokens, and their numbers `[rows, n_lists, n_used]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Blocks<'a> {
-    pub of: Selected<'a, CpuBuffer>,
-    pub of_rows: &'a [f32],
-}
-
-impl Blocks<'_> {
-    /// Writes the positions of the tokens that a KV head of a row attends to, up to its own.
-    fn tokens(&self, row: usize, kv_head: usize, position: usize, tokens: &mut Vec<usize>) {
-        let Selected { n_used, block: size, n_lists, with_rest, .. } = self.of;
-        let list = row * n_lists + kv_head.min(n_lists - 1);
-        let blocks = self.of_rows[list * n_used..][..n_used].iter();
-        let of_block = |&block: &f32| {
-            let first = block as usize * size;
-            first..(first + size).min(position + 1)
-        };
-        let n_whole = if with_rest { (position + 1) / size * size } else { position + 1 };
-        tokens.clear();
-        tokens.extend(blocks.flat_map(of_block).chain(n_whole..=position));
-    }
+    /// Selected tokens of several rows.
+    union: Union,
 }
 
 /// Query heads that share the loads of keys and values.
@@ -57,26 +37,119 @@ const HEADS: usize = 4;
 const DECODED: usize = 64;
 const LANES: usize = 16;
 
-/// Attends to the tokens of the selected blocks of each row that has more.
+/// Divides the rows that have more tokens than they select: those that read all tokens of the 128
+/// that are stored together, as rows that attend to all tokens do, and the others.
+pub(crate) fn divide(isa: Isa, parts: &[KvBatchEntry<'_, CpuPage>], blocks: Blocks<'_>) -> [Vec<RowSpan>; 2] {
+    let [mut whole, mut apart] = [Vec::new(), Vec::new()];
+    for (part, entry) in parts.iter().enumerate() {
+        for position in entry.rows.start.max(blocks.of.first_position())..entry.rows.end() {
+            let row = position - entry.rows.start;
+            let is_whole = isa != Isa::Scalar && blocks.reads_all(entry.rows.first + row, position);
+            let spans = if is_whole { &mut whole } else { &mut apart };
+            match spans.last_mut() {
+                Some(RowSpan { part: last, rows }) if *last == part && rows.end == row => rows.end += 1,
+                _ => spans.push(RowSpan { part, rows: row..row + 1 }),
+            }
+        }
+    }
+    [whole, apart]
+}
+
+/// Attends to the tokens of the selected blocks of these rows.
+///
+/// Those in one tile, which read every token in the same form, share what they decode: each token
+/// that some of them attend to, once.
 pub(crate) fn attend_selected(
     mut context: KernelContext<'_, Scratch>,
     args: AttendArgs<'_>,
-    blocks: Blocks<'_>,
+    SelectedRows { blocks, spans }: SelectedRows<'_>,
     out: &mut [f32],
 ) {
-    let mut tokens = Vec::new();
-    for part in args.parts {
-        for position in part.rows.start.max(blocks.of.first_position())..part.rows.end() {
-            let row = part.rows.first + position - part.rows.start;
+    let mut union = std::mem::take(&mut context.scratch.union);
+    for RowSpan { part, rows } in spans {
+        let part = &args.parts[*part];
+        let first = part.rows.start + rows.start;
+        for positions in tiles(TokenSpan { n: rows.end, ..part.rows }, first) {
+            let tile = positions.start / TILE;
+            let first_row = part.rows.first + positions.start - part.rows.start;
             for kv_head in 0..args.p.n_kv_heads {
-                blocks.tokens(row, kv_head, position, &mut tokens);
-                let view = View::new(part, &part.layer.k[kv_head], args.step_tiles);
-                let source = Source::Stored { view, tile: position / TILE };
-                let tokens = Numbered { source, numbers: &tokens };
-                let row = Row { part, row, tokens, pooled: None };
-                attend_row(context.reborrow(), args, row, kv_head, out);
+                let of = [&part.layer.k[kv_head], part.layer.values(kv_head)];
+                let [keys, values] = of.map(|tensor| View::new(part, tensor, args.step_tiles));
+                let own_values = (!part.layer.is_shared_kv()).then_some(values);
+                union.find(positions.clone(), |row, position, tokens| {
+                    blocks.tokens(first_row + row, kv_head, position, tokens);
+                });
+                let stored = |view| Source::Stored { view, tile };
+                let is_shared = positions.len() > 1;
+                if is_shared {
+                    union.decode(context.pool, 0, stored(keys), keys.dim());
+                    own_values
+                        .iter()
+                        .for_each(|&view| union.decode(context.pool, 1, stored(view), view.dim()));
+                }
+                for row in 0..positions.len() {
+                    let source = |of: usize, view| match is_shared {
+                        true => Source::Slotted { rows: &union.decoded[of], slots: &union.slots },
+                        false => stored(view),
+                    };
+                    let tokens = Numbered { source: source(0, keys), numbers: union.of_row(row) };
+                    let values = own_values.map(|view| source(1, view));
+                    let row = Row { part, row: first_row + row, tokens, values, pooled: None };
+                    attend_row(context.reborrow(), args, row, kv_head, out);
+                }
             }
         }
+    }
+    context.scratch.union = union;
+}
+
+/// The tokens that some rows attend to, and the decoded ones that they share.
+#[derive(Debug, Default)]
+struct Union {
+    /// Tokens of each row, one after the other, and where they end.
+    tokens: Vec<usize>,
+    ends: Vec<usize>,
+    /// The tokens of all, ascending.
+    all: Vec<usize>,
+    /// The place of each token among all of them, if it is there.
+    slots: Vec<u32>,
+    /// Decoded keys and values of all.
+    decoded: [Vec<f32>; 2],
+}
+
+impl Union {
+    /// Finds the tokens of the rows at `positions`, which `tokens_of` writes for each.
+    fn find(
+        &mut self,
+        positions: std::ops::Range<usize>,
+        mut tokens_of: impl FnMut(usize, usize, &mut Vec<usize>),
+    ) {
+        let Self { tokens, ends, all, slots, .. } = self;
+        [&mut *tokens, &mut *ends, &mut *all].into_iter().for_each(Vec::clear);
+        slots.clear();
+        slots.resize(positions.end, 0);
+        let mut of_row = Vec::new();
+        for (row, position) in positions.enumerate() {
+            tokens_of(row, position, &mut of_row);
+            of_row.iter().for_each(|&token| slots[token] = 1);
+            tokens.extend_from_slice(&of_row);
+            ends.push(tokens.len());
+        }
+        for (token, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| **slot > 0) {
+            *slot = all.len() as u32;
+            all.push(token);
+        }
+    }
+
+    /// Returns the tokens of a row.
+    fn of_row(&self, row: usize) -> &[usize] {
+        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.tokens[start..self.ends[row]]
+    }
+
+    /// Decodes the keys (0) or values (1) of all tokens.
+    fn decode(&mut self, pool: &Pool, of: usize, source: Source<'_>, dim: usize) {
+        gather(pool, source, dim, &self.all, room(&mut self.decoded[of], self.all.len() * dim));
     }
 }
 
@@ -147,7 +220,7 @@ pub(crate) fn attend_pooled(
                 }
                 let pooled = Some(Numbered { source: of_keys, numbers: &numbers });
                 let tokens = Numbered { source: of_tokens, numbers: &tokens };
-                let row = Row { part, row, tokens, pooled };
+                let row = Row { part, row, tokens, values: None, pooled };
                 attend_row(context.reborrow(), args, row, 0, out);
             }
         }
@@ -162,6 +235,8 @@ enum Source<'a> {
     Stored { view: View<'a>, tile: usize },
     /// Decoded before, from number `first` on.
     Decoded { rows: &'a [f32], first: usize },
+    /// Decoded before, each in its slot.
+    Slotted { rows: &'a [f32], slots: &'a [u32] },
 }
 
 impl Source<'_> {
@@ -171,6 +246,9 @@ impl Source<'_> {
             Self::Stored { view, tile } => view.read(*tile, number, row),
             Self::Decoded { rows, first } => {
                 row.copy_from_slice(&rows[(number - first) * row.len()..][..row.len()]);
+            }
+            Self::Slotted { rows, slots } => {
+                row.copy_from_slice(&rows[slots[number] as usize * row.len()..][..row.len()]);
             }
         }
     }
@@ -191,6 +269,8 @@ struct Row<'a> {
     row: usize,
     /// The keys of its tokens.
     tokens: Numbered<'a>,
+    /// Their values, unless they are part of the keys.
+    values: Option<Source<'a>>,
     /// Pooled keys beside them.
     pooled: Option<Numbered<'a>>,
 }
@@ -198,13 +278,12 @@ struct Row<'a> {
 fn attend_row(
     KernelContext { isa, pool, scratch }: KernelContext<'_, Scratch>,
     AttendArgs { p, q, sinks, step_tiles, .. }: AttendArgs<'_>,
-    Row { part, row, tokens, pooled }: Row<'_>,
+    Row { part, row, tokens, values: own_values, pooled }: Row<'_>,
     kv_head: usize,
     out: &mut [f32],
 ) {
     let keys = View::new(part, &part.layer.k[kv_head], step_tiles);
     let values = View::new(part, part.layer.values(kv_head), step_tiles);
-    let own_values = (!part.layer.is_shared_kv()).then_some(values);
     let Scratch { keys: decoded_keys, values: decoded_values, .. } = scratch;
     let n = tokens.numbers.len() + pooled.map_or(0, |pooled| pooled.numbers.len());
     let decoded_keys = room(decoded_keys, n * keys.dim());
@@ -213,9 +292,9 @@ fn attend_row(
     if let Some(Numbered { source, numbers }) = pooled {
         gather(pool, source, keys.dim(), numbers, of_pooled);
     }
-    let decoded_values = room(decoded_values, own_values.map_or(0, |values| n * values.dim()));
-    if let (Some(view), Source::Stored { tile, .. }) = (own_values, tokens.source) {
-        gather(pool, Source::Stored { view, tile }, view.dim(), tokens.numbers, decoded_values);
+    let decoded_values = room(decoded_values, if own_values.is_some() { n * values.dim() } else { 0 });
+    if let Some(source) = own_values {
+        gather(pool, source, values.dim(), tokens.numbers, decoded_values);
     }
     let (decoded_keys, decoded_values) = match own_values {
         Some(_) => (&*decoded_keys, &*decoded_values),

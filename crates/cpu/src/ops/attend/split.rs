@@ -18,6 +18,7 @@ use kvant_codec::tile::{TILE, slices};
 use super::AttendArgs;
 use super::codes::Coding;
 use super::matrix_unit::MatrixPath;
+use super::selection::{JobRows, Masks, RowSpan};
 use super::shape::{BLOCK, Lane, MASKED_SCORE, QUERY_GROUP, SLICE};
 use super::softmax::{AddSplit, MergeSoftmax, RescaleOutputs};
 use super::stage::Stage;
@@ -166,8 +167,7 @@ impl<'a, B: MatrixPath> Call<'a, B> {
     fn cut(&self, n_threads: usize, jobs: &mut Vec<WorkItem>) {
         jobs.clear();
         let n_jobs = |queries_per_job: usize| {
-            let blocks =
-                self.args.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(queries_per_job));
+            let blocks = self.spans().map(|span| (span.rows.len() * self.group()).div_ceil(queries_per_job));
             blocks.sum::<usize>() * self.args.p.n_kv_heads
         };
         let mut queries_per_job = B::QUERIES;
@@ -178,18 +178,28 @@ impl<'a, B: MatrixPath> Call<'a, B> {
             queries_per_job = (queries_per_job / 2).max(MIN_QUERIES_PER_JOB);
         }
         let mut first_share = 0;
-        for (index, part) in self.args.parts.iter().enumerate() {
-            let n_queries = part.rows.n * self.group();
+        for RowSpan { part, rows } in self.spans() {
+            let (first, n_queries) = (rows.start * self.group(), rows.len() * self.group());
             for block in (0..n_queries.div_ceil(queries_per_job)).rev() {
                 for head in 0..self.args.p.n_kv_heads {
                     let queries = queries_per_job * block..n_queries.min(queries_per_job * (block + 1));
-                    let mut job = WorkItem { part: index, head, queries, shares: 0..0 };
+                    let queries = first + queries.start..first + queries.end;
+                    let mut job = WorkItem { part, head, queries, shares: 0..0 };
                     job.shares = first_share..first_share + self.task(&job).n_splits();
                     first_share = job.shares.end;
                     jobs.push(job);
                 }
             }
         }
+    }
+
+    /// Returns the rows that attend.
+    fn spans(&self) -> impl Iterator<Item = RowSpan> {
+        let AttendArgs { parts, selected, .. } = self.args;
+        let of_part = move |part: usize| RowSpan { part, rows: 0..parts[part].rows.n };
+        let whole = (0..if selected.is_some() { 0 } else { parts.len() }).map(of_part);
+        let selected = selected.map_or(&[][..], |selected| selected.spans);
+        whole.chain(selected.iter().cloned())
     }
 
     fn task(&'a self, job: &'a WorkItem) -> Task<'a, B> {
@@ -222,7 +232,8 @@ impl KvSplit {
     fn reset(&mut self, queries: usize, width: usize) {
         (self.queries, self.width) = (queries, width);
         self.max.clear();
-        self.max.resize(queries.div_ceil(16), [f32::NEG_INFINITY; 16]);
+        // As of tokens that are all masked: finite, as a split may have no others.
+        self.max.resize(queries.div_ceil(16), [MASKED_SCORE; 16]);
         self.sum.clear();
         self.sum.resize(queries.div_ceil(16), [0.0; 16]);
         self.out.clear();
@@ -351,21 +362,33 @@ impl<B: MatrixPath> Task<'_, B> {
         }
         share.reset(n, self.values.tensor.spec.stored_value_dim() / 16);
         let (form, tokens) = self.split_tokens(number);
+        let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
+        // Taken from the thread, which the loops change.
+        let mut masks = std::mem::take(&mut local.masks);
+        masks.set(self.call.args.selected, self.job_rows(), &blocks);
+        let mut firsts =
+            blocks.step_by(BLOCK).filter(|&first| masks.any(first, 0..self.job_rows().n)).peekable();
+        let Some(&start) = firsts.peek() else {
+            drop(firsts);
+            local.masks = masks;
+            return;
+        };
         // End of the tokens to prefetch.
         let end = if goes_on && form == TokenForm::Main { self.main.end } else { tokens.end };
         let block = |view, first: usize| {
             let within = |token: usize| token.clamp(first, first + BLOCK) - first;
-            let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
-            Block::new(view, first / TILE, tiles, form)
+            let (tiles, read) = (within(tokens.start) / TILE..within(end).div_ceil(TILE), masks.tiles(first));
+            let start = tiles.start.max(read.start);
+            Block::new(view, first / TILE, start..tiles.end.min(read.end).max(start), form)
         };
         let mut path = self.call.proof.filter(|_| n >= B::MIN_QUERIES).map(B::new);
-        let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
-        let mut next = both(blocks.start);
+        let mut next = both(start);
         // The first values are not prefetched yet, unless this thread had the previous split.
         local.prefetcher(lanes, &path, n, &next[1..]).finish();
-        for first in blocks.step_by(BLOCK) {
-            let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
+        while let Some(first) = firsts.next() {
+            let [keys, values] =
+                std::mem::replace(&mut next, both(*firsts.peek().unwrap_or(&(first + BLOCK))));
             self.keys.prefetch_block((first + 2 * BLOCK) / TILE);
             let prefetcher = &mut local.prefetcher(lanes, &path, n, &next);
             if path.is_some() {
@@ -373,7 +396,8 @@ impl<B: MatrixPath> Task<'_, B> {
             }
             for some in query_groups(n) {
                 let seen = self.visible_to_any(&some, form);
-                if seen.start >= first + BLOCK || seen.end <= first {
+                if seen.start >= first + BLOCK || seen.end <= first || !masks.any(first, self.rows_of(&some))
+                {
                     continue;
                 }
                 local.select_queries(some.clone());
@@ -386,7 +410,7 @@ impl<B: MatrixPath> Task<'_, B> {
                         (None, _) => local.score_floats(lanes, &run, prefetcher),
                     }
                 }
-                self.weigh(lanes, local, &keys, &values.tiles);
+                self.weigh(lanes, local, &masks, &keys, &values.tiles);
                 let more = SoftmaxState { max: &local.max, sum: &local.sum };
                 share.join(lanes, &some, more, &mut local.rescale_old, &mut local.rescale_new);
                 let out = share.out(&some);
@@ -406,11 +430,34 @@ impl<B: MatrixPath> Task<'_, B> {
             }
             prefetcher.finish();
         }
+        drop(firsts);
+        local.masks = masks;
+    }
+
+    /// Returns the rows of the job.
+    fn job_rows(&self) -> JobRows {
+        let (first, kv_head) = (self.job.queries.start / self.group, self.job.head);
+        let n = self.job.queries.end.div_ceil(self.group) - first;
+        JobRows { first: self.part.rows.first + first, position: self.part.rows.start + first, n, kv_head }
+    }
+
+    /// Returns the rows of some queries, counted from the first of the job.
+    fn rows_of(&self, some: &Range<usize>) -> Range<usize> {
+        let (queries, first) = (&self.job.queries, self.job.queries.start / self.group);
+        let row = |query: usize| (queries.start + query) / self.group - first;
+        row(some.start)..row(some.end - 1) + 1
     }
 
     /// Turns the scores of the active queries against a block of keys, of which tiles `tiles` are
     /// attended to, into weights relative to their maxima.
-    fn weigh<L: Lanes>(&self, lanes: L, local: &mut ThreadState, keys: &Block, tiles: &Range<usize>) {
+    fn weigh<L: Lanes>(
+        &self,
+        lanes: L,
+        local: &mut ThreadState,
+        masks: &Masks,
+        keys: &Block,
+        tiles: &Range<usize>,
+    ) {
         // Where `q · centre` applies to all scores of a block, adding it to their maximum suffices;
         // with a soft cap it must be added to the scores.
         let (centre, soft_cap) = (keys.centre(), self.call.args.p.soft_cap);
@@ -427,6 +474,13 @@ impl<B: MatrixPath> Task<'_, B> {
         let (first, sure) = (TILE * keys.first, self.visible_to_all(&local.active, keys.form));
         if first < sure.start || first + TILE * tiles.end > sure.end {
             self.mask(local, first, tiles, keys.form);
+        }
+        if masks.are_set() {
+            let rows = self.rows_of(&local.active).start;
+            let skipped = (self.job.queries.start + local.active.start) % self.group;
+            for (i, scores) in local.scores.iter_mut().enumerate() {
+                masks.apply(first, rows + (skipped + i) / self.group, tiles, scores);
+            }
         }
         local.softmax(lanes, tiles.clone());
         if is_even {

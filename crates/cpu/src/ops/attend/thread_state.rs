@@ -11,6 +11,7 @@ use super::matrix_unit::MatrixPath;
 use super::panels::Panels;
 use super::prefetch::Prefetcher;
 use super::query::Queries;
+use super::selection::Masks;
 use super::shape::{BLOCK_TILES, Bytes, MAX_QUERIES, QUERY_GROUP, Scores};
 use super::stage::Stage;
 use super::view::Block;
@@ -56,6 +57,8 @@ pub(super) struct ThreadState {
     /// `[octets of a tile][8 tiles]`. Empty for other tensors.
     pub(super) unpacked: Vec<Expanded>,
     pub(super) is_shared_kv: bool,
+    /// The tokens that rows attend to, of a KV split.
+    pub(super) masks: Masks,
     /// Steps of the loops over a block of keys and values, for a chunk of queries.
     steps: usize,
     /// Blocks of dims of a coded tile of keys, and of values.
@@ -161,6 +164,7 @@ impl Default for ThreadState {
             panels,
             unpacked,
             is_shared_kv: false,
+            masks: Masks::default(),
             row,
             steps: 0,
             blocks: [const { Vec::new() }; 2],
