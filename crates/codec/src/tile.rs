@@ -365,9 +365,10 @@ impl TileLayout {
         let scale = f16::from_le_bytes([block[2 * slot], block[2 * slot + 1]]);
         match &self.code().levels {
             Levels::Steps { zero } => {
-                for (dim, x) in x.iter_mut().enumerate() {
-                    let code = self.code_at(&block[SCALE_BYTES..], slot, dim);
-                    *x = f32::from(i16::from(code) - i16::from(*zero)) * scale.to_f32();
+                let (mut codes, scale) = ([0; 32], scale.to_f32());
+                self.get_codes(&block[SCALE_BYTES..], slot, &mut codes);
+                for (x, code) in x.iter_mut().zip(codes) {
+                    *x = f32::from(i16::from(code) - i16::from(*zero)) * scale;
                 }
             }
             Levels::Book(book) => self.get_slice(book, block, slot, scale, x),
@@ -391,7 +392,8 @@ impl TileLayout {
         scale: f16,
         x: &mut [f32],
     ) {
-        let indices = std::array::from_fn(|dim| self.code_at(&block[SCALE_BYTES..], slot, dim));
+        let mut indices = [0; N];
+        self.get_codes(&block[SCALE_BYTES..], slot, &mut indices);
         x.copy_from_slice(&turbo::decode_rotated::<N>(book, &turbo::CodedSlice { scale, indices }));
     }
 
@@ -467,19 +469,40 @@ impl TileLayout {
         }
     }
 
-    /// Reads one code from the planes of a block.
-    fn code_at(&self, planes: &[u8], slot: usize, dim: usize) -> u8 {
-        let (g, j) = self.place(slot, dim);
+    /// Reads the codes of one row from the planes of a block.
+    fn get_codes(&self, planes: &[u8], slot: usize, codes: &mut [u8]) {
         match self.code().bits {
-            8 => planes[64 * g + j],
-            4 => planes[32 * g + j % 32] >> (4 * (j / 32)) & 15,
-            2 => planes[16 * g + j % 16] >> (2 * (j / 16)) & 3,
-            3 => {
-                let low = planes[16 * g + j % 16] >> (2 * (j / 16)) & 3;
-                let high = planes[high_planes(planes.len()) + 8 * g + j / 8] >> (j % 8) & 1;
-                high << 2 | low
-            }
+            8 => self.get_codes_of::<8>(planes, slot, codes),
+            4 => self.get_codes_of::<4>(planes, slot, codes),
+            3 => self.get_codes_of::<3>(planes, slot, codes),
+            2 => self.get_codes_of::<2>(planes, slot, codes),
             bits => unreachable!("no codes of {bits} bits"),
+        }
+    }
+
+    /// The same, where the number of bits is a constant. The places are those of
+    /// [`TileLayout::place`].
+    fn get_codes_of<const BITS: usize>(&self, planes: &[u8], slot: usize, codes: &mut [u8]) {
+        let (low, high) = planes.split_at(if BITS == 3 { high_planes(planes.len()) } else { planes.len() });
+        let bytes = if BITS == 3 { 16 } else { 8 * BITS };
+        let (each, next, first) = match self.side {
+            Side::K => (4, 1, 4 * slot),
+            Side::V => (16, 4, slot % 4),
+        };
+        for (i, codes) in codes.chunks_exact_mut(each).enumerate() {
+            let g = if self.side == Side::K { i } else { 4 * i + slot / 4 };
+            let low = &low[bytes * g..][..bytes];
+            for (k, code) in codes.iter_mut().enumerate() {
+                let j = first + next * k;
+                *code = match BITS {
+                    8 => low[j],
+                    4 => low[j % 32] >> (4 * (j / 32)) & 15,
+                    _ => low[j % 16] >> (2 * (j / 16)) & 3,
+                };
+                if BITS == 3 {
+                    *code |= (high[8 * g + j / 8] >> (j % 8) & 1) << 2;
+                }
+            }
         }
     }
 }

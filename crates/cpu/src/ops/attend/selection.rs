@@ -62,8 +62,8 @@ impl Blocks<'_> {
         selected.fold(bits(self.rest(position)..position + 1), |mask, start| mask | bits(start..start + size))
     }
 
-    /// Returns whether a row reads all tokens of the 128 that are stored together: for any of its
-    /// KV heads, whatever other rows do.
+    /// Returns whether a row reads all tokens of the 128 that are stored together, for each of its
+    /// lists. Other rows change nothing, so that its result does not depend on them.
     pub(super) fn reads_all(&self, row: usize, position: usize) -> bool {
         let Selected { block: size, n_lists, n_used, .. } = self.of;
         let n_read = |list: usize| {

@@ -362,12 +362,11 @@ impl<B: MatrixPath> Task<'_, B> {
         }
         share.reset(n, self.values.tensor.spec.stored_value_dim() / 16);
         let (form, tokens) = self.split_tokens(number);
-        let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
+        let (blocks, rows) = (tokens.start / BLOCK * BLOCK..tokens.end, self.job_rows());
         // Taken from the thread, which the loops change.
         let mut masks = std::mem::take(&mut local.masks);
-        masks.set(self.call.args.selected, self.job_rows(), &blocks);
-        let mut firsts =
-            blocks.step_by(BLOCK).filter(|&first| masks.any(first, 0..self.job_rows().n)).peekable();
+        masks.set(self.call.args.selected, rows, &blocks);
+        let mut firsts = blocks.step_by(BLOCK).filter(|&first| masks.any(first, 0..rows.n)).peekable();
         let Some(&start) = firsts.peek() else {
             drop(firsts);
             local.masks = masks;
