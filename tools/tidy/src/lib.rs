@@ -26,6 +26,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvant-generate", &["kvant-text", "kvant-gguf", "kvant-codec"]),
     ("kvant-model", &["kvant-kv", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     ("kvant-vision", &["kvant-model", "kvant-backend", "kvant-gguf", "kvant-codec"]),
+    ("kvant-audio", &["kvant-model", "kvant-backend", "kvant-gguf", "kvant-codec"]),
     ("kvant-quantize", &["kvant-model", "kvant-gguf", "kvant-codec"]),
     ("kvant-linear", &["kvant-cpu", "kvant-gguf", "kvant-backend", "kvant-codec"]),
     (
@@ -35,6 +36,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvant-generate",
             "kvant-model",
             "kvant-vision",
+            "kvant-audio",
             "kvant-kv",
             "kvant-cpu",
             "kvant-cuda",
@@ -271,7 +273,7 @@ fn imports_name_the_defining_module() {
 
 #[test]
 fn the_text_the_model_and_the_cache_name_no_device() {
-    for room in ["text", "model", "vision", "kv", "backend", "quantize"] {
+    for room in ["text", "model", "vision", "audio", "kv", "backend", "quantize"] {
         for file in sources(&root().join("crates").join(room).join("src")) {
             let text = fs::read_to_string(&file).unwrap();
             assert!(
@@ -302,8 +304,8 @@ fn libraries_name_no_flags() {
         (r#"error("raise it with -c")"#, r#"("a - b", "-of-", "auto-asymmetric", -c) // "-c""#);
     assert!(names_a_flag(with) && names_a_flag("\"--chunks\"") && !names_a_flag(without));
     for room in [
-        "codec", "files", "gguf", "hf", "backend", "kv", "model", "vision", "text", "quantize", "engine",
-        "eval",
+        "codec", "files", "gguf", "hf", "backend", "kv", "model", "vision", "audio", "text", "quantize",
+        "engine", "eval",
     ] {
         let mut written = Vec::new();
         files(&root().join("crates").join(room).join("src"), &["rs"], &mut written);
