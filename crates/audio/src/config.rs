@@ -5,7 +5,7 @@ use kvant_model::ModelError;
 
 use crate::clip::{AudioClip, SAMPLE_RATE};
 use crate::error::AudioError;
-use crate::log_mel::{HOP, LogMel, MIN_SAMPLES};
+use crate::log_mel::{HOP, LogMel};
 
 /// The projector: maps encoder outputs to soft tokens of the text model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +48,8 @@ const PROJECTORS: [(&str, Projector); 3] =
 pub(crate) const CHUNK_FRAMES: usize = 100;
 /// Frames of an attention window of Qwen3 (8 s), which files lack.
 const QWEN3_WINDOW_FRAMES: usize = 800;
+/// Minimum samples of a clip for Qwen2: a row needs two positions, of two frames each.
+const QWEN2_MIN_SAMPLES: usize = 2 * HOP + 1;
 /// Minimum samples of a clip for Qwen3 (0.5 s): Qwen3-ASR's processor pads shorter ones with zeros.
 const QWEN3_MIN_SAMPLES: usize = 8_000;
 
@@ -125,22 +127,19 @@ impl Config {
     /// (Whisper) or to the minimum duration (Qwen3).
     ///
     /// # Errors
-    /// A clip that is too short for a row, or longer than the model's only window (Qwen2-Audio).
+    /// A clip that is too short for a row, or longer than the only window (Qwen2-Audio).
     pub fn log_mel(&self, clip: &AudioClip) -> Result<LogMel, AudioError> {
-        let n = clip.samples().len();
-        if n < MIN_SAMPLES.max(self.min_samples()) {
-            let expected = format!("at least {} ms", self.min_samples() * 1000 / SAMPLE_RATE);
-            let got = format!("{:.1} ms", 1000.0 * clip.seconds());
-            return Err(AudioError::Range { what: "duration", expected, got });
-        }
-        let window = self.window_frames() * HOP;
+        let (n, window) = (clip.samples().len(), self.window_frames() * HOP);
         let padded = match self.projector {
             Projector::Voxtral => n.next_multiple_of(window),
-            Projector::Qwen2 if n > window => {
-                let seconds = |n: usize| n as f64 / SAMPLE_RATE as f64;
-                let expected = format!("at most {} s for this model", seconds(window));
-                let got = format!("{} s", seconds(n));
-                return Err(AudioError::Range { what: "duration", expected, got });
+            Projector::Qwen2 if !(QWEN2_MIN_SAMPLES..=window).contains(&n) => {
+                let [min, max] = [QWEN2_MIN_SAMPLES, window].map(|n| n as f64 / SAMPLE_RATE as f64);
+                let expected = format!("{min:.2} to {max} s for this model");
+                return Err(AudioError::Range {
+                    what: "duration",
+                    expected,
+                    got: format!("{} s", clip.seconds()),
+                });
             }
             Projector::Qwen2 => window,
             Projector::Qwen3 => n.max(QWEN3_MIN_SAMPLES),
@@ -164,15 +163,6 @@ impl Config {
         match self.projector {
             Projector::Voxtral | Projector::Qwen2 => 2 * self.n_positions,
             Projector::Qwen3 => QWEN3_WINDOW_FRAMES,
-        }
-    }
-
-    /// Returns the minimum samples of a clip: those of an output row, or of a whole transform.
-    fn min_samples(&self) -> usize {
-        match self.projector {
-            // Two positions, of two frames each.
-            Projector::Qwen2 => 2 * HOP + 1,
-            Projector::Voxtral | Projector::Qwen3 => MIN_SAMPLES,
         }
     }
 

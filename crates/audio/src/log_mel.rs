@@ -18,7 +18,7 @@ const N_FFT: usize = 400;
 pub(crate) const HOP: usize = 160;
 
 /// Minimum samples of a clip: its ends are reflected over half a transform.
-pub(crate) const MIN_SAMPLES: usize = N_FFT / 2 + 1;
+const MIN_SAMPLES: usize = N_FFT / 2 + 1;
 
 /// Dynamic range, in powers of ten.
 const RANGE: f32 = 8.0;

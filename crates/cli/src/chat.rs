@@ -14,15 +14,15 @@ use kvant::{ChatTemplate, Message, RenderOptions, Requirements, Session, Session
 
 use crate::args::cache::CacheArgs;
 use crate::args::decode::DecodeArgs;
+use crate::args::mmproj::MmprojArgs;
 use crate::args::model::ModelArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::args::template::TemplateArgs;
-use crate::args::vision::VisionArgs;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::kv_cache::ResolvedCache;
+use crate::media::{MediaOptions, encode_media, media_files};
 use crate::open::ModelRequirements;
-use crate::vision::{VisionOptions, encode_images};
 use crate::{console, output};
 use command::Input;
 use conversation::Chat;
@@ -51,8 +51,11 @@ pub struct ChatArgs {
     /// Image for the first message; /image adds others
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     image: Vec<PathBuf>,
+    /// Audio for the first message; /audio adds more
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    audio: Vec<PathBuf>,
     #[command(flatten)]
-    vision: VisionArgs,
+    mmproj: MmprojArgs,
     /// First message
     #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
     prompt: Option<String>,
@@ -77,13 +80,14 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     // Reports invalid settings before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let vision = Some(VisionOptions { args: &args.vision, is_needed: !args.image.is_empty() });
+    let files = &media_files(&args.image, &args.audio)[..];
+    let media = Some(MediaOptions { args: &args.mmproj, files });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
     let requirements = ModelRequirements {
         needs: Requirements::ChatTemplate,
         chat_template,
         draft,
-        vision,
+        media,
         ..Default::default()
     };
     let model = args.model.open_with(false, requirements)?;
@@ -111,7 +115,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         context_shift: args.context_shift,
         render,
         reasoning: ReasoningDisplay::of(args.hide_thinking),
-        images: encode_images(&model, &args.image, false)?,
+        media: encode_media(&model, files, false)?,
         options,
         interrupt,
         session,

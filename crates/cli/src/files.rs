@@ -85,7 +85,7 @@ pub fn is_model(path: &Path) -> bool {
 }
 
 /// Returns whether `path` is a GGUF file of a language model: the first shard of a split one, and
-/// no vision encoder.
+/// no vision or audio encoder.
 pub fn is_language_model(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let is_later_shard = name.contains("-of-") && !name.contains("-00001-of-");
@@ -106,8 +106,8 @@ pub fn has_gguf_magic(path: &Path) -> bool {
         && magic == *b"GGUF"
 }
 
-/// Returns whether a file has the name of a vision encoder.
-pub fn is_vision_encoder_name(name: &str) -> bool {
+/// Returns whether a file has the name of a vision or audio encoder.
+pub fn is_mmproj_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.contains("mmproj") && name.ends_with(".gguf")
 }

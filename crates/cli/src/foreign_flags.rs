@@ -313,7 +313,6 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("-mm", Is("--mmproj")),
     ("--mmproj-url", No("--mmproj takes a file; one in the model's repository is found by itself")),
     ("-mmu", No("--mmproj takes a file; one in the model's repository is found by itself")),
-    ("--audio", No("models take text and images")),
     ("-mu", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
     ("--model-url", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
     ("-hft", No("the hub's token is read from HF_TOKEN")),

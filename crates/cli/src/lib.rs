@@ -31,6 +31,7 @@ mod interrupt;
 mod kv_cache;
 mod lab;
 mod log;
+mod media;
 mod model_source;
 mod open;
 #[cfg(feature = "otel")]
@@ -41,7 +42,6 @@ mod progress;
 mod quantize;
 mod run;
 mod serve;
-mod vision;
 
 use std::ffi::OsString;
 use std::panic::{catch_unwind, set_hook};

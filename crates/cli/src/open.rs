@@ -16,7 +16,7 @@ use crate::args::model::{ModelArgs, ModelSourceArgs};
 use crate::args::template::{TemplateArgs, names};
 use crate::failure::Failure;
 use crate::files::{read_text, strip_bom};
-use crate::vision::VisionOptions;
+use crate::media::MediaOptions;
 use crate::{log, output, progress};
 
 /// Holds what a command needs of a model besides its weights.
@@ -26,8 +26,8 @@ pub struct ModelRequirements<'a> {
     pub chat_template: Option<String>,
     /// Options of speculative decoding, for a command that generates.
     pub draft: Option<&'a DraftArgs>,
-    /// Options of the vision encoder.
-    pub vision: Option<VisionOptions<'a>>,
+    /// Options of the vision and audio encoders.
+    pub media: Option<MediaOptions<'a>>,
     /// Receives the inputs of the model's matrices.
     pub input_statistics: Option<Arc<InputStatistics>>,
     /// Whether a guard compares the caches with what they were made from.
@@ -56,7 +56,7 @@ impl ModelArgs {
             needs,
             chat_template,
             draft,
-            vision,
+            media,
             input_statistics,
             kv_guard,
             takes_encoders,
@@ -71,7 +71,7 @@ impl ModelArgs {
         let draft = draft_tokens.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.place.open_other(name, quiet).map(Arc::new)).transpose()?;
         let loras = self.lora.open(&self.place, &gguf, quiet)?;
-        let mmproj = vision.map(|vision| vision.open(&self.place, &gguf, quiet)).transpose()?.flatten();
+        let mmproj = media.map(|media| media.open(&self.place, &gguf, quiet)).transpose()?.flatten();
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut on_progress = |share: f32| bar.set_position((share * 100.0) as u64);

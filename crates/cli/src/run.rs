@@ -18,17 +18,17 @@ use serde_json::json;
 
 use crate::args::cache::CacheArgs;
 use crate::args::decode::DecodeArgs;
+use crate::args::mmproj::MmprojArgs;
 use crate::args::model::ModelArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::args::template::TemplateArgs;
-use crate::args::vision::VisionArgs;
 use crate::env_var::from_env;
 use crate::failure::Failure;
 use crate::files::{check_output_path, read_prompt};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::kv_cache::ResolvedCache;
+use crate::media::{MediaFile, MediaOptions, encode_media, media_files};
 use crate::open::ModelRequirements;
-use crate::vision::{VisionOptions, encode_images};
 use crate::{console, log, output, progress};
 use choice::Choice;
 
@@ -64,8 +64,12 @@ pub struct RunArgs {
     /// list
     #[arg(long, value_name = "FILE", value_delimiter = ',', conflicts_with_all = ["raw", "prompt_cache"])]
     image: Vec<PathBuf>,
+    /// Audio before the prompt: WAV, MP3, FLAC or Ogg Vorbis; may be repeated, or a comma-separated
+    /// list
+    #[arg(long, value_name = "FILE", value_delimiter = ',', conflicts_with_all = ["raw", "prompt_cache"])]
+    audio: Vec<PathBuf>,
     #[command(flatten)]
-    vision: VisionArgs,
+    mmproj: MmprojArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// System message, before the prompt
@@ -102,12 +106,13 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Requirements::Tokenizer } else { Requirements::NoBadTemplate };
-    // Without images, no vision encoder is needed.
-    let vision = (!args.image.is_empty()).then_some(VisionOptions { args: &args.vision, is_needed: true });
+    let files = &media_files(&args.image, &args.audio)[..];
+    // Without files, no encoder is needed.
+    let media = (!files.is_empty()).then_some(MediaOptions { args: &args.mmproj, files });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
     let model = args
         .model
-        .open_with(quiet, ModelRequirements { needs, chat_template, draft, vision, ..Default::default() })?;
+        .open_with(quiet, ModelRequirements { needs, chat_template, draft, media, ..Default::default() })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let ResolvedCache { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
@@ -115,7 +120,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     args.cache.note_length(&session);
     // By now the output of another program in the pipe has arrived.
     args.note_pipe();
-    let prompt = args.tokens(&session, &text, quiet)?;
+    let prompt = args.tokens(&session, &text, files, quiet)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
@@ -251,28 +256,32 @@ impl RunArgs {
 
     /// Returns the tokens of the prompt in the model's chat format, or of the plain text without
     /// one.
-    fn tokens(&self, session: &Session, text: &str, quiet: bool) -> Result<Vec<u32>, Failure> {
+    fn tokens(
+        &self,
+        session: &Session,
+        text: &str,
+        files: &[MediaFile],
+        quiet: bool,
+    ) -> Result<Vec<u32>, Failure> {
         if self.raw {
             let special = if self.no_special { Special::AsText } else { Special::Parse };
             return Ok(session.text_prompt(text, special)?);
         }
         if let Err(missing @ Error::Template(TemplateError::Missing)) = session.model().chat_template() {
-            if self.system_prompt.is_some() || !self.image.is_empty() {
+            if self.system_prompt.is_some() || !files.is_empty() {
                 return Err(missing.into());
             }
             log::note("this model has no chat template, so the text is continued as it is");
             return Ok(session.text_prompt(text, Special::AsText)?);
         }
         let system = self.system_prompt.as_deref().map(Message::system);
-        let question = Message::user(text).with_images(self.image.len());
+        let question = Message::user(text).with_media(files.iter().map(|file| file.kind));
         let messages: Vec<Message> = system.into_iter().chain([question]).collect();
-        match &self.image[..] {
-            [] => Ok(session.chat_prompt(&messages)?),
-            files => {
-                let images = encode_images(session.model(), files, quiet)?;
-                Ok(session.model().chat_prompt_with_images(&messages, &images)?)
-            }
+        if files.is_empty() {
+            return Ok(session.chat_prompt(&messages)?);
         }
+        let media = encode_media(session.model(), files, quiet)?;
+        Ok(session.model().chat_prompt_with_media(&messages, &media)?)
     }
 }
 

@@ -9,20 +9,20 @@ use kvant_server::{Address, Listening, ModelSpec, OpenedModel, Options, ServeErr
 
 use crate::args::cache::CacheArgs;
 use crate::args::decode::DraftArgs;
+use crate::args::mmproj::MmprojArgs;
 use crate::args::model::ModelArgs;
 use crate::args::sampling::SamplingArgs;
 use crate::args::template::TemplateArgs;
 use crate::args::value::positive;
-use crate::args::vision::VisionArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::kv_cache::ResolvedCache;
+use crate::media::MediaOptions;
 use crate::model_source::ModelSource;
 use crate::open::ModelRequirements;
 #[cfg(feature = "otel")]
 use crate::otlp::CollectorArgs;
 use crate::output;
-use crate::vision::VisionOptions;
 
 /// Default divisor of the machine's memory that KV caches may take.
 const MEMORY_DIVISOR: usize = 2;
@@ -42,7 +42,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
-    vision: VisionArgs,
+    mmproj: MmprojArgs,
     /// Address to listen on; 0.0.0.0 is every address of this machine
     #[arg(long, value_name = "HOST", env = "KVANT_HOST", default_value = "127.0.0.1")]
     host: String,
@@ -266,7 +266,7 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
-    let vision = Some(VisionOptions { args: &args.vision, is_needed: false });
+    let media = Some(MediaOptions { args: &args.mmproj, files: &[] });
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
     let takes_encoders = true;
     let needs = Requirements::Tokenizer;
@@ -275,7 +275,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         needs,
         chat_template,
         draft,
-        vision,
+        media,
         takes_encoders,
         kv_guard,
         input_statistics: None,

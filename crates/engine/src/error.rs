@@ -1,5 +1,6 @@
 //! The error type of this library.
 
+use kvant_audio::AudioError;
 use kvant_backend::BackendError;
 use kvant_codec::CodecError;
 use kvant_generate::constraint::ConstraintError;
@@ -40,6 +41,9 @@ pub enum Error {
     /// A vision encoder is unusable, or an image cannot be decoded.
     #[error(transparent)]
     Vision(#[from] VisionError),
+    /// An audio encoder is unusable, or audio cannot be decoded.
+    #[error(transparent)]
+    Audio(#[from] AudioError),
     /// The vocabulary is unsound, or text cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

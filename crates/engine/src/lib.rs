@@ -38,7 +38,7 @@
 //! | speculative decoding | [`Drafter`], [`Session::draft`], [`Session::verify`] |
 //! | files | [`Session::save`], [`Model::load_session`], [`SavedSession`] |
 //! | embeddings, reranking | [`Model::embed`], [`EmbedOptions`], [`Reranker`] |
-//! | vision | [`Model::encode_image`], [`EncodedImage`], [`Model::chat_prompt_with_images`] |
+//! | vision, audio | [`Model::encode_image`], [`Model::encode_audio`], [`EncodedMedia`] |
 //! | devices | [`devices`], [`DeviceChoice`], [`DeviceList`], [`tuning`] |
 //! | measurements | [`Session::feed_scored`], [`Measure`] |
 //!
@@ -199,7 +199,7 @@
 //! # }
 //! ```
 //!
-//! # Vision
+//! # Vision and audio
 //!
 //! ```no_run
 //! use kvant::{Message, Model, OpenOptions};
@@ -207,8 +207,8 @@
 //! let mmproj = Some(kvant::open_file("mmproj.gguf")?.into());
 //! let model = Model::open_with("model.gguf", OpenOptions { mmproj, ..Default::default() })?;
 //! let image = model.encode_image(&std::fs::read("photo.jpg")?)?;
-//! let message = Message::user("What is this?").with_images(1);
-//! let prompt = model.chat_prompt_with_images(&[message], &[image])?;
+//! let message = Message::user("What is this?").with_media([image.kind()]);
+//! let prompt = model.chat_prompt_with_media(&[message], &[image])?;
 //! # Ok(())
 //! # }
 //! ```
@@ -229,6 +229,7 @@ mod fingerprint;
 mod generation;
 mod kv_guard;
 mod lora_file;
+mod media;
 mod model;
 mod plan_file;
 mod profile;
@@ -237,7 +238,6 @@ mod rerank;
 mod runtime;
 mod session;
 mod turn;
-mod vision;
 
 pub use answer::{Answer, AnswerState};
 pub use answers::Answers;
@@ -248,6 +248,7 @@ pub use error::Error;
 pub use generation::{
     CancelFlag, FinishReason, GenerateOptions, Generation, GenerationState, GenerationStats, Token,
 };
+pub use kvant_audio::AudioError;
 pub use kvant_backend::{
     BackendError, DeviceInfo, KernelChoice, PREFIX_ALIGNMENT, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
 };
@@ -270,14 +271,14 @@ pub use kvant_kv::{
     LayerScales, Plan, Policies, Policy, TableRule, WeightStatistics, balance_factors, five_digits,
 };
 pub use kvant_model::{Config, ExpertSpec, InputStatistics, LayerRange, LayerSpec, LogitsFor, ModelError};
-pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
+pub use kvant_text::chat::{self, ChatTemplate, MediaKind, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use lora_file::{LoraFile, open_lora};
+pub use media::{EncodedImage, EncodedMedia, check_mmproj};
 pub use model::{Model, OpenOptions, Requirements, open_file};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use rerank::Reranker;
 pub use runtime::StageTime;
 pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Measure, SequenceStep, Session, SessionOptions};
 pub use turn::Turn;
-pub use vision::{EncodedImage, check_mmproj};

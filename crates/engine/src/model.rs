@@ -24,9 +24,9 @@ use crate::devices::{self, DeviceList, Placement};
 use crate::encoder::TextEncoder;
 use crate::error::Error;
 use crate::lora_file::LoraFile;
+use crate::media::MediaModel;
 use crate::runtime::{LoadedModel, Sequence};
 use crate::session::{Session, SessionOptions};
-use crate::vision::VisionModel;
 use crate::{draft, fingerprint, kv_guard};
 
 /// How to load a model.
@@ -72,8 +72,8 @@ pub struct OpenOptions<'a> {
     /// the rows that they code: one KV head in one step of 32 ([`Model::kv_guard`]). A sequence
     /// takes memory for some 300 rows of a head, in f32. One CPU only.
     pub kv_guard: bool,
-    /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::encode_image`]. It
-    /// runs on the CPU.
+    /// The file of the vision or audio encoder, llama.cpp's `mmproj-*.gguf`: see
+    /// [`Model::encode_image`] and [`Model::encode_audio`]. It runs on the CPU.
     pub mmproj: Option<Arc<Gguf>>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
@@ -107,7 +107,7 @@ pub struct Model {
 struct Inner {
     loaded: Arc<dyn LoadedModel>,
     draft: Option<Model>,
-    vision: Option<VisionModel>,
+    media: Option<MediaModel>,
     guard: Option<Arc<KvGuard>>,
     /// The model itself where it is a text encoder.
     encoder: Option<Arc<TextEncoder>>,
@@ -221,8 +221,8 @@ impl Model {
         };
         let bytes = [Some(&gguf), draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
-        let vision =
-            options.mmproj.map(|file| VisionModel::load(&file, options.n_threads, &config)).transpose()?;
+        let media =
+            options.mmproj.map(|file| MediaModel::load(&file, options.n_threads, &config)).transpose()?;
         let mut on_progress = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
         let loaded = devices::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
@@ -239,7 +239,7 @@ impl Model {
             inner: Arc::new(Inner {
                 loaded,
                 draft,
-                vision,
+                media,
                 guard,
                 encoder: None,
                 gguf,
@@ -271,7 +271,7 @@ impl Model {
             inner: Arc::new(Inner {
                 loaded: Arc::clone(&encoder) as Arc<dyn LoadedModel>,
                 draft: None,
-                vision: None,
+                media: None,
                 guard: None,
                 encoder: Some(encoder),
                 gguf,
@@ -293,7 +293,7 @@ impl Model {
             inner: Arc::new(Inner {
                 loaded,
                 draft: None,
-                vision: None,
+                media: None,
                 guard: None,
                 encoder: None,
                 gguf,
@@ -346,10 +346,10 @@ impl Model {
     }
 
     /// Returns the bytes of weights in the file's types, including a [draft
-    /// model](OpenOptions::draft) and a [vision encoder](OpenOptions::mmproj).
+    /// model](OpenOptions::draft) and a [vision or audio encoder](OpenOptions::mmproj).
     pub fn weight_bytes(&self) -> usize {
         let beside =
-            self.draft().map_or(0, Self::weight_bytes) + self.vision().map_or(0, VisionModel::weight_bytes);
+            self.draft().map_or(0, Self::weight_bytes) + self.media().map_or(0, MediaModel::weight_bytes);
         self.inner.loaded.properties().weight_bytes + beside
     }
 
@@ -539,8 +539,8 @@ impl Model {
         self.inner.template.as_ref().map_err(|error| error.clone().into())
     }
 
-    pub(crate) fn vision(&self) -> Option<&VisionModel> {
-        self.inner.vision.as_ref()
+    pub(crate) fn media(&self) -> Option<&MediaModel> {
+        self.inner.media.as_ref()
     }
 
     pub(crate) fn encoder(&self) -> Option<&TextEncoder> {

@@ -2,9 +2,9 @@
 
 mod batch;
 mod drafter;
-mod images;
 mod logits;
 mod measure;
+mod media;
 mod options;
 mod sequence_step;
 mod speculative;
@@ -48,8 +48,8 @@ pub struct Session {
     /// Whether the cache holds computed keys and values rather than random ones.
     has_real_kv: bool,
     owner: Option<Arc<str>>,
-    /// Rows of the images in the context, kept while they may have to be recomputed.
-    images: Vec<Arc<EmbeddingRows>>,
+    /// Rows of the images and audio in the context, kept while they may have to be recomputed.
+    media: Vec<Arc<EmbeddingRows>>,
 }
 
 impl Session {
@@ -80,7 +80,7 @@ impl Session {
         let root = model.prefix_root(&sequence, owner.as_deref());
         sequence.caches(|cache| cache.set_prefix_root(root));
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
-        let shown = Vec::new();
+        let media = Vec::new();
         Self {
             model,
             sequence,
@@ -92,7 +92,7 @@ impl Session {
             candidates: likeliest,
             has_real_kv: true,
             owner,
-            images: shown,
+            media,
         }
     }
 
@@ -299,7 +299,7 @@ impl Session {
     pub fn clear(&mut self) {
         self.truncate(0);
         self.has_real_kv = true;
-        self.images.clear();
+        self.media.clear();
     }
 
     /// Truncates the context to its first `n` tokens. Where following tokens would attend in 16
@@ -341,7 +341,7 @@ impl Session {
         };
         let n = self.sequence.attach_prefix(tokens, self.n_ctx());
         self.tokens.extend_from_slice(&tokens[..n]);
-        self.keep_images(&tokens[..n]);
+        self.keep_media(&tokens[..n]);
         n
     }
 
@@ -358,7 +358,7 @@ impl Session {
             candidates: Vec::new(),
             has_real_kv: self.has_real_kv,
             owner: self.owner.clone(),
-            images: self.images.clone(),
+            media: self.media.clone(),
         }
     }
 
@@ -463,7 +463,7 @@ impl Session {
     /// Runs one step over `tokens` behind the cached ones; records none of them.
     fn step(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
         self.logits_loan = None;
-        self.keep_images(tokens);
+        self.keep_media(tokens);
         let row = self.batch_entry(tokens, want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
         let logits = logits.map_err(|error| self.rollback_step(error))?;

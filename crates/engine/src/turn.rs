@@ -7,16 +7,16 @@ use kvant_text::chat::Message;
 use serde_json::json;
 
 use crate::error::Error;
+use crate::media::EncodedMedia;
 use crate::model::Model;
-use crate::vision::EncodedImage;
 
 /// The next turn of a [`Conversation`].
 #[derive(Debug, Clone, Default)]
 pub struct Turn {
     /// Tokens of the prompt.
     pub tokens: Vec<u32>,
-    /// Images of the prompt, which hold its rows until a session has been fed them.
-    pub images: Vec<EncodedImage>,
+    /// Images and audio of the prompt, which hold its rows until a session has been fed them.
+    pub media: Vec<EncodedMedia>,
     /// Format of the answer.
     pub answer: AnswerFormat,
 }
@@ -53,15 +53,16 @@ impl Model {
         self.turn(&Conversation::new(messages, options, self.chat_template()?)?, Vec::new())
     }
 
-    /// Renders the prompt of the next turn of a conversation with these images, in order.
+    /// Renders the prompt of the next turn of a conversation with these images and audio clips, in
+    /// order.
     ///
     /// # Errors
-    /// As [`Model::image_prompt`].
-    pub fn turn(&self, conversation: &Conversation, images: Vec<EncodedImage>) -> Result<Turn, Error> {
+    /// As [`Model::media_prompt`].
+    pub fn turn(&self, conversation: &Conversation, media: Vec<EncodedMedia>) -> Result<Turn, Error> {
         let (rendered, tokens) =
-            conversation.render(|messages, options| self.image_prompt(messages, options, &images))?;
+            conversation.render(|messages, options| self.media_prompt(messages, options, &media))?;
         let (template, tokenizer) = (self.chat_template()?, self.tokenizer()?);
         let answer = conversation.answer_format::<Error>(rendered.as_str(), template, tokenizer)?;
-        Ok(Turn { tokens, images, answer })
+        Ok(Turn { tokens, media, answer })
     }
 }

@@ -24,7 +24,7 @@ pub enum ModelError {
     #[error("an adapter, not a model by itself")]
     Adapter,
     /// The file is a vision encoder, not a language model.
-    #[error("a vision encoder, which is not a language model")]
+    #[error("a vision or audio encoder, which is not a language model")]
     Encoder,
     /// The file is a text encoder, which generates nothing.
     #[error("a text encoder ('{}'), which embeds or ranks texts and generates none", printable(.arch, 64))]

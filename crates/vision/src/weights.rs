@@ -75,7 +75,8 @@ impl<B: Backend> Weights<B> {
     pub fn load(gguf: &Gguf, config: &Config, device: &B) -> Result<Self, ModelError> {
         let mut loader = Loader { gguf, device, used: HashSet::new() };
         let weights = loader.encoder(config)?;
-        let is_ours = |name: &str| name.starts_with("v.") || name.starts_with("mm.");
+        let is_audio = |name: &str| name.starts_with("mm.a.");
+        let is_ours = |name: &str| name.starts_with("v.") || name.starts_with("mm.") && !is_audio(name);
         let mut unused = gguf.tensors().iter().filter(|info| !loader.used.contains(&info.name));
         match unused.find(|info| is_ours(&info.name)) {
             Some(info) => Err(ModelError::Unsupported { what: format!("tensor '{}'", info.name) }),

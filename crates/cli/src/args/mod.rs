@@ -7,9 +7,9 @@
 pub mod cache;
 pub mod decode;
 pub mod lora;
+pub mod mmproj;
 pub mod model;
 pub mod sampling;
 pub mod template;
 pub mod value;
-pub mod vision;
 pub mod weight_type;

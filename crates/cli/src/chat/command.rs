@@ -1,5 +1,7 @@
 //! Parses a line of a conversation: a message, or a command that begins with `/`.
 
+use kvant::MediaKind;
+
 /// A parsed line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
@@ -23,8 +25,8 @@ pub enum Input {
     Save(String),
     /// `/load FILE`
     Load(String),
-    /// `/image FILE`: an image for the next message.
-    Image(String),
+    /// `/image FILE` or `/audio FILE`: a medium for the next message.
+    Media(MediaKind, String),
 }
 
 /// Text of `/help`.
@@ -37,6 +39,7 @@ pub const HELP: &str = "\
 /save FILE      keep the conversation's cache in a file
 /load FILE      go on with a saved conversation
 /image FILE     add an image to the next message
+/audio FILE     add an audio clip to the next message
 /exit           leave (also /bye, /quit, Ctrl-D); Ctrl-C stops an answer
 //TEXT          a message that begins with /
 A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.";
@@ -73,7 +76,8 @@ pub fn parse(line: &str) -> Result<Input, String> {
         "kv" => Ok(Input::Kv),
         "save" => file().map(Input::Save),
         "load" => file().map(Input::Load),
-        "image" => file().map(Input::Image),
+        "image" => file().map(|file| Input::Media(MediaKind::Image, file)),
+        "audio" => file().map(|file| Input::Media(MediaKind::Audio, file)),
         _ => {
             let instead = OTHERS.iter().find(|(other, _)| *other == name).map(|(_, instead)| *instead);
             let instead = instead.unwrap_or("/help lists them, // begins a message with /");
@@ -109,7 +113,8 @@ mod tests {
             let usage = line.split("  ").next().unwrap_or_default();
             assert!(parse(usage).is_ok(), "{usage}");
         }
-        for name in ["clear", "regenerate", "system", "stats", "kv", "save", "load", "image", "exit"] {
+        for name in ["clear", "regenerate", "system", "stats", "kv", "save", "load", "image", "audio", "exit"]
+        {
             assert!(HELP.contains(&format!("/{name}")), "{name}");
         }
     }

@@ -1,11 +1,11 @@
 //! A conversation: its messages, their KV cache, and the handling of a full context.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kvant::gguf::printable_path;
 use kvant::{
-    EncodedImage, Error, FinishReason, GenerateOptions, GenerationStats, Message, Model, RenderOptions,
-    Rendered, Session, SessionOptions,
+    EncodedMedia, Error, FinishReason, GenerateOptions, GenerationStats, MediaKind, Message, Model,
+    RenderOptions, Rendered, Session, SessionOptions,
 };
 
 use super::command::{HELP, Input};
@@ -13,8 +13,8 @@ use super::reasoning_view::{ReasoningDisplay, ReasoningView};
 use crate::failure::Failure;
 use crate::files::check_output_path;
 use crate::interrupt::Interrupt;
+use crate::media::{MediaFile, encode_media};
 use crate::run::{Answer, Summary, end_line, take_tokens};
-use crate::vision::encode_images;
 use crate::{console, output};
 
 /// Stands for the last answer of a loaded conversation while its continuation is rendered.
@@ -40,8 +40,8 @@ pub struct Chat {
     pub system: Option<String>,
     /// Messages since the start, or since `loaded`.
     pub messages: Vec<Message>,
-    /// Images of those messages, in their order, then those for the next message.
-    pub images: Vec<EncodedImage>,
+    /// Images and audio of those messages, in their order, then those for the next message.
+    pub media: Vec<EncodedMedia>,
     /// Tokens of a loaded conversation, whose messages are unknown.
     pub loaded: Option<Vec<u32>>,
     pub last: Option<GenerationStats>,
@@ -69,7 +69,7 @@ impl Chat {
                 ));
             }
             Input::Load(file) => self.load(Path::new(&file))?,
-            Input::Image(file) => self.attach_image(file.into())?,
+            Input::Media(kind, file) => self.attach(MediaFile { kind, path: file.into() })?,
             Input::Help => console::eprint_line(HELP),
             Input::Exit => {}
         }
@@ -77,8 +77,8 @@ impl Chat {
     }
 
     fn answer(&mut self, question: &str) -> Result<(), Failure> {
-        let n_sent = self.n_sent_images();
-        self.messages.push(Message::user(question).with_images(self.images.len() - n_sent));
+        let kinds = self.media[self.n_sent_media()..].iter().map(EncodedMedia::kind);
+        self.messages.push(Message::user(question).with_media(kinds));
         match self.generate_answer() {
             Ok(answer) => self.messages.push(Message::assistant(answer)),
             Err(failure) => {
@@ -90,12 +90,16 @@ impl Chat {
         Ok(())
     }
 
-    /// Encodes an image for the next message.
-    fn attach_image(&mut self, file: PathBuf) -> Result<(), Failure> {
-        let images = encode_images(&self.model, &[file], false)?;
-        let n_tokens: usize = images.iter().map(|image| image.tokens().len()).sum();
-        console::eprint_line(format_args!("(an image of {n_tokens} tokens, for the next message)"));
-        self.images.extend(images);
+    /// Encodes a file for the next message.
+    fn attach(&mut self, file: MediaFile) -> Result<(), Failure> {
+        let what = match file.kind {
+            MediaKind::Image => "an image",
+            MediaKind::Audio => "audio",
+        };
+        let media = encode_media(&self.model, &[file], false)?;
+        let n_tokens: usize = media.iter().map(|media| media.tokens().len()).sum();
+        console::eprint_line(format_args!("({what} of {n_tokens} tokens, for the next message)"));
+        self.media.extend(media);
         Ok(())
     }
 
@@ -181,9 +185,9 @@ impl Chat {
         }
     }
 
-    /// Returns the number of images in the messages; the rest belong to the next message.
-    fn n_sent_images(&self) -> usize {
-        self.messages.iter().map(|message| message.n_images).sum()
+    /// Returns the number of media in the messages; the rest belong to the next message.
+    fn n_sent_media(&self) -> usize {
+        self.messages.iter().map(|message| message.media.len()).sum()
     }
 
     /// Returns the conversation's tokens and the text rendered by the template. After a load only
@@ -191,9 +195,9 @@ impl Chat {
     /// and the text after the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
-        let n_sent = self.n_sent_images();
+        let n_sent = self.n_sent_media();
         if n_sent > 0 {
-            return self.prompt_with(&self.images[..n_sent]);
+            return self.prompt_with(&self.media[..n_sent]);
         }
         let Some(loaded) = &self.loaded else {
             let text = template.render(&self.messages, &self.render).map_err(Error::from)?;
@@ -217,14 +221,14 @@ impl Chat {
         Ok(([loaded.as_slice(), &tokens].concat(), rest))
     }
 
-    /// Returns the same for a conversation with images.
-    fn prompt_with(&self, images: &[EncodedImage]) -> Result<(Vec<u32>, Rendered), Failure> {
+    /// Returns the same for a conversation with media.
+    fn prompt_with(&self, media: &[EncodedMedia]) -> Result<(Vec<u32>, Rendered), Failure> {
         if self.loaded.is_some() {
-            let line = "a loaded conversation takes no images; /clear starts one that does";
+            let line = "a loaded conversation takes no images and no audio; /clear starts one that does";
             return Err(Failure::Work(line.to_owned()));
         }
         let messages: Vec<_> = self.messages.iter().map(|message| serde_json::json!(message)).collect();
-        let (text, tokens) = self.model.image_prompt(&messages, &self.render, images)?;
+        let (text, tokens) = self.model.media_prompt(&messages, &self.render, media)?;
         Ok((tokens, text))
     }
 
@@ -252,8 +256,9 @@ impl Chat {
         let first = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
         let has_two = self.messages.len() > first + 2;
         if has_two {
-            let n_images: usize = self.messages.drain(first..first + 2).map(|message| message.n_images).sum();
-            self.images.drain(..n_images);
+            let n_media: usize =
+                self.messages.drain(first..first + 2).map(|message| message.media.len()).sum();
+            self.media.drain(..n_media);
         }
         has_two
     }
@@ -262,7 +267,7 @@ impl Chat {
     fn clear(&mut self) -> Result<(), Failure> {
         self.session = self.model.session(self.options.clone())?;
         (self.loaded, self.last) = (None, None);
-        self.images.clear();
+        self.media.clear();
         self.messages = self.system.as_deref().map(Message::system).into_iter().collect();
         Ok(())
     }
@@ -285,7 +290,7 @@ impl Chat {
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
-        self.images.clear();
+        self.media.clear();
         console::eprint_line(format_args!(
             "{} tokens from {}",
             self.session.tokens().len(),

@@ -4,7 +4,7 @@ use kvant::hf::ADAPTER_FILES;
 
 use super::id::Id;
 use super::remote::Problem;
-use crate::files::is_vision_encoder_name;
+use crate::files::is_mmproj_name;
 
 /// Default quantization, as in llama.cpp.
 const DEFAULT: &str = "Q4_K_M";
@@ -23,7 +23,7 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     if models.is_empty() && ADAPTER_FILES.iter().all(exists) {
         return Ok(ADAPTER_FILES.map(str::to_owned).to_vec());
     }
-    let text = models.iter().copied().filter(|name| !is_vision_encoder_name(name));
+    let text = models.iter().copied().filter(|name| !is_mmproj_name(name));
     let of = |quant: &str| text.clone().find(|name| names_type(name, quant));
     let chosen = match (&id.file, &id.quant) {
         (Some(file), _) => models.iter().copied().find(|name| *name == file),
@@ -45,9 +45,9 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
 
 /// Returns the vision encoder file among `names`, if any: of several the one in the type nearest to
 /// the encoder's training precision.
-pub fn vision_encoder(names: &[String]) -> Vec<String> {
+pub fn mmproj(names: &[String]) -> Vec<String> {
     const TYPES: [&str; 4] = ["f16", "bf16", "q8_0", "f32"];
-    let mut encoders: Vec<_> = names.iter().filter(|name| is_vision_encoder_name(name)).collect();
+    let mut encoders: Vec<_> = names.iter().filter(|name| is_mmproj_name(name)).collect();
     encoders
         .sort_by_key(|name| (TYPES.iter().position(|of| names_type(name, of)).unwrap_or(TYPES.len()), *name));
     encoders.into_iter().take(1).cloned().collect()
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn half_precision_vision_encoders_are_preferred() {
         let chosen =
-            |names: &[&str]| vision_encoder(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+            |names: &[&str]| mmproj(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
         assert_eq!(
             chosen(&["m-F16.gguf", "mmproj-m-F32.gguf", "mmproj-m-BF16.gguf"]),
             ["mmproj-m-BF16.gguf"]

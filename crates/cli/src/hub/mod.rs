@@ -49,8 +49,8 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
 /// # Errors
 ///
 /// As [`fetch`].
-pub fn fetch_vision_encoder(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
-    fetch_chosen(id, offline, quiet, &|names| Ok(choose::vision_encoder(names)))
+pub fn fetch_mmproj(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
+    fetch_chosen(id, offline, quiet, &|names| Ok(choose::mmproj(names)))
 }
 
 /// Selects files among the names of a repository.

@@ -40,7 +40,8 @@ fn unusable_images_are_rejected_with_the_reason() {
     let other = format!("{TESTS}/models/smolvlm/text.gguf");
     refused(&["--image", &wide, "--mmproj", &other], "general.architecture: expected clip");
     let encoder = format!("{TESTS}/models/smolvlm/mmproj.gguf");
-    let line = "a vision encoder, which is not a language model (--mmproj takes it, beside the model)";
+    let line =
+        "a vision or audio encoder, which is not a language model (--mmproj takes it, beside the model)";
     assert_refused(&kvant(&["run", "-m", &encoder, "Hi"]), 1, &[line]);
     assert_refused(&kvant(&["run", "Hi", "--image", &wide]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--no-mmproj"]), 2, &["expected --mmproj FILE"]);
@@ -60,18 +61,18 @@ fn an_unusable_vision_encoder_is_noted_and_ignored() {
     std::fs::copy(format!("{TESTS}/models/smolvlm/mmproj.gguf"), &encoder).unwrap();
     let (model, wide) = (model.to_str().unwrap(), format!("{TESTS}/images/wide.png"));
     let plain = ["-m", model, "-n", "2", "--temp", "0", "--device", "cpu", "-p", "Hi"];
-    let line = "mmproj: expected the vision encoder of this model, with rows of 64 values, got rows of 128";
+    let line = "mmproj: expected the encoder of this model, with rows of 64 values, got rows of 128";
     let output = kvant(&[&["chat"][..], &plain].concat());
     let lines = stderr(&output);
     assert!(
-        output.status.success() && lines.contains(line) && lines.contains("images are disabled"),
+        output.status.success() && lines.contains(line) && lines.contains("images and audio are disabled"),
         "{lines}"
     );
     assert_refused(&kvant(&[&["run"][..], &plain, &["--image", &wide]].concat()), 1, &[line]);
     // Two vision encoders are ambiguous.
     std::fs::copy(format!("{TESTS}/models/qwen3vl/mmproj.gguf"), folder.join("mmproj.gguf")).unwrap();
     let both = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
-    assert_refused(&both, 2, &["several vision encoders beside the model", "--mmproj FILE selects one"]);
+    assert_refused(&both, 2, &["several encoders beside the model", "--mmproj FILE selects one"]);
     std::fs::remove_file(encoder).unwrap();
     let output = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
     assert!(output.status.success(), "{}", stderr(&output));

@@ -1,5 +1,6 @@
 //! End-to-end tests of the `kvant` program. One test binary, as linking each takes seconds.
 
+mod audio;
 mod chat;
 mod devices;
 mod drafts;

@@ -105,7 +105,7 @@ pub enum ContextFileError {
         got: String,
     },
     /// The session has an image, whose tokens are ids of one loaded model.
-    #[error("{}: a context with an image cannot be saved yet", printable_path(path))]
+    #[error("{}: a context with an image or audio cannot be saved yet", printable_path(path))]
     Images {
         /// The file.
         path: PathBuf,
@@ -151,7 +151,7 @@ impl Session {
     /// Writes the bytes of a file. Returns their number.
     fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
         let io = |source| failed(path, source);
-        if self.has_images() {
+        if self.has_media() {
             return Err(ContextFileError::Images { path: path.to_owned() }.into());
         }
         self.recommit()?;

@@ -119,7 +119,7 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
         entering.extend_from_slice(session.uncommitted());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
         entering.extend_from_slice(&draft_tokens[..n_draft_tokens]);
-        session.keep_images(&entering[first..]);
+        session.keep_media(&entering[first..]);
         rows.push(session.batch_entry(&entering[first..], want));
     }
     let mut left = Vec::new();

@@ -4,6 +4,7 @@
 
 mod adapter;
 mod answers;
+mod audio;
 mod devices;
 mod draft_heads;
 mod encoders;

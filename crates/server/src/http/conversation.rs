@@ -1,11 +1,13 @@
 //! Reads messages, tools and template options of a request, in the names of all APIs.
 
-use kvant::{ChatTemplate, Conversation, EncodedImage, Model, ToolChoice, ToolSet, Turn, TurnOptions};
+use kvant::{
+    ChatTemplate, Conversation, EncodedMedia, MediaKind, Model, ToolChoice, ToolSet, Turn, TurnOptions,
+};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
-use super::images::content;
+use super::media::{MediaFile, content};
 
 /// Reasoning options of requests that set none.
 #[derive(Clone, Copy)]
@@ -19,8 +21,8 @@ pub(crate) struct ReasoningDefaults {
 /// Conversation of a request.
 pub(crate) struct ConversationRequest {
     conversation: Conversation,
-    /// Image files of the messages, in order.
-    images: Vec<Vec<u8>>,
+    /// Image and audio files of the messages, in order.
+    files: Vec<MediaFile>,
 }
 
 impl ConversationRequest {
@@ -35,11 +37,11 @@ impl ConversationRequest {
             return Err(ApiError::field("messages", "at least one message", "none"));
         }
         let tools = offered(fields)?;
-        let mut images = Vec::new();
+        let mut files = Vec::new();
         let messages =
-            given.into_iter().map(|given| message(given, &mut images)).collect::<Result<Vec<_>, _>>()?;
+            given.into_iter().map(|given| message(given, &mut files)).collect::<Result<Vec<_>, _>>()?;
         let conversation = Conversation::new(messages, turn_options(fields, tools, usual)?, template)?;
-        Ok(Self { conversation, images })
+        Ok(Self { conversation, files })
     }
 
     /// Renders the text of the prompt.
@@ -49,46 +51,51 @@ impl ConversationRequest {
         Ok(rendered.map_err(kvant::Error::from)?.to_string())
     }
 
-    /// Returns the size of the texts in bytes, images excluded.
+    /// Returns the size of the texts in bytes, media excluded.
     pub fn n_bytes(&self) -> usize {
         self.conversation.messages().iter().map(text_bytes).sum()
     }
 
-    /// Renders the prompt of the next turn. `encode_image` is called as long as the tokens of the
-    /// images fit into `n_ctx`.
+    /// Renders the prompt of the next turn. `encode` is called as long as the tokens of the media
+    /// fit into `n_ctx`.
     pub fn open(
         &self,
         model: &Model,
         n_ctx: usize,
-        mut encode_image: impl FnMut(&[u8]) -> Result<EncodedImage, ApiError>,
+        mut encode: impl FnMut(&MediaFile) -> Result<EncodedMedia, ApiError>,
     ) -> Result<Turn, ApiError> {
         model.chat_template()?;
-        if !self.images.is_empty() && !model.supports_images() {
-            let expected = "parts of type text (this model has no vision encoder: no mmproj file was given)";
-            return Err(ApiError::field("content", expected, "an image"));
+        if let Some(file) = self.files.iter().find(|file| !model.supports_media(file.kind)) {
+            let (encoder, got) = match file.kind {
+                MediaKind::Image => ("vision", "an image"),
+                MediaKind::Audio => ("audio", "audio"),
+            };
+            let expected =
+                format!("parts of type text (this model has no {encoder} encoder: no mmproj file was given)");
+            return Err(ApiError::field("content", &expected, got));
         }
-        let mut images = Vec::with_capacity(self.images.len());
+        let mut media = Vec::with_capacity(self.files.len());
         let mut n_tokens = 0;
-        for file in &self.images {
-            let image = encode_image(file)?;
-            n_tokens += image.tokens().len();
+        for file in &self.files {
+            let encoded = encode(file)?;
+            n_tokens += encoded.tokens().len();
             if n_tokens > n_ctx {
                 return Err(ApiError::too_long(n_tokens, n_ctx));
             }
-            images.push(image);
+            media.push(encoded);
         }
-        Ok(model.turn(&self.conversation, images)?)
+        Ok(model.turn(&self.conversation, media)?)
     }
 }
 
-/// Reads a message: its content becomes text, or parts if it has images.
-fn message(mut message: Map<String, Value>, images: &mut Vec<Vec<u8>>) -> Result<Value, ApiError> {
+/// Reads a message: its content becomes text, or parts if it has media.
+fn message(mut message: Map<String, Value>, files: &mut Vec<MediaFile>) -> Result<Value, ApiError> {
     if message.get("role").and_then(Value::as_str).unwrap_or_default().is_empty() {
         return Err(ApiError::field("messages", "a role in every message", Value::Object(message)));
     }
     let content = match message.remove("content").unwrap_or_default() {
         text @ (Value::String(_) | Value::Null) => text,
-        Value::Array(parts) => content(&parts, images)?,
+        Value::Array(parts) => content(&parts, files)?,
         other => return Err(ApiError::field("content", "a text or a list of parts", other)),
     };
     message.insert("content".to_owned(), content);

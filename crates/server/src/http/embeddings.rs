@@ -134,7 +134,7 @@ impl ServedModel {
             first: 0,
             n_answers: 1,
             answer: Arc::default(),
-            images: Vec::new(),
+            media: Vec::new(),
             guides: Constraints::default(),
             reports_progress: false,
             prompt_logprobs: None,

@@ -9,7 +9,7 @@ use kvant::generate::conversation::AnswerFormat;
 use kvant::generate::decoding::{self, DecodingOptions};
 use kvant::generate::gbnf;
 use kvant::generate::output_parser::constraint::ToolConstraint;
-use kvant::{Answers, EncodedImage, SamplerParams, Tokenizer};
+use kvant::{Answers, EncodedMedia, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -40,8 +40,8 @@ pub(crate) struct GenerationRequest {
     pub max_tokens: Option<usize>,
     /// Options of each answer except `max_tokens`, which depends on the prompt.
     pub answer: DecodingOptions,
-    /// Images of the prompt.
-    pub images: Vec<EncodedImage>,
+    /// Images and audio of the prompt.
+    pub media: Vec<EncodedMedia>,
     /// Whether the request sets the seed.
     pub has_seed: bool,
     /// Output constraint.
@@ -102,7 +102,7 @@ impl GenerationRequest {
             max_tokens,
             prompt_logprobs: answer.logprobs.filter(|_| echo),
             answer,
-            images: Vec::new(),
+            media: Vec::new(),
             has_seed: sampling::seed(fields)?.is_some(),
             form: form(fields, hosted.tokenizer())?,
             tools: None,

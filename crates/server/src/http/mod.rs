@@ -12,9 +12,9 @@ mod error;
 mod fields;
 mod fim;
 mod generation_request;
-mod images;
 mod llama_cpp;
 mod loras;
+mod media;
 mod ollama;
 mod openai_envelope;
 mod origin;
@@ -325,7 +325,7 @@ impl ServedModel {
         let conversation = self.conversation(fields)?;
         let mut turn = self.turn(conversation, caller).await?;
         request.apply(&mut turn.answer);
-        request.images = std::mem::take(&mut turn.images);
+        request.media = std::mem::take(&mut turn.media);
         Ok((request, turn))
     }
 
@@ -335,7 +335,7 @@ impl ServedModel {
         let open = move |model: &Model, client: &ClientAlive| {
             conversation.open(model, n_ctx, |file| {
                 client.check()?;
-                Ok(model.encode_image_for(owner.as_deref(), file)?)
+                Ok(model.encode_media_for(file.kind, owner.as_deref(), &file.bytes)?)
             })
         };
         self.tokenize(n_bytes, open).await
@@ -394,7 +394,7 @@ impl ServedModel {
             let first = index * request.n;
             let job = Job {
                 answer: request.answer_to(prompt.len(), self.n_ctx, first),
-                images: request.images.clone(),
+                media: request.media.clone(),
                 prompt: prompt.into(),
                 kind: key.clone(),
                 owner: caller.owner.clone(),

@@ -145,6 +145,7 @@ fn capabilities(model: &Model) -> Vec<&'static str> {
         ("tools", !template.is_empty()),
         ("thinking", ReasoningParser::of(&template, "") != ReasoningParser::none()),
         ("vision", model.supports_images()),
+        ("audio", model.supports_audio()),
         ("insert", model.fim_tokens().is_some()),
     ]
     .into_iter()

@@ -149,7 +149,7 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
         "chat_template": hosted.template_source(),
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
-        "modalities": { "vision": hosted.model.supports_images(), "audio": false },
+        "modalities": { "vision": hosted.model.supports_images(), "audio": hosted.model.supports_audio() },
         "build_info": FINGERPRINT,
         "device": hosted.model.device().name,
         "kv_types": types(&hosted),

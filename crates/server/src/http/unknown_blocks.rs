@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::fields::short;
 
-/// Types whose content matters to the answer and that no model supports.
+/// Types whose content matters to the answer and that are supported nowhere, or in messages alone.
 const UNREADABLE: [&str; 6] = ["input_audio", "audio", "audio_url", "video", "video_url", "input_video"];
 /// Maximum nesting that is read.
 const MAX_LEVELS: usize = 4;
@@ -16,7 +16,7 @@ const MAX_LEVELS: usize = 4;
 /// Audio, video, and files without text.
 pub(super) fn as_text(block: &Value) -> Result<String, ApiError> {
     let kind = block["type"].as_str().unwrap_or("none");
-    let expected = "text and images (this server reads nothing else)";
+    let expected = "text, images and audio (this server reads nothing else)";
     if UNREADABLE.contains(&kind) {
         return Err(ApiError::field("content", expected, kind));
     }

@@ -96,8 +96,8 @@ impl Store {
         let (hash, tokens) = (self.hash(kind), session.tokens());
         let is_kept =
             self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
-        // Ids of image tokens are meaningless in a file.
-        if tokens.len() < MIN_TOKENS || is_kept || session.has_images() {
+        // Ids of soft tokens are meaningless in a file.
+        if tokens.len() < MIN_TOKENS || is_kept || session.has_media() {
             return;
         }
         // A prefix on disk outlives the process, and is removed when the longer conversation is

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvant::generate::constraint::Constraints;
 use kvant::generate::decoding::{DecodingOptions, FinalOutput, Finish, TokenLogprobs, TokenOutput};
-use kvant::{EncodedImage, HiddenStatePool};
+use kvant::{EncodedMedia, HiddenStatePool};
 use tokio::sync::mpsc::Sender;
 
 use crate::cache_key::CacheKey;
@@ -31,9 +31,9 @@ pub(crate) struct Job {
     /// Answers of all jobs that share the event channel.
     pub n_answers: usize,
     pub answer: Arc<DecodingOptions>,
-    /// Images of the prompt.
+    /// Images and audio of the prompt.
     #[expect(dead_code, reason = "their embeddings must live as long as the prompt may be read again")]
-    pub images: Vec<EncodedImage>,
+    pub media: Vec<EncodedMedia>,
     /// Constraints of the answers.
     pub guides: Constraints,
     /// Whether to report prefill progress.

@@ -32,7 +32,7 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
             first,
             n_answers: n_jobs,
             answer: Arc::clone(&answer),
-            images: Vec::new(),
+            media: Vec::new(),
             guides: Constraints::default(),
             reports_progress: true,
             prompt_logprobs: None,

@@ -2,6 +2,7 @@
 
 mod agents;
 mod api;
+mod audio;
 mod client;
 mod embeddings;
 mod events;

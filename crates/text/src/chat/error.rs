@@ -48,13 +48,13 @@ pub enum TemplateError {
     /// The template drops or changes the final message, so it cannot be continued.
     #[error("the chat template does not write the last message as it is, so that it cannot be continued")]
     FinalMessage,
-    /// The template drops images or writes them more than once.
-    #[error("the chat template writes {got} of {expected} images of this conversation")]
-    Images {
-        /// Images in the conversation.
-        expected: usize,
-        /// Images in the rendered text.
-        got: usize,
+    /// The template drops, repeats or reorders images or audio clips.
+    #[error("the chat template drops or reorders media: expected {expected}, got {got}")]
+    Media {
+        /// Kinds in the conversation.
+        expected: String,
+        /// Kinds in the rendered text.
+        got: String,
     },
 }
 

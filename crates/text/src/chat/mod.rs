@@ -12,7 +12,7 @@
 
 mod builtin;
 mod error;
-mod images;
+mod media;
 mod reasoning;
 
 #[cfg(test)]
@@ -31,7 +31,8 @@ use serde_json::{Value as Json, json};
 
 pub use builtin::{BUILTIN, builtin};
 pub use error::{Line, TemplateError};
-use images::in_parts;
+use media::in_parts;
+pub use media::{MediaKind, MediaMarks, RenderedMedia};
 pub use reasoning::{ReasoningParser, THINK_CLOSE, TextPart, partial_match_len, take_until};
 
 use crate::jinja::{Inputs, Template};
@@ -44,19 +45,19 @@ pub struct Message {
     pub role: String,
     /// The text of the message.
     pub content: String,
-    /// The number of images that precede the text.
-    pub n_images: usize,
+    /// The images and audio clips that precede the text.
+    pub media: Vec<MediaKind>,
 }
 
-/// Serializes the content as a string or, with images, as a list of parts.
+/// Serializes the content as a string or, with media, as a list of parts.
 impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { role, content, n_images } = self;
-        let content = match *n_images {
-            0 => json!(content),
-            n => {
-                let images = repeat_n(json!({ "type": "image" }), n);
-                images.chain([json!({ "type": "text", "text": content })]).collect()
+        let Self { role, content, media } = self;
+        let content = match &media[..] {
+            [] => json!(content),
+            media => {
+                let media = media.iter().map(|kind| json!({ "type": kind.name() }));
+                media.chain([json!({ "type": "text", "text": content })]).collect()
             }
         };
         json!({ "role": role, "content": content }).serialize(serializer)
@@ -66,13 +67,19 @@ impl Serialize for Message {
 impl Message {
     /// Creates a message of any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Message { role: role.into(), content: content.into(), n_images: 0 }
+        Message { role: role.into(), content: content.into(), media: Vec::new() }
     }
 
     /// Places `n_images` images before the text.
     #[must_use]
     pub fn with_images(self, n_images: usize) -> Self {
-        Self { n_images, ..self }
+        self.with_media(repeat_n(MediaKind::Image, n_images))
+    }
+
+    /// Places images and audio clips before the text.
+    #[must_use]
+    pub fn with_media(self, media: impl IntoIterator<Item = MediaKind>) -> Self {
+        Self { media: media.into_iter().collect(), ..self }
     }
 
     /// Creates a system message.

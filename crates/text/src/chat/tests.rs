@@ -243,7 +243,8 @@ fn conversations_with_tools_use_the_tool_use_template() {
     assert_eq!((both.source(), both.for_tools(false).unwrap().source()), ("usual", "usual"));
     // Conversations with images select the same template.
     let options = RenderOptions { tools: tools(), ..RenderOptions::default() };
-    let (text, _) = both.render_images(&[json!({ "role": "user", "content": "x" })], &options, "").unwrap();
+    let messages = [json!({ "role": "user", "content": "x" })];
+    let text = both.render_media(&messages, &options, MediaMarks::default()).unwrap().whole;
     assert_eq!(text.as_str(), "<BOS>1");
     let alone = with(&[(".tool_use", "tools")]).unwrap();
     assert_eq!(

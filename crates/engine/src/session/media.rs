@@ -1,5 +1,5 @@
-//! Images of a session, and what a step needs to know of its tokens: their M-RoPE positions, and
-//! those before them.
+//! Images and audio of a session, and what a step needs to know of its tokens: their M-RoPE
+//! positions, and those before them.
 
 use std::sync::Arc;
 
@@ -9,23 +9,28 @@ use super::Session;
 use crate::runtime::BatchEntry;
 
 impl Session {
-    /// Returns whether the context has image tokens.
-    pub fn has_images(&self) -> bool {
+    /// Returns whether the context has soft tokens of images or audio.
+    pub fn has_media(&self) -> bool {
         self.tokens.iter().any(|&token| self.sequence.loaded().properties().soft_tokens.is_soft(token))
     }
 
-    /// Retains the image rows among `tokens`.
-    pub(super) fn keep_images(&mut self, tokens: &[u32]) {
+    /// Works as [`has_media`](Self::has_media).
+    pub fn has_images(&self) -> bool {
+        self.has_media()
+    }
+
+    /// Retains the rows of soft tokens among `tokens`.
+    pub(super) fn keep_media(&mut self, tokens: &[u32]) {
         // Freed rows cannot be retained.
         for rows in self.sequence.loaded().properties().soft_tokens.of(tokens).unwrap_or_default() {
-            if !self.images.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
-                self.images.push(rows);
+            if !self.media.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
+                self.media.push(rows);
             }
         }
     }
 
-    /// Describes a step over `tokens` behind the cached ones. Their image rows must have been
-    /// [retained](Self::keep_images).
+    /// Describes a step over `tokens` behind the cached ones. The rows of their soft tokens
+    /// must have been [retained](Self::keep_media).
     pub(super) fn batch_entry(&self, tokens: &[u32], want: LogitsFor) -> BatchEntry {
         let (positions, tokens_before) = (self.positions(tokens), self.tokens_before());
         BatchEntry { positions, tokens_before, ..self.sequence.step_row(tokens.len(), want) }
@@ -41,11 +46,11 @@ impl Session {
 
     /// Returns the M-RoPE positions of `tokens`, and of those before them with which they complete
     /// pooled keys, or `None` where they are consecutive: the positions of an image span a plane,
-    /// and the text after it continues behind its longer side.
+    /// and the text after it continues behind its longer side. Those of audio are consecutive.
     fn positions(&self, tokens: &[u32]) -> Option<Arc<[Position]>> {
         let ropes = &self.model.config().ropes;
         let has_axes = ropes.iter().any(|rope| rope.has_axes());
-        if self.images.is_empty() || !has_axes {
+        if self.media.is_empty() || !has_axes {
             return None;
         }
         let (n_read, extra) = (self.sequence.len(), &self.sequence.loaded().properties().soft_tokens);
@@ -53,7 +58,7 @@ impl Session {
         let (mut next, mut first) = (0, 0);
         let mut place = |&token: &u32| {
             let shown =
-                extra.is_soft(token).then(|| self.images.iter().find(|rows| rows.tokens().contains(&token)));
+                extra.is_soft(token).then(|| self.media.iter().find(|rows| rows.tokens().contains(&token)));
             if let Some(rows) = shown.flatten() {
                 if token == rows.tokens().start {
                     first = next;
