@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod audio;
 mod base;
 mod codec;
 mod context;
@@ -16,6 +17,7 @@ mod tokenizer;
 use kvant::Gguf;
 
 pub use arguments::arguments;
+pub use audio::audio;
 pub use base::base;
 pub use codec::codec;
 pub use context::context;
@@ -38,7 +40,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target {
         name: "gguf",
         check: gguf,
@@ -50,6 +52,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "template", check: template, seeds: template::seeds },
     Target { name: "base", check: base, seeds: base::seeds },
     Target { name: "arguments", check: arguments, seeds: arguments::seeds },
+    Target { name: "audio", check: audio, seeds: audio::seeds },
     Target { name: "image", check: image, seeds: image::seeds },
     Target { name: "http", check: http, seeds: http::seeds },
 ];
