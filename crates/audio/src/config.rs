@@ -149,6 +149,22 @@ impl Config {
         Ok(LogMel::new(&samples, self.n_mels))
     }
 
+    /// Returns the number of rows of a clip that can be encoded.
+    pub fn n_rows(&self, clip: &AudioClip) -> usize {
+        let n = clip.samples().len();
+        match self.projector {
+            Projector::Voxtral => {
+                n.div_ceil(self.window_frames() * HOP) * (self.n_positions / self.n_stacked)
+            }
+            Projector::Qwen2 => self.n_positions_of(n) / 2,
+            Projector::Qwen3 => {
+                let n_frames = n.max(QWEN3_MIN_SAMPLES) / HOP;
+                let per_chunk = CHUNK_FRAMES.div_ceil(8);
+                n_frames / CHUNK_FRAMES * per_chunk + (n_frames % CHUNK_FRAMES).div_ceil(8)
+            }
+        }
+    }
+
     /// Returns the positions of a clip of `n_samples` within its window: all of them, or those that
     /// the clip reaches (Qwen2-Audio, which masks the others).
     pub(crate) fn n_positions_of(&self, n_samples: usize) -> usize {

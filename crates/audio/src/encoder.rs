@@ -70,16 +70,21 @@ impl<B: Backend> AudioEncoder<B> {
         &self.config
     }
 
-    /// Encodes a clip. Returns its rows `[n, n_embd_text]` in the order of time.
+    /// Encodes a clip. Returns its rows `[n, n_embd_text]` in the order of time. `go_on` is called
+    /// before each window, which takes seconds.
     ///
     /// # Errors
-    /// A clip that is too short or too long, or a failure of the device.
-    pub fn rows(&self, clip: &AudioClip) -> Result<Vec<f32>, AudioError> {
+    /// A clip that is too short or too long, [`AudioError::Cancelled`] when `go_on` returns
+    /// `false`, or a failure of the device.
+    pub fn rows(&self, clip: &AudioClip, go_on: &dyn Fn() -> bool) -> Result<Vec<f32>, AudioError> {
         let c = &self.config;
         let mel = c.log_mel(clip)?;
         let n_positions = c.n_positions_of(clip.samples().len());
         let mut rows = Vec::new();
         for window in mel.values().chunks(c.window_frames() * c.n_mels) {
+            if !go_on() {
+                return Err(AudioError::Cancelled);
+            }
             let embedded = match &self.weights.front {
                 Front::Whisper(convolutions) => self.whisper_front(convolutions, window, n_positions)?,
                 Front::Qwen3 { convolutions, out } => self.qwen3_front(convolutions, out, window)?,

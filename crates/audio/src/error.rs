@@ -26,6 +26,9 @@ pub enum AudioError {
         /// The property's value.
         got: String,
     },
+    /// The caller ended the encoding.
+    #[error("cancelled")]
+    Cancelled,
 }
 
 impl From<GgufError> for AudioError {

@@ -115,7 +115,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         context_shift: args.context_shift,
         render,
         reasoning: ReasoningDisplay::of(args.hide_thinking),
-        media: encode_media(&model, files, false)?,
+        media: encode_media(&model, files, session.n_ctx(), false)?,
         options,
         interrupt,
         session,

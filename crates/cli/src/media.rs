@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::gguf::printable_path;
-use kvant::{EncodedMedia, Gguf, MediaKind, Model, check_mmproj};
+use kvant::{EncodeOptions, EncodedMedia, Gguf, MediaKind, Model, check_mmproj};
 
 use crate::args::mmproj::MmprojArgs;
 use crate::args::model::ModelSourceArgs;
@@ -122,12 +122,18 @@ fn beside(model: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Encodes these files.
-pub fn encode_media(model: &Model, files: &[MediaFile], quiet: bool) -> Result<Vec<EncodedMedia>, Failure> {
+/// Encodes these files, of at most `max_tokens` tokens each.
+pub fn encode_media(
+    model: &Model,
+    files: &[MediaFile],
+    max_tokens: usize,
+    quiet: bool,
+) -> Result<Vec<EncodedMedia>, Failure> {
+    let options = EncodeOptions { max_tokens, ..Default::default() };
     let bar = progress::bar("encoding", files.len() as u64, quiet || files.is_empty());
     let encode = |MediaFile { kind, path }: &MediaFile| {
         let bytes = fs::read(path).map_err(|error| Failure::work(printable_path(path), error))?;
-        let media = model.encode_media_for(*kind, None, &bytes);
+        let media = model.encode_media(*kind, &bytes, &options);
         let media = media.map_err(|error| Failure::work(printable_path(path), error))?;
         bar.inc(1);
         Ok(media)

@@ -280,7 +280,7 @@ impl RunArgs {
         if files.is_empty() {
             return Ok(session.chat_prompt(&messages)?);
         }
-        let media = encode_media(session.model(), files, quiet)?;
+        let media = encode_media(session.model(), files, session.n_ctx(), quiet)?;
         Ok(session.model().chat_prompt_with_media(&messages, &media)?)
     }
 }

@@ -155,7 +155,7 @@ pub enum Error {
         /// The given value.
         got: String,
     },
-    /// Generation was cancelled through its flag.
+    /// Generation was cancelled through its flag, or an encoding by its options.
     #[error("cancelled")]
     Cancelled,
 }

@@ -11,7 +11,7 @@ use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_audio::{AudioClip, AudioEncoder};
+use kvant_audio::{AudioClip, AudioEncoder, AudioError};
 use kvant_cpu::{CpuDevice, PrefillPrecision};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, EmbeddingInput, EmbeddingRows, ModelError, SoftTokens};
@@ -36,6 +36,36 @@ pub struct EncodedMedia {
 
 /// An encoded image.
 pub type EncodedImage = EncodedMedia;
+
+/// Options of encoding a file.
+#[derive(Clone, Copy)]
+pub struct EncodeOptions<'a> {
+    /// The [owner](crate::Session::with_cache_salt): the time an encoding takes does not reveal the
+    /// files of other owners.
+    pub owner: Option<&'a str>,
+    /// Maximum tokens. A file that takes more is rejected before it is encoded.
+    pub max_tokens: usize,
+    /// Called between tiles of an image and windows of audio, which take seconds each; `false`
+    /// cancels the encoding.
+    pub go_on: &'a dyn Fn() -> bool,
+}
+
+impl Default for EncodeOptions<'_> {
+    /// No owner and no limits.
+    fn default() -> Self {
+        Self { owner: None, max_tokens: usize::MAX, go_on: &|| true }
+    }
+}
+
+impl EncodeOptions<'_> {
+    /// Rejects a file of more rows than the maximum number of tokens.
+    fn check(&self, n_rows: usize) -> Result<(), Error> {
+        match n_rows <= self.max_tokens {
+            true => Ok(()),
+            false => Err(Error::PromptTooLong { tokens: n_rows, n_ctx: self.max_tokens }),
+        }
+    }
+}
 
 /// Media are equal when they have the same tokens of one model.
 impl PartialEq for EncodedMedia {
@@ -97,7 +127,6 @@ impl<E> Encoder<E> {
 
 /// Returns whether a file names a projector that is not supported.
 fn is_unknown_projector(error: &Error) -> bool {
-    use kvant_audio::AudioError;
     use kvant_vision::VisionError;
     let (Error::Model(error)
     | Error::Vision(VisionError::Model(error))
@@ -240,12 +269,12 @@ impl MediaModel {
     fn encode(
         &self,
         kind: MediaKind,
-        owner: Option<&str>,
         file: &[u8],
+        options: &EncodeOptions<'_>,
         tokenizer: &Tokenizer,
         soft_tokens: &SoftTokens,
     ) -> Result<EncodedMedia, Error> {
-        let hash = self.hashes.each_ref().map(|state| state.hash_one((kind, owner, file)));
+        let hash = self.hashes.each_ref().map(|state| state.hash_one((kind, options.owner, file)));
         if let Some(known) = self.cache().find(hash) {
             return Ok(known);
         }
@@ -256,8 +285,8 @@ impl MediaModel {
             return Ok(known);
         }
         let encoding = match kind {
-            MediaKind::Image => encode_image(supported(&self.encoders.vision, kind)?, file)?,
-            MediaKind::Audio => encode_audio(supported(&self.encoders.audio, kind)?, file)?,
+            MediaKind::Image => encode_image(supported(&self.encoders.vision, kind)?, file, options)?,
+            MediaKind::Audio => encode_audio(supported(&self.encoders.audio, kind)?, file, options)?,
         };
         let mut cache = self.cache();
         let again = cache.numbers.get(&hash).copied();
@@ -281,10 +310,19 @@ impl MediaModel {
 }
 
 /// Encodes an image file.
-fn encode_image(encoder: &VisionEncoder<CpuDevice>, file: &[u8]) -> Result<Encoding, Error> {
+fn encode_image(
+    encoder: &VisionEncoder<CpuDevice>,
+    file: &[u8],
+    options: &EncodeOptions<'_>,
+) -> Result<Encoding, Error> {
     let config = encoder.config();
     let layout = ImageLayout::new(config, &Image::decode(file)?)?;
-    let tiles = layout.tiles.iter().map(|tile| encoder.rows(tile)).collect::<Result<Vec<_>, _>>()?;
+    options.check(layout.n_rows())?;
+    let rows_of = |tile: &Image| match (options.go_on)() {
+        true => Ok(encoder.rows(tile)?),
+        false => Err(Error::Cancelled),
+    };
+    let tiles = layout.tiles.iter().map(rows_of).collect::<Result<Vec<_>, _>>()?;
     let n_rows = |tile: &Vec<Vec<f32>>| (tile[0].len() / config.n_embd_text) as u32;
     let firsts: Vec<u32> =
         tiles.iter().scan(0, |next, tile| Some(std::mem::replace(next, *next + n_rows(tile)))).collect();
@@ -300,9 +338,17 @@ fn encode_image(encoder: &VisionEncoder<CpuDevice>, file: &[u8]) -> Result<Encod
 }
 
 /// Encodes an audio file. Its rows have positions as text has: M-RoPE models count them in time.
-fn encode_audio(encoder: &AudioEncoder<CpuDevice>, file: &[u8]) -> Result<Encoding, Error> {
-    let config = encoder.config();
-    let rows = encoder.rows(&AudioClip::decode(file)?)?;
+fn encode_audio(
+    encoder: &AudioEncoder<CpuDevice>,
+    file: &[u8],
+    options: &EncodeOptions<'_>,
+) -> Result<Encoding, Error> {
+    let (config, clip) = (encoder.config(), AudioClip::decode(file)?);
+    options.check(config.n_rows(&clip))?;
+    let rows = encoder.rows(&clip, options.go_on).map_err(|error| match error {
+        AudioError::Cancelled => Error::Cancelled,
+        error => error.into(),
+    })?;
     let n_rows = (rows.len() / config.n_embd_text) as u32;
     let [before, after] = config.projector.enclosing_marks().map(|mark| Piece::Mark(mark.to_owned()));
     let pieces = vec![before, Piece::Rows(0..n_rows), after];
@@ -385,7 +431,7 @@ impl Model {
     /// A model without a vision encoder, bytes that are not an image, or an image that is too
     /// large.
     pub fn encode_image(&self, file: &[u8]) -> Result<EncodedImage, Error> {
-        self.encode_media_for(MediaKind::Image, None, file)
+        self.encode_media(MediaKind::Image, file, &EncodeOptions::default())
     }
 
     /// Works as [`encode_image`](Self::encode_image) for an
@@ -395,7 +441,7 @@ impl Model {
     /// # Errors
     /// As there.
     pub fn encode_image_for(&self, owner: Option<&str>, file: &[u8]) -> Result<EncodedImage, Error> {
-        self.encode_media_for(MediaKind::Image, owner, file)
+        self.encode_media(MediaKind::Image, file, &EncodeOptions { owner, ..Default::default() })
     }
 
     /// Encodes a WAV, MP3, FLAC or Ogg Vorbis file. Recently encoded clips come from a cache;
@@ -405,22 +451,22 @@ impl Model {
     /// A model without an audio encoder, bytes that are not audio, or a clip that is too short or
     /// too long.
     pub fn encode_audio(&self, file: &[u8]) -> Result<EncodedMedia, Error> {
-        self.encode_media_for(MediaKind::Audio, None, file)
+        self.encode_media(MediaKind::Audio, file, &EncodeOptions::default())
     }
 
-    /// Encodes an image or an audio file for an [owner](crate::Session::with_cache_salt): the time
-    /// it takes does not reveal the files of other owners.
+    /// Encodes an image or an audio file with these options.
     ///
     /// # Errors
-    /// As [`encode_image`](Self::encode_image) and [`encode_audio`](Self::encode_audio).
-    pub fn encode_media_for(
+    /// As [`encode_image`](Self::encode_image) and [`encode_audio`](Self::encode_audio), and
+    /// [`Error::PromptTooLong`] or [`Error::Cancelled`] by the options.
+    pub fn encode_media(
         &self,
         kind: MediaKind,
-        owner: Option<&str>,
         file: &[u8],
+        options: &EncodeOptions<'_>,
     ) -> Result<EncodedMedia, Error> {
         let media = self.media().ok_or_else(|| unsupported(kind, "a text-only model"))?;
-        media.encode(kind, owner, file, self.tokenizer()?, &self.loaded().properties().soft_tokens)
+        media.encode(kind, file, options, self.tokenizer()?, &self.loaded().properties().soft_tokens)
     }
 
     /// Returns the text and the tokens of a conversation with media in the model's own chat format.

@@ -23,7 +23,7 @@ fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> G
 }
 
 fn encode(gguf: &Gguf, device: &Arc<CpuDevice>, clip: &AudioClip) -> Result<Vec<f32>, AudioError> {
-    AudioEncoder::load(gguf, Arc::clone(device))?.rows(clip)
+    AudioEncoder::load(gguf, Arc::clone(device))?.rows(clip, &|| true)
 }
 
 fn is_a_line(error: &AudioError) -> bool {
@@ -93,9 +93,11 @@ fn clips_of_any_length_are_encoded_or_refused() {
         let encoder = AudioEncoder::load(&encoder_file(name), Arc::clone(&device)).unwrap();
         let width = encoder.config().n_embd_text;
         for n in [1, 159, 200, 201, 320, 321, 401, 7_999, 8_001, 15_359, 15_361, 16_000, 16_001, 40_000] {
-            match encoder.rows(&clip_of(n)) {
+            let clip = clip_of(n);
+            match encoder.rows(&clip, &|| true) {
                 Ok(rows) => {
-                    assert!(rows.len() >= width && rows.len().is_multiple_of(width), "{name}, {n} samples");
+                    assert!(rows.len() >= width, "{name}, {n} samples");
+                    assert_eq!(rows.len(), encoder.config().n_rows(&clip) * width, "{name}, {n} samples");
                     assert!(rows.iter().all(|x| x.is_finite()), "{name}, {n} samples");
                 }
                 Err(error) => {
@@ -104,8 +106,10 @@ fn clips_of_any_length_are_encoded_or_refused() {
                 }
             }
         }
+        let cancelled = encoder.rows(&clip_of(8_000), &|| false).unwrap_err();
+        assert!(matches!(cancelled, AudioError::Cancelled));
         let silence = AudioClip::from_samples(&[0.0; 4_000], 16_000).unwrap();
-        assert!(encoder.rows(&silence).unwrap().iter().all(|x| x.is_finite()));
+        assert!(encoder.rows(&silence, &|| true).unwrap().iter().all(|x| x.is_finite()));
     }
 }
 

@@ -96,7 +96,7 @@ impl Chat {
             MediaKind::Image => "an image",
             MediaKind::Audio => "audio",
         };
-        let media = encode_media(&self.model, &[file], false)?;
+        let media = encode_media(&self.model, &[file], self.session.n_ctx(), false)?;
         let n_tokens: usize = media.iter().map(|media| media.tokens().len()).sum();
         console::eprint_line(format_args!("({what} of {n_tokens} tokens, for the next message)"));
         self.media.extend(media);

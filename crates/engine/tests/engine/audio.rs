@@ -2,13 +2,14 @@
 //!
 //! Tolerance: 1e-4 on logits of order 1 to 10, as for text-only models (`golden.rs`).
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
 use kvant::{
-    BatchItem, DeviceChoice, EncodedMedia, Gguf, KvOptions, MediaKind, Message, Model, OpenOptions,
-    RenderOptions, Session, SessionOptions,
+    BatchItem, DeviceChoice, EncodeOptions, EncodedMedia, Error, Gguf, KvOptions, MediaKind, Message, Model,
+    OpenOptions, RenderOptions, Session, SessionOptions,
 };
 use serde_json::{Value, json};
 
@@ -162,7 +163,13 @@ fn equal_clips_have_equal_tokens() {
     assert_eq!(rows(&first).len(), 12);
     for other in [
         model.encode_audio(&b).unwrap(),
-        model.encode_media_for(MediaKind::Audio, Some("another owner"), &a).unwrap(),
+        model
+            .encode_media(
+                MediaKind::Audio,
+                &a,
+                &EncodeOptions { owner: Some("another"), ..Default::default() },
+            )
+            .unwrap(),
     ] {
         assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
     }
@@ -212,6 +219,27 @@ fn a_file_may_have_a_vision_and_an_audio_encoder() {
     assert_eq!([model.supports_audio(), model.supports_images()], [false, true]);
     let error = model.encode_audio(&clip(5_003)).unwrap_err().to_string();
     assert!(error.ends_with("expected one of voxtral, qwen2a, qwen3a, for audio, got gemma4a"), "{error}");
+}
+
+#[test]
+fn encoding_is_limited_and_cancelled() {
+    for (model, kind, file, n_rows) in [
+        (open("voxtral"), MediaKind::Audio, clip(23_402), 24),
+        (open("qwen3asr"), MediaKind::Audio, clip(152_113), 124),
+    ] {
+        let encode = |max_tokens, go_on: &dyn Fn() -> bool| {
+            model.encode_media(kind, &file, &EncodeOptions { max_tokens, go_on, ..Default::default() })
+        };
+        let error = encode(n_rows - 1, &|| panic!("an encoding that does not fit")).unwrap_err();
+        assert!(
+            matches!(error, Error::PromptTooLong { tokens, n_ctx } if [tokens, n_ctx] == [n_rows, n_rows - 1])
+        );
+        let calls = Cell::new(0);
+        let second = || calls.replace(calls.get() + 1) < 1;
+        assert!(matches!(encode(n_rows, &second), Err(Error::Cancelled)));
+        assert_eq!(calls.get(), 2);
+        encode(n_rows, &|| true).unwrap();
+    }
 }
 
 #[test]

@@ -56,13 +56,13 @@ impl ConversationRequest {
         self.conversation.messages().iter().map(text_bytes).sum()
     }
 
-    /// Renders the prompt of the next turn. `encode` is called as long as the tokens of the media
-    /// fit into `n_ctx`.
+    /// Renders the prompt of the next turn. `encode` is called with each file and the tokens that
+    /// are left of `n_ctx`, as long as the tokens of the media fit.
     pub fn open(
         &self,
         model: &Model,
         n_ctx: usize,
-        mut encode: impl FnMut(&MediaFile) -> Result<EncodedMedia, ApiError>,
+        mut encode: impl FnMut(&MediaFile, usize) -> Result<EncodedMedia, ApiError>,
     ) -> Result<Turn, ApiError> {
         model.chat_template()?;
         if let Some(file) = self.files.iter().find(|file| !model.supports_media(file.kind)) {
@@ -77,7 +77,7 @@ impl ConversationRequest {
         let mut media = Vec::with_capacity(self.files.len());
         let mut n_tokens = 0;
         for file in &self.files {
-            let encoded = encode(file)?;
+            let encoded = encode(file, n_ctx - n_tokens)?;
             n_tokens += encoded.tokens().len();
             if n_tokens > n_ctx {
                 return Err(ApiError::too_long(n_tokens, n_ctx));

@@ -45,7 +45,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use kvant::generate::conversation::AnswerConstraints;
-use kvant::{Model, SamplerParams, Special, Tokenizer, Turn};
+use kvant::{EncodeOptions, Error, Model, SamplerParams, Special, Tokenizer, Turn};
 use serde_json::Value;
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -333,9 +333,17 @@ impl ServedModel {
     pub async fn turn(&self, conversation: ConversationRequest, caller: &Caller) -> Result<Turn, ApiError> {
         let (owner, n_ctx, n_bytes) = (caller.owner.clone(), self.n_ctx, conversation.n_bytes());
         let open = move |model: &Model, client: &ClientAlive| {
-            conversation.open(model, n_ctx, |file| {
+            conversation.open(model, n_ctx, |file, max_tokens| {
+                let go_on = || client.check().is_ok();
+                let options = EncodeOptions { owner: owner.as_deref(), max_tokens, go_on: &go_on };
+                let encoded = model.encode_media(file.kind, &file.bytes, &options);
                 client.check()?;
-                Ok(model.encode_media_for(file.kind, owner.as_deref(), &file.bytes)?)
+                match encoded {
+                    Err(Error::PromptTooLong { tokens, .. }) => {
+                        Err(ApiError::too_long(n_ctx - max_tokens + tokens, n_ctx))
+                    }
+                    encoded => Ok(encoded?),
+                }
             })
         };
         self.tokenize(n_bytes, open).await
