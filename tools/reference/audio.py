@@ -72,7 +72,9 @@ def write_clips(folder: Path) -> None:
     resampled = resample_poly(clip / 32768, 441, 160)
     stereo = np.stack([resampled, 0.5 * resampled], axis=1)
     soundfile.write(folder / "stereo.mp3", stereo, 44_100)
-    soundfile.write(folder / "stereo.ogg", stereo, 44_100)
+    ogg = folder / "stereo.ogg"
+    if not ogg.exists():  # libsndfile gives each Ogg stream a random number
+        soundfile.write(ogg, stereo, 44_100)
 
 
 def audio_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
