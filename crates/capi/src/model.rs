@@ -235,7 +235,7 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
                 Ok(converted.with_images(c_images.len()))
             });
             let messages = messages.collect::<Result<Vec<_>, CallError>>()?;
-            let prompt = model.chat_prompt_with_images(&messages, &images)?;
+            let prompt = model.chat_prompt_with_media(&messages, &images)?;
             copy_counted(&prompt, tokens, capacity, "tokens", out_ptr)
         })
     }

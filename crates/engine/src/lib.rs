@@ -275,7 +275,7 @@ pub use kvant_text::chat::{self, ChatTemplate, MediaKind, Message, RenderOptions
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use lora_file::{LoraFile, open_lora};
-pub use media::{EncodeOptions, EncodedImage, EncodedMedia, check_mmproj};
+pub use media::{EncodeOptions, EncodedMedia, check_mmproj};
 pub use model::{Model, OpenOptions, Requirements, open_file};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use rerank::Reranker;

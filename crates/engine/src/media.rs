@@ -34,9 +34,6 @@ pub struct EncodedMedia {
     rows: Arc<EmbeddingRows>,
 }
 
-/// An encoded image.
-pub type EncodedImage = EncodedMedia;
-
 /// Options of encoding a file.
 #[derive(Clone, Copy)]
 pub struct EncodeOptions<'a> {
@@ -430,18 +427,8 @@ impl Model {
     /// # Errors
     /// A model without a vision encoder, bytes that are not an image, or an image that is too
     /// large.
-    pub fn encode_image(&self, file: &[u8]) -> Result<EncodedImage, Error> {
+    pub fn encode_image(&self, file: &[u8]) -> Result<EncodedMedia, Error> {
         self.encode_media(MediaKind::Image, file, &EncodeOptions::default())
-    }
-
-    /// Works as [`encode_image`](Self::encode_image) for an
-    /// [owner](crate::Session::with_cache_salt): the time it takes does not reveal the images of
-    /// other owners.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn encode_image_for(&self, owner: Option<&str>, file: &[u8]) -> Result<EncodedImage, Error> {
-        self.encode_media(MediaKind::Image, file, &EncodeOptions { owner, ..Default::default() })
     }
 
     /// Encodes a WAV, MP3, FLAC or Ogg Vorbis file. Recently encoded clips come from a cache;
@@ -505,19 +492,6 @@ impl Model {
         Ok((rendered.whole, tokens))
     }
 
-    /// Works as [`media_prompt`](Self::media_prompt).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn image_prompt(
-        &self,
-        messages: &[serde_json::Value],
-        options: &RenderOptions,
-        images: &[EncodedImage],
-    ) -> Result<(Rendered, Vec<u32>), Error> {
-        self.media_prompt(messages, options, images)
-    }
-
     /// Works as [`chat_prompt`](Self::chat_prompt) for messages [with
     /// media](Message::with_media).
     ///
@@ -531,17 +505,5 @@ impl Model {
         let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
         let messages: Vec<_> = messages.iter().map(|message| serde_json::json!(message)).collect();
         Ok(self.media_prompt(&messages, &options, media)?.1)
-    }
-
-    /// Works as [`chat_prompt_with_media`](Self::chat_prompt_with_media).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn chat_prompt_with_images(
-        &self,
-        messages: &[Message],
-        images: &[EncodedImage],
-    ) -> Result<Vec<u32>, Error> {
-        self.chat_prompt_with_media(messages, images)
     }
 }

@@ -118,7 +118,7 @@ mod tests {
         for prompt in [
             |model: &Model| model.text_prompt("So it is", Special::Parse).unwrap(),
             |model: &Model| model.chat_prompt(&[Message::user("So it is")]).unwrap(),
-            |model: &Model| model.chat_prompt_with_images(&[Message::user("So it is")], &[]).unwrap(),
+            |model: &Model| model.chat_prompt_with_media(&[Message::user("So it is")], &[]).unwrap(),
             |model: &Model| {
                 let session = model.session(SessionOptions::default()).unwrap();
                 session.text_prompt("So it is", Special::AsText).unwrap()

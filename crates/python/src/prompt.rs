@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvant::{Conversation, EncodedImage, Message, Model, Special, Turn, TurnOptions};
+use kvant::{Conversation, EncodedMedia, Message, Model, Special, Turn, TurnOptions};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -51,7 +51,7 @@ impl Prompt {
                     .iter()
                     .map(|fields| message(model, fields, &mut images))
                     .collect::<PyResult<Vec<_>>>()?;
-                model.chat_prompt_with_images(&messages, &images).map_err(to_py_err)
+                model.chat_prompt_with_media(&messages, &images).map_err(to_py_err)
             }
         }
     }
@@ -61,7 +61,7 @@ impl Prompt {
 fn message(
     model: &Model,
     message: &HashMap<String, MessageValue>,
-    images: &mut Vec<EncodedImage>,
+    images: &mut Vec<EncodedMedia>,
 ) -> PyResult<Message> {
     let text_of = |key: &str| match message.get(key) {
         Some(MessageValue::Text(text)) => Ok(text),

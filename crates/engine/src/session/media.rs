@@ -14,11 +14,6 @@ impl Session {
         self.tokens.iter().any(|&token| self.sequence.loaded().properties().soft_tokens.is_soft(token))
     }
 
-    /// Works as [`has_media`](Self::has_media).
-    pub fn has_images(&self) -> bool {
-        self.has_media()
-    }
-
     /// Retains the rows of soft tokens among `tokens`.
     pub(super) fn keep_media(&mut self, tokens: &[u32]) {
         // Freed rows cannot be retained.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    BatchItem, DeviceChoice, EncodedImage, Error, GenerateOptions, KvOptions, Model, OpenOptions,
-    RenderOptions, SamplerParams, Session, SessionOptions,
+    BatchItem, DeviceChoice, EncodeOptions, EncodedMedia, Error, GenerateOptions, KvOptions, MediaKind,
+    Model, OpenOptions, RenderOptions, SamplerParams, Session, SessionOptions,
 };
 use serde_json::json;
 
@@ -36,12 +36,12 @@ fn session(model: &Model, kv: &str) -> Session {
 }
 
 /// Returns the prompt of the golden files.
-fn prompt(model: &Model, image: &EncodedImage) -> Vec<u32> {
+fn prompt(model: &Model, image: &EncodedMedia) -> Vec<u32> {
     let text_part = |text: &str| json!({ "type": "text", "text": text });
     let content = json!([text_part("See "), { "type": "image" }, text_part("and say what it is.")]);
     let messages = [json!({ "role": "user", "content": content })];
     let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
-    model.image_prompt(&messages, &options, std::slice::from_ref(image)).unwrap().1
+    model.media_prompt(&messages, &options, std::slice::from_ref(image)).unwrap().1
 }
 
 /// Returns the tokens, the token that stands for image rows, and logits `[tokens, n_vocab]`.
@@ -95,7 +95,7 @@ fn image_rows_are_batch_invariant_tokens() {
         let alone = |prompt: &[u32]| {
             let mut session = session(&model, "turbo3");
             session.feed(prompt, &mut |_| true).unwrap();
-            assert!(session.has_images());
+            assert!(session.has_media());
             bits(&mut session)
         };
         let want = [alone(&wide), alone(&tall)];
@@ -129,14 +129,16 @@ fn equal_images_have_equal_tokens() {
     let first = model.encode_image(&wide).unwrap();
     let other = model.encode_image(&tall).unwrap();
     assert_eq!(first.tokens(), model.encode_image(&wide).unwrap().tokens());
-    let rows = |image: &EncodedImage| {
+    let rows = |image: &EncodedMedia| {
         image.tokens().iter().filter(|&&token| token as usize >= model.n_vocab()).copied().collect::<Vec<_>>()
     };
     assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
     // Another owner's equal image has other ids.
-    let theirs = model.encode_image_for(Some("another owner"), &wide).unwrap();
+    let options = EncodeOptions { owner: Some("another owner"), ..EncodeOptions::default() };
+    let encode = || model.encode_media(MediaKind::Image, &wide, &options).unwrap();
+    let theirs = encode();
     assert!(rows(&first).iter().all(|row| !rows(&theirs).contains(row)));
-    assert_eq!(theirs, model.encode_image_for(Some("another owner"), &wide).unwrap());
+    assert_eq!(theirs, encode());
     // An id of no image is rejected.
     let unknown = rows(&theirs).last().unwrap() + 1;
     let error = session(&model, "f16").feed(&[1, unknown], &mut |_| true).unwrap_err().to_string();
@@ -152,7 +154,7 @@ fn prefixes_of_freed_images_are_not_attached() {
     let mut first = session(&model, "f32");
     first.feed(&long, &mut |_| true).unwrap();
     let mut second = session(&model, "f32");
-    assert_eq!((second.attach_prefix(&long), second.has_images()), (128, true));
+    assert_eq!((second.attach_prefix(&long), second.has_media()), (128, true));
     // The prefix before an id without a row.
     let missing = u32::MAX;
     let unread: Vec<u32> =
