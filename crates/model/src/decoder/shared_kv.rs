@@ -43,7 +43,10 @@ pub(super) enum KeysOf {
 
 impl KeysOf {
     /// Returns these keys of a sequence.
-    fn entry<'a, P: Page>(self, all: &'a mut PooledBatchEntry<'_, P>) -> Option<PooledBatchEntry<'a, P>> {
+    pub(super) fn entry<'a, P: Page>(
+        self,
+        all: &'a mut PooledBatchEntry<'_, P>,
+    ) -> Option<PooledBatchEntry<'a, P>> {
         match self {
             Self::Index => all.index(),
             Self::IndexAlone | Self::Attention => {
