@@ -237,9 +237,11 @@ impl MediaModel {
             || VisionEncoder::load(gguf, Arc::clone(&device)),
             || AudioEncoder::load(gguf, Arc::clone(&device)),
         )?;
-        let vision = encoders.vision.loaded().map(|vision| vision.config().n_embd_text);
-        let audio = encoders.audio.loaded().map(|audio| audio.config().n_embd_text);
-        check_widths([vision, audio], config.n_embd)?;
+        check_fit(
+            encoders.vision.loaded().map(VisionEncoder::config),
+            encoders.audio.loaded().map(AudioEncoder::config),
+            config,
+        )?;
         let hashes = [RandomState::new(), RandomState::new()];
         let n_bytes = gguf.tensors().iter().map(|info| info.n_bytes).sum();
         Ok(Self { encoders, n_bytes, hashes, cache: Mutex::default(), encoding: Mutex::default() })
@@ -385,18 +387,30 @@ pub fn check_mmproj(mmproj: &Gguf, model: &Gguf) -> Result<(), Error> {
         || kvant_vision::Config::from_gguf(mmproj),
         || kvant_audio::Config::from_gguf(mmproj),
     )?;
-    let vision = encoders.vision.loaded().map(|vision| vision.n_embd_text);
-    let audio = encoders.audio.loaded().map(|audio| audio.n_embd_text);
-    check_widths([vision, audio], Config::from_gguf(model)?.n_embd)
+    check_fit(encoders.vision.loaded(), encoders.audio.loaded(), &Config::from_gguf(model)?)
 }
 
-fn check_widths(widths: [Option<usize>; 2], n_embd: usize) -> Result<(), Error> {
-    match widths.into_iter().flatten().find(|&width| width != n_embd) {
-        None => Ok(()),
-        Some(got) => {
-            let expected = format!("the encoder of this model, with rows of {n_embd} values");
-            Err(Error::Setting { name: "mmproj", expected, got: format!("rows of {got}") })
-        }
+/// Checks that encoders write rows that a text model reads: of its width, and those of images in a
+/// plane if it has positions there.
+fn check_fit(
+    vision: Option<&kvant_vision::Config>,
+    audio: Option<&kvant_audio::Config>,
+    text: &Config,
+) -> Result<(), Error> {
+    let misfit = |expected: String, got: String| {
+        let expected = format!("the encoder of this model, with {expected}");
+        Err(Error::Setting { name: "mmproj", expected, got })
+    };
+    let widths = [vision.map(|vision| vision.n_embd_text), audio.map(|audio| audio.n_embd_text)];
+    if let Some(got) = widths.into_iter().flatten().find(|&width| width != text.n_embd) {
+        return misfit(format!("rows of {} values", text.n_embd), format!("rows of {got}"));
+    }
+    let Some(vision) = vision else { return Ok(()) };
+    let reads_planes = text.ropes.iter().any(|rope| rope.has_axes());
+    let named = |is_plane| if is_plane { "positions in a plane" } else { "one position per row" };
+    match vision.projector.is_of_any_size() {
+        is_plane if is_plane == reads_planes => Ok(()),
+        is_plane => misfit(named(reads_planes).to_owned(), named(is_plane).to_owned()),
     }
 }
 

@@ -38,8 +38,9 @@ impl Projector {
         }
     }
 
-    /// Returns whether tiles are of any size in whole rows, as large as the image's pixels allow.
-    fn is_of_any_size(self) -> bool {
+    /// Returns whether tiles are of any size in whole rows, as large as the image's pixels allow:
+    /// the rows have positions in a plane, which the text model reads (M-RoPE).
+    pub fn is_of_any_size(self) -> bool {
         matches!(self, Self::Qwen25 | Self::Qwen3 | Self::PaddleOcr)
     }
 }

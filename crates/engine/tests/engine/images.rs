@@ -24,10 +24,15 @@ fn image(name: &str) -> Vec<u8> {
 }
 
 fn open(name: &str) -> Model {
-    let folder = folder().join("models").join(name);
-    let mmproj = Some(Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
+    open_with(name, name).unwrap()
+}
+
+/// Opens the text model of a fixture with the vision encoder of another.
+fn open_with(name: &str, encoder: &str) -> Result<Model, Error> {
+    let models = folder().join("models");
+    let mmproj = Some(Arc::new(kvant::open_file(models.join(encoder).join("mmproj.gguf")).unwrap()));
     let options = OpenOptions { mmproj, device: DeviceChoice::Cpu.into(), ..Default::default() };
-    Model::open_with(folder.join("text.gguf"), options).unwrap()
+    Model::open_with(models.join(name).join("text.gguf"), options)
 }
 
 fn session(model: &Model, kv: &str) -> Session {
@@ -189,6 +194,14 @@ fn unusable_images_and_encoders_are_errors() {
     let options = OpenOptions { mmproj: Some(Arc::new(mmproj)), ..Default::default() };
     let error = Model::bundled(options).unwrap_err().to_string();
     assert!(error.starts_with("mmproj: expected the encoder of this model"), "{error}");
+    // As wide, but rows of the other have no positions in a plane.
+    for (text, encoder, got) in [
+        ("paddleocr", "internvl", "positions in a plane, got one position per row"),
+        ("internvl", "paddleocr", "one position per row, got positions in a plane"),
+    ] {
+        let error = open_with(text, encoder).unwrap_err().to_string();
+        assert!(error.ends_with(got), "{error}");
+    }
     let options =
         OpenOptions { mmproj: Some(Arc::new(Model::bundled_file().unwrap())), ..Default::default() };
     let error = Model::bundled(options).unwrap_err().to_string();
