@@ -52,7 +52,7 @@ impl Model {
             Self::new(vec![heads], [5, 18_000], 1024),
             Self::new(Vec::new(), [5, 300], 8192),
             Self::new(vec![pooled(4), with_index, pooled(128)], [5, 200], 1024),
-            Self::new(with_pooled_index, [5, 18_000], 1024),
+            Self::new(with_pooled_index, [5, 40_000], 1024),
         ]
     }
 
