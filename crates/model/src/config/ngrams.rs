@@ -5,7 +5,7 @@ use kvant_backend::NgramInjection;
 use super::{Keys, PER_LAYER, ResidualStreams};
 use crate::ModelError;
 
-/// Embeddings of n-grams. With t[i] the token i positions before, or the end token where one is
+/// Embeddings of n-grams. With `t[i]` the token i positions before, or the end token where one is
 /// between or the text begins, the row of head h of the n-grams of n tokens is
 ///
 /// ```text
