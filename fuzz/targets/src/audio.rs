@@ -1,21 +1,17 @@
 //! Target: arbitrary bytes as an audio file.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use kvant::{DeviceChoice, Gguf, Model, OpenOptions};
+use kvant::Model;
+
+use crate::media::{is_encoded, open};
 
 /// A tiny model of audio of at most one second.
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
-    let text: &'static [u8] = include_bytes!("../../../crates/audio/tests/models/qwen2audio/text.gguf");
-    let mmproj: &'static [u8] = include_bytes!("../../../crates/audio/tests/models/qwen2audio/mmproj.gguf");
-    let [text, mmproj] = [text, mmproj].map(|file| Gguf::from_bytes(file).expect("a sound file"));
-    let options = OpenOptions {
-        device: DeviceChoice::Cpu.into(),
-        n_threads: Some(1),
-        mmproj: Some(Arc::new(mmproj)),
-        ..OpenOptions::default()
-    };
-    Model::from_gguf(text, options).expect("a model with an audio encoder")
+    open(
+        include_bytes!("../../../crates/audio/tests/models/qwen2audio/text.gguf"),
+        include_bytes!("../../../crates/audio/tests/models/qwen2audio/mmproj.gguf"),
+    )
 });
 
 /// Returns whether the bytes are accepted as audio. They must be rejected in one line, or be
@@ -25,18 +21,9 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
 ///
 /// If the property is violated.
 pub fn audio(bytes: &[u8]) -> bool {
-    match MODEL.encode_audio(bytes) {
-        Ok(clip) => {
-            let n_rows = clip.tokens().iter().filter(|&&token| token as usize >= MODEL.n_vocab()).count();
-            assert!((1..=25).contains(&n_rows), "{n_rows} rows of a second");
-            true
-        }
-        Err(error) => {
-            let line = error.to_string();
-            assert!(line.lines().count() == 1 && line.len() < 400, "{line}");
-            false
-        }
-    }
+    is_encoded(&MODEL, MODEL.encode_audio(bytes), |n_rows| {
+        assert!((1..=25).contains(&n_rows), "{n_rows} rows of a second");
+    })
 }
 
 /// Returns one file of each format.

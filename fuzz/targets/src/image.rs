@@ -1,21 +1,17 @@
 //! Target: arbitrary bytes as an image file.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use kvant::{DeviceChoice, Gguf, Model, OpenOptions};
+use kvant::Model;
+
+use crate::media::{is_encoded, open};
 
 /// A tiny model that splits every image in tiles.
 static MODEL: LazyLock<Model> = LazyLock::new(|| {
-    let text: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/text.gguf");
-    let mmproj: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/mmproj.gguf");
-    let [text, mmproj] = [text, mmproj].map(|file| Gguf::from_bytes(file).expect("a sound file"));
-    let options = OpenOptions {
-        device: DeviceChoice::Cpu.into(),
-        n_threads: Some(1),
-        mmproj: Some(Arc::new(mmproj)),
-        ..OpenOptions::default()
-    };
-    Model::from_gguf(text, options).expect("a model that sees")
+    open(
+        include_bytes!("../../../crates/vision/tests/models/smolvlm/text.gguf"),
+        include_bytes!("../../../crates/vision/tests/models/smolvlm/mmproj.gguf"),
+    )
 });
 
 /// Returns whether the bytes are accepted as an image. They must be rejected in one line, or be
@@ -25,18 +21,9 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
 ///
 /// If the property is violated.
 pub fn image(bytes: &[u8]) -> bool {
-    match MODEL.encode_image(bytes) {
-        Ok(image) => {
-            let n_rows = image.tokens().iter().filter(|&&token| token as usize >= MODEL.n_vocab()).count();
-            assert!(n_rows > 0 && n_rows.is_multiple_of(4), "{n_rows} rows of tiles of four");
-            true
-        }
-        Err(error) => {
-            let line = error.to_string();
-            assert!(line.lines().count() == 1 && line.len() < 400, "{line}");
-            false
-        }
-    }
+    is_encoded(&MODEL, MODEL.encode_image(bytes), |n_rows| {
+        assert!(n_rows > 0 && n_rows.is_multiple_of(4), "{n_rows} rows of tiles of four");
+    })
 }
 
 /// Returns one file of each format.

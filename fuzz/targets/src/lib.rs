@@ -9,6 +9,7 @@ mod codec;
 mod context;
 mod http;
 mod image;
+mod media;
 mod mutate;
 mod runner;
 mod template;

@@ -1,12 +1,11 @@
 //! Audio in requests.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use crate::client::{Client, options, serve_model};
+use crate::client::Client;
+use crate::media::{self, chat, refused, text_part};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use kvant::{Model, OpenOptions};
 use serde_json::{Value, json};
 
 fn folder() -> PathBuf {
@@ -15,10 +14,7 @@ fn folder() -> PathBuf {
 
 /// Starts a server of a tiny model, with or without audio encoder.
 fn start(has_audio: bool) -> Client {
-    let folder = folder().join("models/qwen2audio");
-    let mmproj = has_audio.then(|| Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
-    let open = OpenOptions { n_threads: Some(2), mmproj, ..Default::default() };
-    Client::at(serve_model(Model::open_with(folder.join("text.gguf"), open).unwrap(), options()))
+    media::start(&folder().join("models/qwen2audio"), has_audio)
 }
 
 fn base64(name: &str) -> String {
@@ -29,18 +25,6 @@ fn base64(name: &str) -> String {
 fn part(name: &str) -> Value {
     let format = name.rsplit('.').next();
     json!({ "type": "input_audio", "input_audio": { "data": base64(name), "format": format } })
-}
-
-fn text_part(text: &str) -> Value {
-    json!({ "type": "text", "text": text })
-}
-
-fn chat(client: &Client, content: Value) -> Value {
-    let messages = json!([{ "role": "user", "content": content }]);
-    let body = json!({ "messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": true });
-    let (status, answer) = client.post("/v1/chat/completions", &body);
-    assert_eq!(status, 200, "{answer}");
-    answer
 }
 
 /// Token count of `transformers`' processor: `tools/reference/audio.py`.
@@ -79,12 +63,6 @@ fn audio_is_encoded_and_found_again_in_the_cache() {
 
 #[test]
 fn rejected_audio_has_a_reason() {
-    let refused = |client: &Client, part: Value| {
-        let body = json!({ "messages": [{ "role": "user", "content": [part, text_part("x")] }] });
-        let (status, answer) = client.post("/v1/chat/completions", &body);
-        assert_eq!(status, 400, "{answer}");
-        answer["error"]["message"].as_str().unwrap().to_owned()
-    };
     let line = refused(&start(false), part("clip.wav"));
     assert!(line.contains("this model has no audio encoder: no mmproj file was given"), "{line}");
     let client = &start(true);

@@ -1,12 +1,11 @@
 //! Images in requests, in the formats of all APIs.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use crate::client::{Client, options, serve_model};
+use crate::client::Client;
+use crate::media::{self, chat, refused, text_part};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use kvant::{Model, OpenOptions};
 use serde_json::{Value, json};
 
 fn folder() -> PathBuf {
@@ -15,10 +14,7 @@ fn folder() -> PathBuf {
 
 /// Starts a server of a tiny model, with or without vision encoder.
 fn start(has_vision: bool) -> Client {
-    let folder = folder().join("models/smolvlm");
-    let mmproj = has_vision.then(|| Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
-    let open = OpenOptions { n_threads: Some(2), mmproj, ..Default::default() };
-    Client::at(serve_model(Model::open_with(folder.join("text.gguf"), open).unwrap(), options()))
+    media::start(&folder().join("models/smolvlm"), has_vision)
 }
 
 fn base64(name: &str) -> String {
@@ -27,18 +23,6 @@ fn base64(name: &str) -> String {
 
 fn part(name: &str) -> Value {
     json!({ "type": "image_url", "image_url": { "url": format!("data:image/png;base64,{}", base64(name)) } })
-}
-
-fn text_part(text: &str) -> Value {
-    json!({ "type": "text", "text": text })
-}
-
-fn chat(client: &Client, content: Value) -> Value {
-    let messages = json!([{ "role": "user", "content": content }]);
-    let body = json!({ "messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": true });
-    let (status, answer) = client.post("/v1/chat/completions", &body);
-    assert_eq!(status, 200, "{answer}");
-    answer
 }
 
 /// Token counts of `transformers`' processor: `tools/reference/images.py`.
@@ -102,12 +86,6 @@ fn every_api_accepts_images_in_its_format() {
 
 #[test]
 fn rejected_images_have_a_reason() {
-    let refused = |client: &Client, part: Value| {
-        let body = json!({ "messages": [{ "role": "user", "content": [part, text_part("x")] }] });
-        let (status, answer) = client.post("/v1/chat/completions", &body);
-        assert_eq!(status, 400, "{answer}");
-        answer["error"]["message"].as_str().unwrap().to_owned()
-    };
     let line = refused(&start(false), part("wide"));
     assert!(line.contains("this model has no vision encoder: no mmproj file was given"), "{line}");
     let client = &start(true);

@@ -13,6 +13,7 @@ mod hardening;
 mod http;
 mod images;
 mod loras;
+mod media;
 mod models;
 mod native;
 mod prompts;
