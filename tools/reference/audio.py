@@ -37,16 +37,13 @@ import soundfile
 import torch
 import transformers as hf
 from audio_models import AUDIO_MODELS, CLIP, RATE, AudioSpec
-from images import spec_of, text_model_of, tokenizer_of, write_text
+from images import EXTENT, MIN_ROW_EFFECT, least_row_effect, spec_of, text_model_of, tokenizer_of, write_text
 from make_fixtures import MAX_ROUNDING_ERROR, MIN_EFFECT, build_model, write_file
 from scipy.signal import resample_poly
 
 OUT = Path(__file__).resolve().parents[2] / "crates/audio/tests"
 
 PROMPT = [{"type": "text", "text": "Hear "}, {"type": "audio"}, {"type": "text", "text": "and say what it is."}]
-
-MIN_ROW_EFFECT = 0.05  # largest change of a row's value without one weight of the audio encoder
-EXTENT = (0.1, 1.0)  # range of the rows' standard deviation: that of embeddings is 0.18
 
 
 def record() -> np.ndarray:
@@ -159,19 +156,11 @@ def check_sensitivity(audio: AudioSpec, model: torch.nn.Module, tokenizer: hf.Pr
         leave_out(changed, given)
         effects.append(float((forward(changed, given)[1] - logits).abs().max()))
     assert min(effects) >= MIN_EFFECT, f"{audio.name}: the audio or a feature changes logits by {effects} only"
-    row_effects = {}
-    for name, _, weight in stored_parts(audio, model):
-        if name.endswith("attn_k.bias"):  # equal for all keys of a query, so softmax cancels it
-            continue
-        values = weight.clone()
-        weight.data.zero_()
-        row_effects[name] = float((forward(model, inputs)[0] - rows).abs().max())
-        weight.data.copy_(values)
-    name = min(row_effects, key=row_effects.get)
-    assert row_effects[name] >= MIN_ROW_EFFECT, f"{audio.name}: {name} changes rows by {row_effects[name]} only"
+    name, row_effect = least_row_effect(stored_parts(audio, model), lambda: forward(model, inputs)[0], rows)
+    assert row_effect >= MIN_ROW_EFFECT, f"{audio.name}: {name} changes rows by {row_effect} only"
     print(
         f"{audio.name:10} rows' std {extent:.2f}  logits' std {float(logits.std()):.2f}  rounding {rounding:.1e}  "
-        f"effects of the audio and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {row_effects[name]:.2f}"
+        f"effects of the audio and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {row_effect:.2f}"
     )
 
 

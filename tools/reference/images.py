@@ -32,7 +32,7 @@ import argparse
 import copy
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ OUT = Path(__file__).resolve().parents[2] / "crates/vision/tests"
 SIZES = {"wide": (150, 98), "tall": (29, 67)}  # width and height
 PROMPT = [{"type": "text", "text": "See "}, {"type": "image"}, {"type": "text", "text": "and say what it is."}]
 
-MIN_ROW_EFFECT = 0.05  # largest change of a row's value without one weight of the vision encoder
+MIN_ROW_EFFECT = 0.05  # largest change of a row's value without one weight of the encoder
 EXTENT = (0.1, 1.0)  # range of the rows' standard deviation: that of embeddings is 0.18
 
 
@@ -188,6 +188,21 @@ def inputs_for(processor: hf.ProcessorMixin, image: Image.Image) -> hf.BatchFeat
     )
 
 
+def least_row_effect(
+    parts: Iterable[tuple[str, str, torch.nn.Parameter]], rows_of: Callable[[], torch.Tensor], rows: torch.Tensor
+) -> tuple[str, float]:
+    """Returns the stored part of the encoder without which the rows change least, and that change."""
+    effects = {}
+    for name, _, weight in parts:
+        if name.endswith("attn_k.bias"):  # equal for all keys of a query, so softmax cancels it
+            continue
+        values = weight.clone()
+        weight.data.zero_()
+        effects[name] = float((rows_of() - rows).abs().max())
+        weight.data.copy_(values)
+    return min(effects.items(), key=lambda effect: effect[1])
+
+
 def check_sensitivity(vlm: VlmSpec, model: torch.nn.Module, processor: hf.ProcessorMixin, image: Image.Image) -> None:
     """Rejects a model whose golden data is inexact or insensitive to mistakes; prints the
     figures."""
@@ -208,19 +223,11 @@ def check_sensitivity(vlm: VlmSpec, model: torch.nn.Module, processor: hf.Proces
         leave_out(other, given)
         effects.append(float((forward(other, given)[1] - logits).abs().max()))
         assert effects[-1] >= MIN_EFFECT, f"{vlm.name}: a feature changes logits by {effects[-1]} only"
-    row_effects = {}
-    for name, _, weight in stored_parts(vlm, model):
-        if name.endswith("attn_k.bias"):  # equal for all keys of a query, so softmax cancels it
-            continue
-        values = weight.clone()
-        weight.data.zero_()
-        row_effects[name] = float((forward(model, inputs)[0] - rows).abs().max())
-        weight.data.copy_(values)
-    name = min(row_effects, key=row_effects.get)
-    assert row_effects[name] >= MIN_ROW_EFFECT, f"{vlm.name}: {name} changes rows by {row_effects[name]} only"
+    name, row_effect = least_row_effect(stored_parts(vlm, model), lambda: forward(model, inputs)[0], rows)
+    assert row_effect >= MIN_ROW_EFFECT, f"{vlm.name}: {name} changes rows by {row_effect} only"
     print(
         f"{vlm.name:10} rows' std {extent:.2f}  logits' std {float(logits.std()):.2f}  rounding {rounding:.1e}  "
-        f"effects of the image and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {row_effects[name]:.2f}"
+        f"effects of the image and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {row_effect:.2f}"
     )
 
 
