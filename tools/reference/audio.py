@@ -30,6 +30,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
@@ -37,6 +38,7 @@ import soundfile
 import torch
 import transformers as hf
 from audio_models import AUDIO_MODELS, CLIP, RATE, AudioSpec
+from gemma_audio import GEMMA_MODELS
 from images import EXTENT, MIN_ROW_EFFECT, least_row_effect, spec_of, text_model_of, tokenizer_of, write_text
 from make_fixtures import MAX_ROUNDING_ERROR, MIN_EFFECT, build_model, write_file
 from scipy.signal import resample_poly
@@ -74,10 +76,12 @@ def write_clips(folder: Path) -> None:
         soundfile.write(ogg, stereo, 44_100)
 
 
-def audio_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Yields the parameters outside the text model."""
-    for name, weight in model.model.named_parameters():
-        if not name.startswith("language_model."):
+def audio_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters outside the text model, and the limits of products."""
+    limits = ("input_min", "input_max", "output_min", "output_max")
+    kept = [(name, buffer) for name, buffer in model.model.named_buffers() if name.endswith(limits)]
+    for name, weight in (*model.model.named_parameters(), *kept):
+        if not name.startswith(("language_model.", "embed_vision.")):
             yield name, weight
 
 
@@ -89,6 +93,9 @@ def build(audio: AudioSpec, text: torch.nn.Module, audio_token: int) -> torch.nn
     text_model_of(model).load_state_dict(text.model.state_dict())
     model.lm_head.load_state_dict(text.lm_head.state_dict())
     for name, weight in audio_parameters(model):
+        if (values := audio.draw(name, weight)) is not None:
+            weight.data.copy_(values)
+            continue
         n_in = weight[0].numel()
         if name.endswith("bias"):
             values = (1.5 if "q_proj" in name else 0.3) * torch.randn_like(weight)
@@ -115,6 +122,13 @@ def inputs_for(audio: AudioSpec, tokenizer: hf.PreTrainedTokenizerFast, samples:
     return dict(audio.to_inputs(tokenizer, text, samples))
 
 
+def is_row(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Returns which tokens stand for rows of the encoder: those of the clip, and (Gemma 3n) the one
+    that ends it."""
+    offset = getattr(model.config.audio_config, "vocab_offset", None)
+    return tokens == model.config.audio_token_id if offset is None else tokens >= offset
+
+
 @torch.no_grad()
 def forward(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the rows of the clip as the text model reads them, and the logits."""
@@ -126,12 +140,14 @@ def forward(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tenso
     given = {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
     logits = model(**given).logits[0]
     hook.remove()
-    return entered[0][inputs["input_ids"][0] == model.config.audio_token_id], logits
+    return entered[0][is_row(model, inputs["input_ids"][0])], logits
 
 
-def mel_of(inputs: dict[str, Any]) -> torch.Tensor:
+def mel_of(model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
     """Returns the features in the order of time, `[frames, mels]`, without padded frames."""
-    mel = inputs["input_features"].transpose(1, 2).flatten(0, 1)
+    mel = inputs["input_features"]
+    # Gemma's are in this order.
+    mel = mel[0] if "gemma" in type(model).__name__.lower() else mel.transpose(1, 2).flatten(0, 1)
     if "input_features_mask" in inputs:
         mel = mel[: int(inputs["input_features_mask"].sum())]
     return mel.contiguous()
@@ -143,7 +159,8 @@ def check_sensitivity(audio: AudioSpec, model: torch.nn.Module, tokenizer: hf.Pr
     samples = samples_of(audio.clips[-1])
     inputs = inputs_for(audio, tokenizer, samples)
     rows, logits = forward(model, inputs)
-    exact = forward(model.double(), inputs)
+    with patch.object(torch.Tensor, "float", torch.Tensor.double):  # where the model asks for f32
+        exact = forward(model.double(), inputs)
     rounding = max(float((one - other).abs().max()) for one, other in zip(exact, (rows, logits)))
     model.float()
     assert rounding <= MAX_ROUNDING_ERROR, f"{audio.name}: rounding error {rounding}"
@@ -188,9 +205,12 @@ INNER = {
 }
 
 
-def stored_parts(audio: AudioSpec, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+def stored_parts(audio: AudioSpec, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yields the audio encoder's tensors, with the names in the file and here."""
     for name, weight in audio_parameters(model):
+        if audio.stored_name is not None:
+            yield audio.stored_name(name), name, weight
+            continue
         *path, part, end = name.split(".")
         layer = next((int(step) for step in path if step.isdigit()), None)
         if path[0:1] == ["multi_modal_projector"] or part in audio.projector_names:
@@ -199,6 +219,11 @@ def stored_parts(audio: AudioSpec, model: torch.nn.Module) -> Iterator[tuple[str
             yield f"a.blk.{layer}.{INNER[part]}.{end}", name, weight
         else:
             yield f"{OUTER[part]}.{end}", name, weight
+
+
+def is_of_convolution(name: str) -> bool:
+    """Returns whether Gemma's converter keeps a matrix in f32."""
+    return ".conv" in name or "_conv" in name
 
 
 def write_mmproj(path: Path, audio: AudioSpec, model: torch.nn.Module) -> None:
@@ -212,25 +237,32 @@ def write_mmproj(path: Path, audio: AudioSpec, model: torch.nn.Module) -> None:
         "clip.has_audio_encoder": True,
         "clip.audio.projection_dim": model.config.text_config.hidden_size,
         "clip.audio.embedding_length": config.hidden_size,
-        "clip.audio.feed_forward_length": config.intermediate_size,
-        "clip.audio.block_count": config.num_hidden_layers,
-        "clip.audio.attention.head_count": config.num_attention_heads,
-        "clip.audio.num_mel_bins": config.num_mel_bins,
-        "clip.audio.attention.layer_norm_epsilon": 1e-5,
-        # Qwen3's converter has the key of files with several encoders, also for Qwen3-ASR.
-        "clip.audio.projector_type" if audio.projector == "qwen3a" else "clip.projector_type": audio.projector,
         **audio.keys,
     }
+    if audio.stored_name is None:
+        keys |= {
+            "clip.audio.feed_forward_length": config.intermediate_size,
+            "clip.audio.block_count": config.num_hidden_layers,
+            "clip.audio.attention.head_count": config.num_attention_heads,
+            "clip.audio.num_mel_bins": config.num_mel_bins,
+            "clip.audio.attention.layer_norm_epsilon": 1e-5,
+            # Qwen3's converter has the key of files with several encoders, also for Qwen3-ASR.
+            "clip.audio.projector_type" if audio.projector == "qwen3a" else "clip.projector_type": audio.projector,
+        }
     adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in keys.items():
         adds[type(value)](key, value)
-    for name, _, weight in stored_parts(audio, model):
-        stored = weight.detach()
+    for name, own_name, weight in stored_parts(audio, model):
+        values = stored = audio.stored(own_name, weight.detach())
         if "conv" in name and name.endswith("bias"):  # with the axes of the convolution
             stored = stored.reshape(-1, *(1,) * (1 if "conv1d" in name else 2))
-        elif weight.ndim > 1 and "position_embd" not in name:
+        elif "depthwise_conv1d" in own_name:
+            stored = stored.squeeze(1)
+        elif weight.ndim == 0:
+            stored = stored.reshape(1)
+        elif weight.ndim > 1 and "position_embd" not in name and not (audio.stored_name and is_of_convolution(own_name)):
             stored = stored.half()
-        assert torch.equal(stored.float().flatten(), weight.flatten()), f"{name} is not exact in {stored.dtype}"
+        assert torch.equal(stored.float().flatten(), values.flatten()), f"{name} is not exact in {stored.dtype}"
         writer.add_tensor(name, stored.contiguous().numpy())
     if audio.projector == "qwen3a":
         # Files have 1,500 positions, computed by the converter; a chunk reads 13.
@@ -247,8 +279,9 @@ def sinusoids(n: int, width: int) -> np.ndarray:
 
 def write_golden(path: Path, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
     """Writes the golden file; see the top of this file for its layout."""
-    tokens, audio_token = inputs["input_ids"][0], model.config.audio_token_id
-    mel = mel_of(inputs)
+    tokens, audio_token = inputs["input_ids"][0].clone(), model.config.audio_token_id
+    tokens[is_row(model, tokens)] = audio_token
+    mel = mel_of(model, inputs)
     rows, logits = forward(model, inputs)
     assert len(rows) == int((tokens == audio_token).sum()) and len(logits) == len(tokens)
     header = struct.pack("<4s6Ii", b"KVPA", len(tokens), logits.shape[-1], *reversed(mel.shape), *rows.shape, audio_token)
@@ -263,7 +296,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     write_clips(args.out / "clips")
-    for audio in AUDIO_MODELS:
+    for audio in (*AUDIO_MODELS, *GEMMA_MODELS):
         if args.names and audio.name not in args.names:
             continue
         tokenizer = tokenizer_of(audio)

@@ -68,7 +68,10 @@ class AudioSpec:
     to_model: Callable[[hf.PreTrainedConfig, int], torch.nn.Module]  # of the text model's configuration and of audio_token
     to_inputs: Callable[[hf.PreTrainedTokenizerFast, str, np.ndarray], hf.BatchFeature]  # of the prompt's text and of the samples
     projector: str  # clip.projector_type
-    projector_names: dict[str, str]
+    projector_names: dict[str, str] = field(default_factory=dict)
+    stored_name: Callable[[str], str] | None = None  # of a tensor in files, where it is not the name of a Whisper encoder's
+    stored: Callable[[str, torch.Tensor], torch.Tensor] = lambda _, weight: weight  # values in files
+    draw: Callable[[str, torch.Tensor], torch.Tensor | None] = lambda _, weight: None  # values, where they are others
     keys: dict[str, Any] = field(default_factory=dict)  # additional metadata of the audio encoder
     text: dict[str, Any] = field(default_factory=dict)
     adds_bos: bool = False

@@ -87,7 +87,8 @@ def tokenizer_of(vlm: VlmSpec) -> hf.PreTrainedTokenizerFast:
 
 def spec_of(vlm: VlmSpec, n_vocab: int) -> Text:
     """Returns the text model."""
-    head_dim = 64 if vlm.family in ("llama", "mistral", "mistral3", "qwen3vl", "paddleocr") else None
+    explicit = ("llama", "mistral", "mistral3", "qwen3vl", "paddleocr", "gemma3n", "gemma4")
+    head_dim = 64 if vlm.family in explicit else None
     name = f"{vlm.family}-{vlm.name}"
     return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **vlm.text})
 
@@ -362,6 +363,8 @@ def write_text(path: Path, vlm: VlmSpec, spec: Text, text: torch.nn.Module, toke
     for key, value in vlm.text_keys.items():
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{arch}.{key}", value)
     for name, stored in stored_tensors(spec, text):
+        if name == "per_layer_token_embd.weight":  # padded by the converter
+            stored = np.pad(stored, ((0, len(tokenizer) - len(stored)), (0, 0)))
         writer.add_tensor(name, stored)
     write_file(writer)
 

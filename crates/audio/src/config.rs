@@ -3,10 +3,6 @@
 use kvant_gguf::Gguf;
 use kvant_model::ModelError;
 
-use crate::clip::{AudioClip, SAMPLE_RATE};
-use crate::error::AudioError;
-use crate::log_mel::{HOP, LogMel};
-
 /// The projector: maps encoder outputs to soft tokens of the text model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Projector {
@@ -18,6 +14,13 @@ pub enum Projector {
     /// Qwen3-Omni's thinker (arXiv 2509.17765) and Qwen3-ASR: two-dimensional convolutions, window
     /// attention, and a two-layer MLP.
     Qwen3,
+    /// Gemma 3n: a conformer (arXiv 2303.01037), of whose outputs every fourth becomes a row. A
+    /// window has as many rows as 30 s have.
+    Gemma3n,
+    /// Gemma 4: a conformer, and one matrix.
+    Gemma4,
+    /// Gemma 4 unified: one matrix, of frames of samples.
+    Gemma4Unified,
 }
 
 impl Projector {
@@ -27,6 +30,8 @@ impl Projector {
             Self::Voxtral => "[BEGIN_AUDIO][AUDIO]",
             Self::Qwen2 => "<|audio_bos|><|AUDIO|><|audio_eos|>",
             Self::Qwen3 => "<|audio_start|><|audio_pad|><|audio_end|>",
+            Self::Gemma3n => "<audio_soft_token>",
+            Self::Gemma4 | Self::Gemma4Unified => "<|audio|>",
         }
     }
 
@@ -36,22 +41,40 @@ impl Projector {
             Self::Voxtral => ["[BEGIN_AUDIO]", ""],
             Self::Qwen2 => ["<|audio_bos|>", "<|audio_eos|>"],
             Self::Qwen3 => ["<|audio_start|>", "<|audio_end|>"],
+            // Its last row is the token that ends audio, whose embedding is the encoder's.
+            Self::Gemma3n => ["<start_of_audio>", ""],
+            Self::Gemma4 | Self::Gemma4Unified => ["<|audio>", "<audio|>"],
+        }
+    }
+
+    /// Returns whether this is an encoder of a Gemma.
+    pub(crate) fn is_gemma(self) -> bool {
+        matches!(self, Self::Gemma3n | Self::Gemma4 | Self::Gemma4Unified)
+    }
+
+    /// Returns the text before and after a clip, which is tokenized with the text around it.
+    pub fn surrounding_text(self) -> &'static str {
+        match self {
+            Self::Gemma3n => "\n\n",
+            _ => "",
         }
     }
 }
 
 /// Names in `clip.projector_type`.
-const PROJECTORS: [(&str, Projector); 3] =
-    [("voxtral", Projector::Voxtral), ("qwen2a", Projector::Qwen2), ("qwen3a", Projector::Qwen3)];
+const PROJECTORS: [(&str, Projector); 6] = [
+    ("voxtral", Projector::Voxtral),
+    ("qwen2a", Projector::Qwen2),
+    ("qwen3a", Projector::Qwen3),
+    ("gemma3na", Projector::Gemma3n),
+    ("gemma4a", Projector::Gemma4),
+    ("gemma4ua", Projector::Gemma4Unified),
+];
 
 /// Frames of a chunk that Qwen3's convolutions read by itself (1 s), which files lack.
 pub(crate) const CHUNK_FRAMES: usize = 100;
-/// Frames of an attention window of Qwen3 (8 s), which files lack.
-const QWEN3_WINDOW_FRAMES: usize = 800;
-/// Minimum samples of a clip for Qwen2: a row needs two positions, of two frames each.
-const QWEN2_MIN_SAMPLES: usize = 2 * HOP + 1;
-/// Minimum samples of a clip for Qwen3 (0.5 s): Qwen3-ASR's processor pads shorter ones with zeros.
-const QWEN3_MIN_SAMPLES: usize = 8_000;
+/// Epsilon of Gemma's norms. Files have that of another model.
+const GEMMA_EPS: f32 = 1e-6;
 
 /// Hyper-parameters of an audio encoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,7 +95,8 @@ pub struct Config {
     pub eps: f32,
     /// Width of the output rows: the hidden size of the text model.
     pub n_embd_text: usize,
-    /// Number of positions: those of a window (Whisper), or at least those of a chunk (Qwen3).
+    /// Number of position embeddings: those of a window (Whisper), at least those of a chunk
+    /// (Qwen3), or none (Gemma, with relative positions).
     pub n_positions: usize,
     /// Consecutive outputs of the encoder that become one row (Voxtral).
     pub n_stacked: usize,
@@ -104,6 +128,7 @@ impl Config {
             value(key, &format!("one of {known}, for audio"), named)
         })?;
         let size = |name: &str| meta.get::<usize>(&format!("clip.audio.{name}"));
+        let is_gemma = projector.is_gemma();
         let config = Self {
             projector,
             n_mels: size("num_mel_bins")?,
@@ -111,75 +136,13 @@ impl Config {
             n_ff: size("feed_forward_length")?,
             n_layers: size("block_count")?,
             n_heads: size("attention.head_count")?,
-            eps: meta.get("clip.audio.attention.layer_norm_epsilon")?,
+            eps: if is_gemma { GEMMA_EPS } else { meta.get("clip.audio.attention.layer_norm_epsilon")? },
             n_embd_text: size("projection_dim")?,
-            n_positions: gguf.tensor("a.position_embd.weight")?.info.rows(),
-            n_stacked: match projector {
-                Projector::Voxtral => size("projector.stack_factor")?,
-                Projector::Qwen2 | Projector::Qwen3 => 1,
-            },
+            n_positions: if is_gemma { 0 } else { gguf.tensor("a.position_embd.weight")?.info.rows() },
+            n_stacked: if projector == Projector::Voxtral { size("projector.stack_factor")? } else { 1 },
         };
         config.check()?;
         Ok(config)
-    }
-
-    /// Returns the spectrogram of a clip, padded with silence as in training: to whole windows
-    /// (Whisper) or to the minimum duration (Qwen3).
-    ///
-    /// # Errors
-    /// A clip that is too short for a row, or longer than the only window (Qwen2-Audio).
-    pub fn log_mel(&self, clip: &AudioClip) -> Result<LogMel, AudioError> {
-        let (n, window) = (clip.samples().len(), self.window_frames() * HOP);
-        let padded = match self.projector {
-            Projector::Voxtral => n.next_multiple_of(window),
-            Projector::Qwen2 if !(QWEN2_MIN_SAMPLES..=window).contains(&n) => {
-                let [min, max] = [QWEN2_MIN_SAMPLES, window].map(|n| n as f64 / SAMPLE_RATE as f64);
-                let expected = format!("{min:.2} to {max} s for this model");
-                return Err(AudioError::Range {
-                    what: "duration",
-                    expected,
-                    got: format!("{} s", clip.seconds()),
-                });
-            }
-            Projector::Qwen2 => window,
-            Projector::Qwen3 => n.max(QWEN3_MIN_SAMPLES),
-        };
-        let mut samples = clip.samples().to_vec();
-        samples.resize(padded, 0.0);
-        Ok(LogMel::new(&samples, self.n_mels))
-    }
-
-    /// Returns the number of rows of a clip that can be encoded.
-    pub fn n_rows(&self, clip: &AudioClip) -> usize {
-        let n = clip.samples().len();
-        match self.projector {
-            Projector::Voxtral => {
-                n.div_ceil(self.window_frames() * HOP) * (self.n_positions / self.n_stacked)
-            }
-            Projector::Qwen2 => self.n_positions_of(n) / 2,
-            Projector::Qwen3 => {
-                let n_frames = n.max(QWEN3_MIN_SAMPLES) / HOP;
-                let per_chunk = CHUNK_FRAMES.div_ceil(8);
-                n_frames / CHUNK_FRAMES * per_chunk + (n_frames % CHUNK_FRAMES).div_ceil(8)
-            }
-        }
-    }
-
-    /// Returns the positions of a clip of `n_samples` within its window: all of them, or those that
-    /// the clip reaches (Qwen2-Audio, which masks the others).
-    pub(crate) fn n_positions_of(&self, n_samples: usize) -> usize {
-        match self.projector {
-            Projector::Qwen2 => n_samples.div_ceil(HOP).div_ceil(2).min(self.n_positions),
-            Projector::Voxtral | Projector::Qwen3 => self.n_positions,
-        }
-    }
-
-    /// Returns the frames of a window, the outputs of which attend to each other.
-    pub(crate) fn window_frames(&self) -> usize {
-        match self.projector {
-            Projector::Voxtral | Projector::Qwen2 => 2 * self.n_positions,
-            Projector::Qwen3 => QWEN3_WINDOW_FRAMES,
-        }
     }
 
     /// Returns the head dimension.
@@ -189,18 +152,20 @@ impl Config {
 
     fn check(&self) -> Result<(), ModelError> {
         const MAX_VALUE: usize = 1 << 16;
+        // Files of encoders without layers have zeros.
+        let least = usize::from(self.projector != Projector::Gemma4Unified);
         let sizes = [
-            ("num_mel_bins", self.n_mels, 512),
-            ("embedding_length", self.n_embd, MAX_VALUE),
-            ("feed_forward_length", self.n_ff, MAX_VALUE),
-            ("block_count", self.n_layers, MAX_VALUE),
-            ("attention.head_count", self.n_heads, MAX_VALUE),
-            ("projection_dim", self.n_embd_text, MAX_VALUE),
-            ("projector.stack_factor", self.n_stacked, self.n_positions),
+            ("num_mel_bins", self.n_mels, least..=512),
+            ("embedding_length", self.n_embd, 1..=MAX_VALUE),
+            ("feed_forward_length", self.n_ff, least..=MAX_VALUE),
+            ("block_count", self.n_layers, least..=MAX_VALUE),
+            ("attention.head_count", self.n_heads, least..=MAX_VALUE),
+            ("projection_dim", self.n_embd_text, 1..=MAX_VALUE),
+            ("projector.stack_factor", self.n_stacked, 1..=self.n_positions.max(1)),
         ];
-        for (name, got, max) in sizes {
-            if !(1..=max).contains(&got) {
-                let expected = format!("a number from 1 to {max}");
+        for (name, got, supported) in sizes {
+            if !supported.contains(&got) {
+                let expected = format!("a number from {} to {}", supported.start(), supported.end());
                 return Err(value(&format!("clip.audio.{name}"), &expected, &got.to_string()));
             }
         }
@@ -208,12 +173,16 @@ impl Config {
             true => Ok(()),
             false => Err(value(name, &format!("a multiple of {part}"), &whole.to_string())),
         };
-        fits("clip.audio.embedding_length", self.n_embd, self.n_heads)?;
+        if self.n_layers > 0 {
+            fits("clip.audio.embedding_length", self.n_embd, self.n_heads)?;
+        }
+        if self.projector.is_gemma() {
+            // Relative positions are pairs of a sine and a cosine.
+            return fits("clip.audio.embedding_length", self.n_embd, 2);
+        }
         fits("rows of a.position_embd.weight", self.n_positions, self.n_stacked)?;
-        let positions = match self.projector {
-            Projector::Voxtral | Projector::Qwen2 => 2..=8192,
-            Projector::Qwen3 => CHUNK_FRAMES.div_ceil(8)..=8192,
-        };
+        let least = if self.projector == Projector::Qwen3 { CHUNK_FRAMES.div_ceil(8) } else { 2 };
+        let positions = least..=8192;
         if !positions.contains(&self.n_positions) {
             let expected = format!("{} to {}", positions.start(), positions.end());
             return Err(value("rows of a.position_embd.weight", &expected, &self.n_positions.to_string()));

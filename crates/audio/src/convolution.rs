@@ -1,12 +1,15 @@
 //! Convolutions as matrix products.
 
-/// A convolution whose input is padded with zeros by half the kernel.
+/// A convolution whose input is padded with zeros, so that it has an output for each step of its
+/// stride.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Convolution {
     /// Lines and columns of the kernel.
     pub kernel: [usize; 2],
     /// Steps between outputs, along lines and columns.
     pub stride: [usize; 2],
+    /// Lines and columns of zeros before the first of the input.
+    pub before: [usize; 2],
 }
 
 impl Convolution {
@@ -28,8 +31,8 @@ impl Convolution {
                 // Shifted by the padding.
                 let line = place[0] + at / kernel_columns;
                 let column = place[1] + at % kernel_columns;
-                let inside = line.checked_sub(kernel_lines / 2).filter(|&line| line < lines);
-                let inside = inside.zip(column.checked_sub(kernel_columns / 2).filter(|&at| at < columns));
+                let inside = line.checked_sub(self.before[0]).filter(|&line| line < lines);
+                let inside = inside.zip(column.checked_sub(self.before[1]).filter(|&at| at < columns));
                 let Some((line, column)) = inside else { continue };
                 let from = &x[(line * columns + column) * channels..][..channels];
                 row[at..].iter_mut().step_by(n_kernel).zip(from).for_each(|(to, x)| *to = *x);
@@ -47,11 +50,11 @@ mod tests {
     fn rows_hold_the_neighbourhood_of_each_output() {
         // Channels 1 and 10 of three columns.
         let x = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0];
-        let convolution = Convolution { kernel: [1, 3], stride: [1, 2] };
+        let convolution = Convolution { kernel: [1, 3], stride: [1, 2], before: [0, 1] };
         assert_eq!(convolution.output_size([1, 3]), [1, 2]);
         let want = [0.0, 1.0, 2.0, 0.0, 10.0, 20.0, 2.0, 3.0, 0.0, 20.0, 30.0, 0.0];
         assert_eq!(convolution.rows(&x, [1, 3], 2), want);
-        let plane = Convolution { kernel: [3, 3], stride: [2, 2] };
+        let plane = Convolution { kernel: [3, 3], stride: [2, 2], before: [1, 1] };
         let corner = &plane.rows(&[1.0, 2.0, 3.0, 4.0], [2, 2], 1)[..];
         assert_eq!(corner, [0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 3.0, 4.0]);
     }

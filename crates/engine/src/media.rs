@@ -30,6 +30,8 @@ const MAX_CACHED: usize = 256 << 20;
 #[derive(Debug, Clone)]
 pub struct EncodedMedia {
     kind: MediaKind,
+    /// Text of the prompt before and after the tokens.
+    surrounding_text: &'static str,
     tokens: Arc<[u32]>,
     rows: Arc<EmbeddingRows>,
 }
@@ -218,6 +220,8 @@ struct Encoding {
     rows: EmbeddingInput,
     /// The prompt text in place of the file.
     pieces: Vec<Piece>,
+    /// Text before and after it, which is tokenized with the text around it.
+    surrounding_text: &'static str,
 }
 
 /// A piece of prompt text.
@@ -302,7 +306,8 @@ impl MediaModel {
                 Piece::Rows(rows) => tokens.extend(first + rows.start..first + rows.end),
             }
         }
-        let media = EncodedMedia { kind, tokens: tokens.into(), rows };
+        let surrounding_text = encoding.surrounding_text;
+        let media = EncodedMedia { kind, surrounding_text, tokens: tokens.into(), rows };
         cache.keep(hash, &media);
         Ok(media)
     }
@@ -333,7 +338,8 @@ fn encode_image(
             Piece::Rows(firsts[tile] + rows.start as u32..firsts[tile] + rows.end as u32)
         }
     });
-    Ok(Encoding { pieces: pieces.collect(), rows: EmbeddingInput { rows, columns: layout.columns } })
+    let rows = EmbeddingInput { rows, columns: layout.columns };
+    Ok(Encoding { rows, pieces: pieces.collect(), surrounding_text: "" })
 }
 
 /// Encodes an audio file. Its rows have positions as text has: M-RoPE models count them in time.
@@ -351,7 +357,8 @@ fn encode_audio(
     let n_rows = (rows.len() / config.n_embd_text) as u32;
     let [before, after] = config.projector.enclosing_marks().map(|mark| Piece::Mark(mark.to_owned()));
     let pieces = vec![before, Piece::Rows(0..n_rows), after];
-    Ok(Encoding { pieces, rows: EmbeddingInput { rows: vec![rows], columns: None } })
+    let rows = EmbeddingInput { rows: vec![rows], columns: None };
+    Ok(Encoding { rows, pieces, surrounding_text: config.projector.surrounding_text() })
 }
 
 /// Returns an encoder that can be used.
@@ -494,9 +501,12 @@ impl Model {
             let got = named(&mut media.iter().map(|media| media.kind));
             return Err(Error::Setting { name: "media", expected, got });
         }
-        let mut tokens = Vec::new();
+        let (tokenizer, mut tokens) = (self.tokenizer()?, Vec::new());
+        let around = |index: Option<usize>| {
+            index.and_then(|index| media.get(index)).map_or("", |media| media.surrounding_text)
+        };
         for (index, text) in rendered.texts.iter().enumerate() {
-            let tokenizer = self.tokenizer()?;
+            let text = text.surrounded(around(index.checked_sub(1)), around(Some(index)));
             tokens.extend(match index {
                 0 => tokenizer.encode_prompt(text.as_str(), text.special())?,
                 _ => tokenizer.encode(text.as_str(), text.special(), false)?,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use kvant_audio::AudioClip;
 use kvant_gguf::Gguf;
 
-const MODELS: [&str; 3] = ["voxtral", "qwen2audio", "qwen3asr"];
+const MODELS: [&str; 6] = ["voxtral", "qwen2audio", "qwen3asr", "gemma3n", "gemma4", "gemma4unified"];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")

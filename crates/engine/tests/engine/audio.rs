@@ -16,10 +16,13 @@ use serde_json::{Value, json};
 const TOLERANCE: f32 = 1e-4;
 
 /// Models and samples of their golden clips.
-const MODELS: [(&str, &[usize]); 3] = [
+const MODELS: [(&str, &[usize]); 6] = [
     ("voxtral", &[11_701, 23_402]),
     ("qwen2audio", &[5_003, 11_701]),
     ("qwen3asr", &[5_003, 11_701, 152_113]),
+    ("gemma3n", &[5_003, 99_001]),
+    ("gemma4", &[5_003, 11_701, 99_001]),
+    ("gemma4unified", &[5_003, 11_701]),
 ];
 
 fn folder() -> PathBuf {
@@ -212,13 +215,13 @@ fn a_file_may_have_a_vision_and_an_audio_encoder() {
     assert_eq!(error, "media: expected audio, image, got image, audio");
     // Of two encoders, one may be unknown: it is named where it is needed.
     let mut unknown = GgufWriter::with_meta(hear.meta()).unwrap();
-    unknown.set("clip.audio.projector_type", "gemma4a").unwrap();
+    unknown.set("clip.audio.projector_type", "glma").unwrap();
     let mut bytes = Vec::new();
     unknown.write_to::<GgufError>(&mut bytes, |_| Ok(())).unwrap();
     let model = open_with(text, joined(&see, &Gguf::from_bytes(bytes).unwrap()));
     assert_eq!([model.supports_audio(), model.supports_images()], [false, true]);
     let error = model.encode_audio(&clip(5_003)).unwrap_err().to_string();
-    assert!(error.ends_with("expected one of voxtral, qwen2a, qwen3a, for audio, got gemma4a"), "{error}");
+    assert!(error.ends_with("gemma4a, gemma4ua, for audio, got glma"), "{error}");
 }
 
 #[test]

@@ -20,7 +20,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::iter::repeat_n;
+use std::iter::{once, repeat_n};
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -145,6 +145,15 @@ impl Rendered {
     /// sliced, joined or changed it.
     pub fn special(&self) -> Special<'_> {
         Special::Within(&self.own)
+    }
+
+    /// Returns the text between two that the template might have written.
+    pub fn surrounded(&self, before: &str, after: &str) -> Rendered {
+        let (start, end) = (before.len(), before.len() + self.text.len());
+        let within = self.own.iter().map(|own| own.start + start..own.end + start);
+        let own = once(0..start).chain(within).chain(once(end..end + after.len()));
+        let own = own.filter(|own| !own.is_empty()).collect();
+        Rendered { text: [before, &self.text, after].concat(), own }
     }
 
     /// Returns the text after the first occurrence of `mark`.

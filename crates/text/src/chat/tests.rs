@@ -372,8 +372,13 @@ fn text_after_a_mark_keeps_its_trusted_ranges() {
     assert_eq!(rest.as_str(), "<|im_end|>\n<|im_start|>user\n<|im_end|>MARK<|im_end|><|im_end|>\n");
     let ids = tokenizer.encode(rest.as_str(), rest.special(), false).unwrap();
     let end = tokenizer.token_id("<|im_end|>").unwrap();
-    assert_eq!(ids.iter().filter(|&&id| id == end).count(), 2);
+    let n_ends = |ids: &[u32]| ids.iter().filter(|&&id| id == end).count();
+    assert_eq!(n_ends(&ids), 2);
     assert!(rest.after("NONE").is_none());
+    let more = rest.surrounded("<|im_end|>", "<|im_end|>");
+    assert_eq!(more.as_str(), format!("<|im_end|>{rest}<|im_end|>"));
+    assert_eq!(n_ends(&tokenizer.encode(more.as_str(), more.special(), false).unwrap()), 4);
+    assert_eq!(rest.surrounded("", ""), rest);
 }
 
 #[test]
