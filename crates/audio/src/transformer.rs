@@ -112,8 +112,8 @@ impl<B: Backend> Transformer<B> {
         })
     }
 
-    /// Encodes a window `[frames, n_mels]`, of which Whisper reads the first `n_positions` positions.
-    /// Returns its rows `[n, n_embd_text]`.
+    /// Encodes a window `[frames, n_mels]`, of which Whisper reads the first `n_positions`
+    /// positions. Returns its rows `[n, n_embd_text]`.
     pub fn rows(
         &self,
         device: &B,

@@ -38,6 +38,8 @@ pub(super) trait Codes {
     const LOSS: f32;
     /// [`Op::LOOKS_UP_64`]
     const LOOKS_UP_64: bool = false;
+    /// The values of [`Codes::indices`] in units of the scale, which [`Codes::group`] rounds.
+    const BOOK: Option<&'static [f32; 16]> = None;
 
     /// Returns octet `index` of `planes`, the planes of a block; the high planes, if any, begin at
     /// byte `high`.
@@ -45,6 +47,12 @@ pub(super) trait Codes {
 
     /// Returns group `g` of an octet of this side as 64 codes.
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints;
+
+    /// Returns group `g` of an octet of values as 64 indices of [`Codes::BOOK`], or else as codes.
+    #[inline(always)]
+    fn indices<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        Self::group(lanes, octet, g, Side::V)
+    }
 }
 
 /// Returns eight chunks of `B` bytes, from byte `at` on.
@@ -98,6 +106,7 @@ pub(super) struct Turbo4;
 impl Codes for Turbo4 {
     type Octet<'a> = &'a [[u8; 32]; 8];
 
+    const BOOK: Option<&'static [f32; 16]> = Some(&values(&Codebook::GAUSS4));
     const LOSS: f32 = DType::Turbo4.squared_error() as f32;
 
     #[inline(always)]
@@ -109,6 +118,11 @@ impl Codes for Turbo4 {
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.look_up(lanes.codes_4(&octet[g]), &TURBO4.bytes)
     }
+
+    #[inline(always)]
+    fn indices<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.codes_4(&octet[g])
+    }
 }
 
 /// turbo3.
@@ -117,6 +131,7 @@ pub(super) struct Turbo3;
 impl Codes for Turbo3 {
     type Octet<'a> = (&'a [[u8; 16]; 8], &'a [[u8; 8]; 8]);
 
+    const BOOK: Option<&'static [f32; 16]> = Some(&values(&Codebook::GAUSS3));
     const LOSS: f32 = DType::Turbo3.squared_error() as f32;
 
     #[inline(always)]
@@ -129,6 +144,11 @@ impl Codes for Turbo3 {
     fn group<L: Lanes>(lanes: L, (low, high): Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.look_up_3(&low[g], &high[g], &TURBO3.bytes)
     }
+
+    #[inline(always)]
+    fn indices<L: Lanes>(lanes: L, (low, high): Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.codes_3(&low[g], &high[g])
+    }
 }
 
 /// turbo2.
@@ -137,6 +157,7 @@ pub(super) struct Turbo2;
 impl Codes for Turbo2 {
     type Octet<'a> = &'a [[u8; 16]; 8];
 
+    const BOOK: Option<&'static [f32; 16]> = Some(&values(&Codebook::GAUSS2));
     const LOSS: f32 = DType::Turbo2.squared_error() as f32;
 
     #[inline(always)]
@@ -147,6 +168,11 @@ impl Codes for Turbo2 {
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, _: Side) -> L::Ints {
         lanes.look_up(lanes.codes_2(&octet[g]), &TURBO2.bytes)
+    }
+
+    #[inline(always)]
+    fn indices<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize) -> L::Ints {
+        lanes.codes_2(&octet[g])
     }
 }
 
@@ -345,6 +371,16 @@ static LATE_TURBO3T: PairTable = {
     }
     PairTable::of(late)
 };
+
+/// Returns the value of each index, and zeros.
+const fn values(book: &Codebook) -> [f32; 16] {
+    let (mut values, mut i) = ([0.0; 16], 0);
+    while i < book.centroids().len() {
+        values[i] = book.centroids()[i];
+        i += 1;
+    }
+    values
+}
 
 /// Returns levels as unsigned bytes; 128 represents 0.
 const fn above_128(trellis: &Trellis) -> [u8; 64] {

@@ -83,6 +83,7 @@ use crate::simd::vec16::with_lanes;
 mod accumulate;
 mod centre;
 mod codes;
+mod decode;
 mod floats;
 #[cfg(target_arch = "aarch64")]
 mod i8mm;

@@ -2,13 +2,14 @@
 //! [`kvant_backend::Backend::select_pooled`] and [`kvant_backend::Backend::select_blocks`].
 //!
 //! Rows whose queries are in one tile read every key in the same form, so that they share its
-//! decoding. A vector holds one dim of the sixteen tokens of a tile.
+//! decoding, a tile at a time.
 
 use std::ops::Range;
 
 use kvant_backend::{BlockSelection, KvBatchEntry, PooledBatchEntry, Selection, TILES_PER_BLOCK, TokenSpan};
 use kvant_codec::tile::{TILE, prepare_query};
 
+use super::decode::DecodeRows;
 use super::view::View;
 use crate::host::disjoint::DisjointMut;
 use crate::host::page::CpuPage;
@@ -225,13 +226,16 @@ fn score<'a>(
     scores.resize(n * width, 0.0);
     let out = DisjointMut::new(scores);
     pool.for_each(n_tiles.div_ceil(TILES_PER_BLOCK), &|block| {
-        let (mut row, mut tile) = (vec![0.0; dim], vec![[0.0; TILE]; dim]);
+        let mut tile = vec![0.0; TILE * dim];
         let of_block = block * TILES_PER_BLOCK..n_tiles.min((block + 1) * TILES_PER_BLOCK);
         for first in of_block.map(|tile| tile * TILE) {
-            for token in first..seen.end.min(first + TILE) {
-                keys.read(tile_of_rows, token, &mut row);
-                tile.iter_mut().zip(&row).for_each(|(dim, &v)| dim[token - first] = v);
-            }
+            let stored = keys.stored(tile_of_rows, first / TILE);
+            let decode = DecodeRows { tile: stored, out: &mut tile };
+            with_lanes!(isa, lanes => lanes.run(decode), _ => {
+                let tokens = first..seen.end.min(first + TILE);
+                let rows = tokens.zip(tile.chunks_exact_mut(dim));
+                rows.for_each(|(token, row)| keys.read(tile_of_rows, token, row));
+            });
             let of_rows =
                 queries.chunks_exact(queries.len() / n).zip(weights.chunks_exact(weights.len() / n));
             for (i, (queries, weights)) in of_rows.enumerate() {
@@ -248,8 +252,8 @@ fn score<'a>(
 
 /// Computes the scores of a tile of tokens for one row.
 struct TileScores<'a> {
-    /// `[dim, tokens]`
-    keys: &'a [[f32; TILE]],
+    /// `[tokens, dim]`
+    keys: &'a [f32],
     /// `[n_heads, dim]`
     queries: &'a [f32],
     /// `[n_heads]`
@@ -258,19 +262,64 @@ struct TileScores<'a> {
     out: &'a mut [f32; TILE],
 }
 
-/// Heads that share the loads of keys.
-const HEADS: usize = 4;
+/// Tokens, and heads, whose products are summed side by side.
+const TOKENS: usize = 4;
+const HEADS: usize = 2;
+const LANES: usize = 16;
 
 impl TileScores<'_> {
+    fn dim(&self) -> usize {
+        self.keys.len() / TILE
+    }
+
     /// The reference: head after head, in f64.
     fn run_scalar(self) {
-        for (token, out) in self.out.iter_mut().enumerate() {
+        let dim = self.dim();
+        for (key, out) in self.keys.chunks_exact(dim).zip(self.out) {
             let of_head = |(query, &weight): (&[f32], &f32)| {
-                let products = query.iter().zip(self.keys).map(|(&q, k)| f64::from(q) * f64::from(k[token]));
+                let products = query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k));
                 f64::from(weight) * products.sum::<f64>().max(f64::from(self.floor))
             };
-            *out =
-                self.queries.chunks_exact(self.keys.len()).zip(self.weights).map(of_head).sum::<f64>() as f32;
+            *out = self.queries.chunks_exact(dim).zip(self.weights).map(of_head).sum::<f64>() as f32;
+        }
+    }
+
+    /// Returns the products of all tokens with each of some queries.
+    #[inline(always)]
+    fn products<L: Lanes, const N: usize>(&self, lanes: L, queries: &[f32]) -> [L::Floats; N] {
+        let (queries, keys) = (queries.as_chunks::<LANES>().0, self.keys.as_chunks::<LANES>().0);
+        let width = queries.len() / N;
+        let mut sums = [[lanes.splat(0.0); TILE]; N];
+        for (quad, keys) in keys.chunks_exact(TOKENS * width).enumerate() {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|token| &keys[token * width..][..width]);
+            let mut of_quad = [[lanes.splat(0.0); TOKENS]; N];
+            for i in 0..width {
+                let keys = [lanes.load(&a[i]), lanes.load(&b[i]), lanes.load(&c[i]), lanes.load(&d[i])];
+                for (of_quad, query) in of_quad.iter_mut().zip(queries.chunks_exact(width)) {
+                    let query = lanes.load(&query[i]);
+                    for (sum, key) in of_quad.iter_mut().zip(keys) {
+                        *sum = lanes.mul_add(key, query, *sum);
+                    }
+                }
+            }
+            for (sums, of_quad) in sums.iter_mut().zip(of_quad) {
+                sums[quad * TOKENS..][..TOKENS].copy_from_slice(&of_quad);
+            }
+        }
+        let mut products = [lanes.splat(0.0); N];
+        for (product, sums) in products.iter_mut().zip(sums) {
+            *product = lanes.sum_of_each(sums);
+        }
+        products
+    }
+
+    /// Adds the scores of some heads.
+    #[inline(always)]
+    fn add_heads<L: Lanes, const N: usize>(&self, lanes: L, first: usize, total: &mut L::Floats) {
+        let products: [_; N] = self.products(lanes, &self.queries[first * self.dim()..][..N * self.dim()]);
+        for (product, &weight) in products.into_iter().zip(&self.weights[first..]) {
+            let product = lanes.max(product, lanes.splat(self.floor));
+            *total = lanes.mul_add(product, lanes.splat(weight), *total);
         }
     }
 }
@@ -280,32 +329,15 @@ impl Op for TileScores<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Self { keys, queries, weights, floor, out } = self;
-        let (dim, floor) = (keys.len(), lanes.splat(floor));
-        let mut total = lanes.splat(0.0);
-        let mut heads = weights.chunks_exact(HEADS).zip(queries.chunks_exact(HEADS * dim));
-        for (weights, queries) in &mut heads {
-            let queries: [&[f32]; HEADS] = std::array::from_fn(|n| &queries[n * dim..][..dim]);
-            let mut sums = [lanes.splat(0.0); HEADS];
-            for (d, key) in keys.iter().enumerate() {
-                let key = lanes.load(key);
-                for (sum, query) in sums.iter_mut().zip(queries) {
-                    *sum = lanes.mul_add(key, lanes.splat(query[d]), *sum);
-                }
-            }
-            for (sum, &weight) in sums.into_iter().zip(weights) {
-                total = lanes.mul_add(lanes.max(sum, floor), lanes.splat(weight), total);
-            }
+        let (mut total, n_heads) = (lanes.splat(0.0), self.weights.len());
+        let in_pairs = n_heads / HEADS * HEADS;
+        for first in (0..in_pairs).step_by(HEADS) {
+            self.add_heads::<L, HEADS>(lanes, first, &mut total);
         }
-        let rest = weights.len() / HEADS * HEADS;
-        for (&weight, query) in weights[rest..].iter().zip(queries[rest * dim..].chunks_exact(dim)) {
-            let mut sum = lanes.splat(0.0);
-            for (key, &q) in keys.iter().zip(query) {
-                sum = lanes.mul_add(lanes.load(key), lanes.splat(q), sum);
-            }
-            total = lanes.mul_add(lanes.max(sum, floor), lanes.splat(weight), total);
+        if in_pairs < n_heads {
+            self.add_heads::<L, 1>(lanes, in_pairs, &mut total);
         }
-        lanes.store(total, out);
+        lanes.store(total, self.out);
     }
 }
 

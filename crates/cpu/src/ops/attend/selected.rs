@@ -5,9 +5,11 @@
 //! bounds, and read by all query heads.
 
 use kvant_backend::{AttendParams, KvBatchEntry, PooledBatchEntry, TokenSpan};
+use kvant_codec::Side;
 use kvant_codec::tile::{TILE, prepare_query, restore_row};
 
 use super::AttendArgs;
+use super::decode::DecodeRows;
 use super::select::tiles;
 use super::selection::{Blocks, RowSpan, SelectedRows};
 use super::view::View;
@@ -82,10 +84,10 @@ pub(crate) fn attend_selected(
                 let stored = |view| Source::Stored { view, tile };
                 let is_shared = positions.len() > 1;
                 if is_shared {
-                    union.decode(context.pool, 0, stored(keys), keys.dim());
-                    own_values
-                        .iter()
-                        .for_each(|&view| union.decode(context.pool, 1, stored(view), view.dim()));
+                    union.decode(context.isa, context.pool, 0, stored(keys), keys.dim());
+                    own_values.iter().for_each(|&view| {
+                        union.decode(context.isa, context.pool, 1, stored(view), view.dim())
+                    });
                 }
                 for row in 0..positions.len() {
                     let source = |of: usize, view| match is_shared {
@@ -148,8 +150,8 @@ impl Union {
     }
 
     /// Decodes the keys (0) or values (1) of all tokens.
-    fn decode(&mut self, pool: &Pool, of: usize, source: Source<'_>, dim: usize) {
-        gather(pool, source, dim, &self.all, room(&mut self.decoded[of], self.all.len() * dim));
+    fn decode(&mut self, isa: Isa, pool: &Pool, of: usize, source: Source<'_>, dim: usize) {
+        gather(isa, pool, source, dim, &self.all, room(&mut self.decoded[of], self.all.len() * dim));
     }
 }
 
@@ -187,7 +189,7 @@ pub(crate) fn attend_pooled(
             numbers.clear();
             numbers.extend(0..n_keys);
             let all = room(&mut shared_keys, n_keys * dim);
-            gather(context.pool, Source::Stored { view: keys, tile: 0 }, dim, &numbers, all);
+            gather(context.isa, context.pool, Source::Stored { view: keys, tile: 0 }, dim, &numbers, all);
         }
         for positions in tiles(rows, 0) {
             let tile = positions.start / TILE;
@@ -197,7 +199,7 @@ pub(crate) fn attend_pooled(
                 tokens.clear();
                 tokens.extend(first..positions.end);
                 let all = room(&mut window, tokens.len() * dim);
-                gather(context.pool, stored[0], dim, &tokens, all);
+                gather(context.isa, context.pool, stored[0], dim, &tokens, all);
             }
             let of_tokens = match positions.len() {
                 1 => stored[0],
@@ -288,13 +290,13 @@ fn attend_row(
     let n = tokens.numbers.len() + pooled.map_or(0, |pooled| pooled.numbers.len());
     let decoded_keys = room(decoded_keys, n * keys.dim());
     let (of_tokens, of_pooled) = decoded_keys.split_at_mut(tokens.numbers.len() * keys.dim());
-    gather(pool, tokens.source, keys.dim(), tokens.numbers, of_tokens);
+    gather(isa, pool, tokens.source, keys.dim(), tokens.numbers, of_tokens);
     if let Some(Numbered { source, numbers }) = pooled {
-        gather(pool, source, keys.dim(), numbers, of_pooled);
+        gather(isa, pool, source, keys.dim(), numbers, of_pooled);
     }
     let decoded_values = room(decoded_values, if own_values.is_some() { n * values.dim() } else { 0 });
     if let Some(source) = own_values {
-        gather(pool, source, values.dim(), tokens.numbers, decoded_values);
+        gather(isa, pool, source, values.dim(), tokens.numbers, decoded_values);
     }
     let (decoded_keys, decoded_values) = match own_values {
         Some(_) => (&*decoded_keys, &*decoded_values),
@@ -345,15 +347,47 @@ fn room(scratch: &mut Vec<f32>, len: usize) -> &mut [f32] {
 }
 
 /// Reads the rows of these numbers, of `dim` values each, into `rows`.
-fn gather(pool: &Pool, source: Source<'_>, dim: usize, numbers: &[usize], rows: &mut [f32]) {
+fn gather(isa: Isa, pool: &Pool, source: Source<'_>, dim: usize, numbers: &[usize], rows: &mut [f32]) {
     let rows = DisjointMut::new(rows);
     pool.for_each(numbers.len().div_ceil(DECODED), &|item| {
         let first = item * DECODED;
+        let mut last = LastTile::default();
         for (i, &number) in numbers.iter().enumerate().skip(first).take(DECODED) {
             // SAFETY: one call of this job writes each row.
-            source.read(number, unsafe { rows.part(i * dim..(i + 1) * dim) });
+            let row = unsafe { rows.part(i * dim..(i + 1) * dim) };
+            match source {
+                Source::Stored { view, tile } => last.read(isa, &view, tile, number, row),
+                source => source.read(number, row),
+            }
         }
     });
+}
+
+/// The tile that was decoded last: all of its rows take less time than one by itself.
+#[derive(Default)]
+struct LastTile {
+    number: Option<usize>,
+    /// `[tokens, dim]`
+    rows: Vec<f32>,
+}
+
+impl LastTile {
+    /// Reads a row as a query in tile `of_query` does.
+    fn read(&mut self, isa: Isa, view: &View<'_>, of_query: usize, token: usize, row: &mut [f32]) {
+        let (number, dim) = (token / TILE, row.len());
+        if self.number != Some(number) {
+            let tile = view.stored(of_query, number);
+            let layout = tile.layout;
+            if layout.side() == Side::K || layout.dtype().code().is_none() {
+                return view.read(of_query, token, row);
+            }
+            self.rows.resize(TILE * dim, 0.0);
+            let decode = DecodeRows { tile, out: &mut self.rows };
+            with_lanes!(isa, lanes => lanes.run(decode), _ => return view.read(of_query, token, row));
+            self.number = Some(number);
+        }
+        row.copy_from_slice(&self.rows[token % TILE * dim..][..dim]);
+    }
 }
 
 /// Replaces the products of a query and keys by attention weights, beside the sink of their head.

@@ -106,14 +106,19 @@ impl<'a> View<'a> {
 
     /// Decodes the row of `token` as a query in tile `tile` sees it.
     pub(super) fn read(&self, tile: usize, token: usize, row: &mut [f32]) {
-        let (in_window, tile) = (token / TILE >= self.tensor.spec.f16_window_start(tile), token / TILE);
-        let (layout, bytes) = self.tile(tile, if in_window { TokenForm::Window } else { TokenForm::Main });
+        let StoredTile { layout, bytes, centre } = self.stored(tile, token / TILE);
         layout.get(bytes, token % TILE, row);
-        if layout.dtype().code().is_some()
-            && let Some(centre) = self.centre(tile)
-        {
+        if let Some(centre) = centre {
             row.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
         }
+    }
+
+    /// Returns tile `tile` as a query in tile `of_query` reads it.
+    pub(super) fn stored(&self, of_query: usize, tile: usize) -> StoredTile<'a> {
+        let in_window = tile >= self.tensor.spec.f16_window_start(of_query);
+        let (layout, bytes) = self.tile(tile, if in_window { TokenForm::Window } else { TokenForm::Main });
+        let has_codes = layout.dtype().code().is_some();
+        StoredTile { layout, bytes, centre: if has_codes { self.centre(tile) } else { None } }
     }
 
     /// Returns the bytes of one tile.
@@ -121,6 +126,15 @@ impl<'a> View<'a> {
         let (layout, tile_bytes, bytes, _) = self.tiles(tile, form);
         (layout, &bytes[..tile_bytes])
     }
+}
+
+/// A tile in memory.
+#[derive(Clone, Copy)]
+pub(super) struct StoredTile<'a> {
+    pub(super) layout: TileLayout,
+    pub(super) bytes: &'a [u8],
+    /// What its codes are relative to, `[dim]` in f16.
+    pub(super) centre: Option<&'a [u8]>,
 }
 
 /// Contiguous tiles of one layout.

@@ -482,6 +482,16 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
+    fn look_up_floats(self, at: [__m256i; 2], table: &[f32; 16]) -> [__m256; 2] {
+        let [low, high] = self.load(table);
+        halves!(|at| {
+            let [low, high] = [_mm256_permutevar8x32_ps(low, at), _mm256_permutevar8x32_ps(high, at)];
+            // Bit 3 of the index becomes the sign that chooses.
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
+        })
+    }
+
+    #[inline(always)]
     fn look_up_64(self, codes: [__m256i; 2], table: &[u8; 64]) -> [__m256i; 2] {
         halves!(|codes| look_up::in_ymm(table, codes))
     }

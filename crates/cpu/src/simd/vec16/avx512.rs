@@ -542,6 +542,12 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
+    fn look_up_floats(self, at: __m512i, table: &[f32; 16]) -> __m512 {
+        let table = self.load(table);
+        intrinsic!(_mm512_permutexvar_ps(at, table))
+    }
+
+    #[inline(always)]
     fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
         let low = self.codes_2(low);
         intrinsic!(_mm512_mask_add_epi8(low, u64::from_le_bytes(*high), low, _mm512_set1_epi8(4)))

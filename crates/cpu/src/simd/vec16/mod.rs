@@ -200,6 +200,13 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> Self::Ints;
     /// Returns `table[code]` for 64 codes below 16.
     fn look_up(self, codes: Self::Ints, table: &[u8; 16]) -> Self::Ints;
+    /// Returns the float of the table at each lane, which holds an index.
+    #[inline(always)]
+    fn look_up_floats(self, at: Self::Ints, table: &[f32; 16]) -> Self::Floats {
+        let mut bytes = [0; 64];
+        self.store_codes(at, &mut bytes);
+        self.load(&std::array::from_fn(|lane| table[usize::from(bytes[4 * lane] & 15)]))
+    }
     /// Loads 64 codes of 3 bits: the low two as in [`Lanes::codes_2`], the third of code j at bit j
     /// of `high`.
     fn codes_3(self, low: &[u8; 16], high: &[u8; 8]) -> Self::Ints;
