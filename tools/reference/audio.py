@@ -237,7 +237,6 @@ def write_mmproj(path: Path, audio: AudioSpec, model: torch.nn.Module) -> None:
         "clip.has_audio_encoder": True,
         "clip.audio.projection_dim": model.config.text_config.hidden_size,
         "clip.audio.embedding_length": config.hidden_size,
-        **audio.keys,
     }
     if audio.stored_name is None:
         keys |= {
@@ -249,6 +248,7 @@ def write_mmproj(path: Path, audio: AudioSpec, model: torch.nn.Module) -> None:
             # Qwen3's converter has the key of files with several encoders, also for Qwen3-ASR.
             "clip.audio.projector_type" if audio.projector == "qwen3a" else "clip.projector_type": audio.projector,
         }
+    keys |= audio.keys
     adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in keys.items():
         adds[type(value)](key, value)
