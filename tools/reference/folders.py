@@ -7,8 +7,8 @@ safetensors tensor with the location of its values in crates/model/tests/fixture
 {"name", "shape", "from": tensor, "rows": the row there of each row here (one number: consecutive
 from there), "minus": a subtrahend}. Otherwise "from" is several locations, "rows" gives location
 and row per row here, and "transposed" means that rows here are columns; a location NAME^T has its
-columns as rows, NAME^1 its single values. Values without a location are in "values". So a test can
-write the whole folder, and no weights are stored twice. Locations are found by search,
+columns as rows, NAME^1 its single values. Values without a location are in "values", integers with
+their "dtype". So a test can write the whole folder, and no weights are stored twice. Locations are found by search,
 independently of any converter.
 """
 
@@ -32,7 +32,7 @@ CONVERTED = (
     "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gemma4 granite granitehybrid smollm3 olmo2 olmo3 phi3 glm4 "
     "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 deepseek32 glmdsa glm4moelite seedoss glm4moe dots1 ernie45 "
     "exaone4 olmoe granitemoe commandr arcee graniteh mamba2 nemotronh nemotronhmoe ernie45moe hunyuan "
-    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige hyv4"
+    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige hyv4 deepseek4"
 ).split()
 
 
@@ -114,6 +114,9 @@ def main() -> None:
         listed = []
         for name, weight in sorted(saved.items()):
             if name.startswith(VISION):
+                continue
+            if weight.dtype == torch.int64:
+                listed.append({"name": name, "shape": list(weight.shape), "dtype": "I64", "values": weight.flatten().tolist()})
                 continue
             values = weight.float().numpy()
             place = {"values": values.reshape(-1).tolist()} if values.ndim == 0 else find(values, tensors, places) or find_scattered(values, views, scattered)

@@ -146,11 +146,6 @@ impl Gguf {
     /// When `info` comes from another model and its range is outside this one's files; within them,
     /// the bytes are meaningless.
     pub fn data(&self, info: &TensorInfo) -> Cow<'_, [u8]> {
-        if let Some(described) = &self.described {
-            let bytes = described.source.data(&info.name);
-            assert_eq!(bytes.len(), info.n_bytes, "{}", info.name);
-            return bytes;
-        }
         let bytes = self.stored_data(info);
         match (info.scales, info.packed) {
             (Some(scales), _) => Cow::Owned(self.scaled(&bytes, scales, info.dtype)),
@@ -164,8 +159,12 @@ impl Gguf {
     /// # Panics
     /// As [`Gguf::data`].
     pub fn stored_data(&self, info: &TensorInfo) -> Cow<'_, [u8]> {
-        match self.described {
-            Some(_) => self.data(info),
+        match &self.described {
+            Some(described) => {
+                let bytes = described.source.data(&info.name);
+                assert_eq!(bytes.len(), info.stored_bytes, "{}", info.name);
+                bytes
+            }
             // Validated by `parse`: the end is within the file.
             None => self.shards[info.shard].bytes.range(info.offset, info.stored_bytes),
         }

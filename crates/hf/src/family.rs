@@ -8,6 +8,7 @@ mod hybrids;
 mod layer_norms;
 mod routed;
 mod selecting;
+mod shared_kv;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
@@ -16,6 +17,7 @@ use hybrids::{
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
 use selecting::{DEEPSEEK32, GLM_DSA, HY_V4};
+use shared_kv::DEEPSEEK4;
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -119,6 +121,8 @@ pub(crate) enum Layers {
     Kimi,
     /// All layers are attention, some of them over selected blocks of tokens.
     SelectingBlocks,
+    /// All layers are attention with one KV head, and several residual streams.
+    SharedKv,
     /// Some layers are short convolutions.
     Convolving,
     /// Some layers are gated delta rules; attention layers have a gate beside each query.
@@ -531,6 +535,7 @@ static FAMILIES: &[Family] = &[
     Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
     DEEPSEEK3,
     DEEPSEEK32,
+    DEEPSEEK4,
     GLM_DSA,
     HY_V4,
     KIMI_LINEAR,

@@ -10,6 +10,7 @@ use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
 use crate::metadata::{Keys, Sizes};
+use crate::shared_kv;
 use crate::streams;
 
 /// Sizes of multi-head latent attention (MLA).
@@ -297,6 +298,7 @@ pub(crate) fn write(
         Some(delta) => write_delta(keys, config, family, delta, sizes),
         None if family.layers == Layers::Streams => streams::write(keys, config, sizes),
         None if family.layers == Layers::SelectingBlocks => block_index::write(keys, config),
+        None if family.layers == Layers::SharedKv => shared_kv::write(keys, config, sizes),
         None => Ok(()),
     }
 }

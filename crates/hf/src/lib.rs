@@ -31,6 +31,7 @@ mod quantized;
 mod recipe;
 mod safetensors;
 mod scaling;
+mod shared_kv;
 mod streams;
 mod tensor_transform;
 mod tensors;

@@ -8,6 +8,7 @@ use crate::family::{Experts, Family, Layers, RMS_EPS, Windows};
 use crate::folder::{Object, shown};
 use crate::heads_by_layer;
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
+use crate::shared_kv;
 use crate::streams;
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
@@ -158,6 +159,7 @@ fn read_heads(config: Object<'_>, family: &Family, n_embd: usize) -> Result<Head
     let full = FullHeads::of(config, family, FullHeads { n_kv_heads, head_dim })?;
     let n_rot = match (latent, full) {
         (Some(latent), _) => latent.n_rot,
+        _ if family.layers == Layers::SharedKv => shared_kv::n_rot(config, head_dim, fraction)?,
         // Partial rotation is expressed by frequency divisors.
         (_, Some(full)) => full.head_dim,
         _ => (fraction * head_dim as f64) as usize,
@@ -419,6 +421,7 @@ fn check_required_strings(config: Object<'_>, family: &Family) -> Result<(), HfE
     Ok(())
 }
 
-fn list(values: &[JsonValue]) -> String {
+/// Joins values for a message.
+pub(crate) fn list(values: &[JsonValue]) -> String {
     values.iter().map(shown).collect::<Vec<_>>().join(", ")
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use kvant_codec::DType;
-use kvant_gguf::TensorSource;
+use kvant_gguf::{GgufError, GgufWriter, LoadOnlyType, TensorSource};
 
 use crate::safetensors::{ElementKind, Shards, Stored};
 use crate::tensor_transform::View;
@@ -49,6 +49,8 @@ pub(crate) enum Values {
     Decay,
     /// The exponential of a logarithm.
     Exponential,
+    /// 32-bit integers, beyond whose range the nearest is taken.
+    Integers,
 }
 
 impl Recipe {
@@ -70,6 +72,16 @@ impl Recipe {
             Self::Constant { .. } => DType::F32,
         }
     }
+
+    /// Declares the tensor.
+    pub fn declare(&self, name: &str, writer: &mut GgufWriter) -> Result<(), GgufError> {
+        match self {
+            Self::Stored(made) if made.values == Values::Integers => {
+                writer.add_packed(name, &made.shape, LoadOnlyType::I32)
+            }
+            _ => writer.add_tensor(name, self.shape(), self.dtype()),
+        }
+    }
 }
 
 impl ConvertedTensor {
@@ -87,6 +99,8 @@ impl ConvertedTensor {
                 return Cow::Owned(blocks(&stored, &viewed_bytes(shards, scales, views)));
             }
             (None, ElementKind::Values(from)) => from,
+            (None, ElementKind::I32) => return stored,
+            (None, ElementKind::I64) => return Cow::Owned(narrowed(&stored)),
             (None, other) => unreachable!("{other} without scales is refused"),
         };
         match from == self.dtype && self.values == Values::Kept {
@@ -94,6 +108,12 @@ impl ConvertedTensor {
             false => Cow::Owned(numbers(from, &stored, self.values)),
         }
     }
+}
+
+/// Converts 64-bit integers to 32-bit ones.
+fn narrowed(bytes: &[u8]) -> Vec<u8> {
+    let narrow = |number: i64| number.clamp(i32::MIN.into(), i32::MAX.into()) as i32;
+    bytes.as_chunks().0.iter().flat_map(|bytes| narrow(i64::from_le_bytes(*bytes)).to_le_bytes()).collect()
 }
 
 /// Returns the viewed values, or blocks, of a tensor.
@@ -124,7 +144,7 @@ fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
     let mut values = vec![0.0; bytes.len() / from.block_bytes() * from.block_len()];
     kvant_codec::decode(from, bytes, &mut values).expect("tensors have whole blocks");
     let make = |value: &f32| match made {
-        Values::Kept => *value,
+        Values::Kept | Values::Integers => *value,
         Values::BeyondOne => value + 1.0,
         Values::Decay => -value.exp(),
         Values::Exponential => value.exp(),
@@ -174,6 +194,13 @@ mod tests {
         let decay = |log: f32| numbers(DType::F32, &log.to_le_bytes(), Values::Decay);
         assert_eq!(decay(0.0), (-1.0_f32).to_le_bytes());
         assert_eq!(decay(f32::NEG_INFINITY), (-0.0_f32).to_le_bytes());
+    }
+
+    #[test]
+    fn wide_integers_become_the_nearest_narrow_ones() {
+        let wide: Vec<u8> =
+            [7, -1, i64::from(i32::MAX) + 1, i64::MIN].into_iter().flat_map(i64::to_le_bytes).collect();
+        assert_eq!(narrowed(&wide), [7, -1, i32::MAX, i32::MIN].map(i32::to_le_bytes).concat());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::family::{Family, Layers};
 use crate::folder::Object;
 use crate::heads_by_layer;
 use crate::metadata::{Keys, Sizes};
+use crate::shared_kv;
 
 /// Frequency divisors, `[n_rot / 2]`, with the name of their GGUF tensor.
 pub(crate) type Divisors = (&'static str, Vec<f32>);
@@ -34,10 +35,14 @@ pub(crate) fn write(
     let all = config.find_object("rope_parameters")?;
     let full = all.map(|all| all.find_object("full_attention")).transpose()?.flatten();
     let windowed = all.map(|all| all.find_object("sliding_attention")).transpose()?.flatten();
-    let rope = full.or(all);
+    let [of_tokens, of_pools] = match family.layers {
+        Layers::SharedKv => shared_kv::rotations(config)?,
+        _ => [None; 2],
+    };
+    let rope = full.or(of_pools).or(all);
     let within = |object: Option<Object<'_>>, key| object.map(|object| object.find_float(key)).transpose();
-    let theta =
-        within(rope, "rope_theta")?.flatten().or(config.find_float("rope_theta")?).unwrap_or(10_000.0);
+    let theta = within(of_tokens.or(rope), "rope_theta")?.flatten();
+    let theta = theta.or(config.find_float("rope_theta")?).unwrap_or(10_000.0);
     let alpha = within(rope, "alpha")?.flatten().filter(|alpha| *alpha > 0.0);
     keys.set("rope.freq_base", alpha.map_or(theta, |alpha| ntk_base(theta, alpha, sizes.n_rot)) as f32)?;
     if let Some(base) =
@@ -60,6 +65,9 @@ pub(crate) fn write(
         "linear" => {
             keys.set("rope.scaling.type", "linear")?;
             keys.set("rope.scaling.factor", rope.float("factor")? as f32)?;
+        }
+        "longrope" | "su" | "llama3" if family.layers == Layers::SharedKv => {
+            return Err(rope.bad("rope_type", "default, linear or yarn", kind));
         }
         "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
         "longrope" | "su" => return write_longrope(&mut keys, config, rope, family, sizes),
@@ -184,11 +192,18 @@ fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Si
             keys.set(ours, beta as f32)?;
         }
     }
-    if let Some(magnitude) = rope.find_float("attention_factor")? {
+    match rope.find_float("attention_factor")? {
+        // Pooled keys keep their magnitude.
+        Some(1.0) if family.layers == Layers::SharedKv => Ok(()),
+        Some(magnitude) if family.layers == Layers::SharedKv => {
+            Err(rope.bad("attention_factor", "1, as GGUF readers assume", magnitude.to_string()))
+        }
         // It replaces the default attention factor here, but multiplies it in GGUF.
-        keys.set("rope.scaling.attn_factor", (magnitude / (1.0 + 0.1 * factor.ln())) as f32)?;
+        Some(magnitude) => {
+            keys.set("rope.scaling.attn_factor", (magnitude / (1.0 + 0.1 * factor.ln())) as f32)
+        }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Families whose scores grow with the position; others ignore the number for it.

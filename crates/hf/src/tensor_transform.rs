@@ -12,6 +12,8 @@ use crate::metadata::Sizes;
 pub(crate) enum Transform {
     /// The whole tensor.
     Whole,
+    /// The same of integers: a table of the experts of each token.
+    Integers,
     /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
     Taps,
     /// The same of a convolution of queries, keys or values alone, as `[1, channels, 1, taps]`.
@@ -138,7 +140,9 @@ impl Transform {
         let view = |first, steps: &[(usize, usize)]| View { first, steps: steps.to_vec() };
         let experts = sizes.n_experts;
         match (self, shape) {
-            (Self::Whole | Self::GatesOfHeads | Self::GatesOfDims, shape) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Whole | Self::Integers | Self::GatesOfHeads | Self::GatesOfDims, shape) => {
+                Ok((shape.to_vec(), Vec::new()))
+            }
             (Self::Row, &[1, n]) => Ok((vec![n], Vec::new())),
             (Self::Column | Self::ExponentialColumn, &[1, 1, _, 1]) => Ok((shape.to_vec(), Vec::new())),
             (Self::Column | Self::ExponentialColumn, &[n]) => Ok((vec![n, 1], Vec::new())),

@@ -11,6 +11,7 @@ use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
 use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};
 use crate::safetensors::{ElementKind, Shards, Stored};
+use crate::shared_kv;
 use crate::streams;
 use crate::tensor_transform::{Transform, View};
 
@@ -66,6 +67,9 @@ const EXPERTS: &[(&str, &str, &str)] = &[
     ("mlp.experts.", "gate_proj", "ffn_gate_exps"),
     ("mlp.experts.", "up_proj", "ffn_up_exps"),
     ("mlp.experts.", "down_proj", "ffn_down_exps"),
+    ("ffn.experts.", "w1", "ffn_gate_exps"),
+    ("ffn.experts.", "w3", "ffn_up_exps"),
+    ("ffn.experts.", "w2", "ffn_down_exps"),
     ("block_sparse_moe.experts.", "w1", "ffn_gate_exps"),
     ("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
     ("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
@@ -94,6 +98,10 @@ const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", 
 /// The same if some layers select blocks of tokens.
 const SELECTING_BLOCKS_MARKERS: [&str; 3] =
     ["ffn_gate_inp.weight", "indexer.k_proj.weight", "ssm_out.weight"];
+/// The same if layers pool tokens of a window, with an index or without, and if some have a table
+/// of experts.
+const SHARED_KV_MARKERS: [&str; 3] =
+    ["attn_compressor_kv.weight", "indexer.attn_q_b.weight", "ffn_gate_tid2eid.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
@@ -209,6 +217,7 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = match family.layers {
         Layers::Halved | Layers::StateSpaces => &*name.replacen("backbone.", "model.", 1),
         Layers::Connected => &*connections::usual_name(name),
+        Layers::SharedKv => &*shared_kv::usual_name(name),
         _ if family.is_multimodal => &*name.replacen("language_model.", "", 1),
         // Models saved without an output head omit the prefix `model.`.
         _ if ["embed_tokens.", "layers.", "norm."].iter().any(|start| name.starts_with(start)) => {
@@ -309,6 +318,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         Layers::Selecting | Layers::Connected => SELECTING_MARKERS,
         Layers::Kimi => KIMI_MARKERS,
         Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
+        Layers::SharedKv => SHARED_KV_MARKERS,
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
@@ -348,18 +358,25 @@ fn check_parts(name: &str, parts: &BTreeMap<usize, SourceTensor<'_>>, sizes: &Si
     }
 }
 
-/// Checks that codes and scales of MXFP4 are bytes and everything else values.
+/// Checks that codes and scales of MXFP4 are bytes, tables of experts integers and everything else
+/// values.
 fn check_types(parts: &[SourceTensor<'_>], shards: &Shards) -> Result<(), HfError> {
     for SourceTensor { name, stored, cut } in parts {
         let wants_bytes = matches!(cut, Transform::Blocks { .. } | Transform::Scales { .. });
+        let wants_integers = *cut == Transform::Integers;
         let is_expected = match stored.holds {
             ElementKind::Bytes => wants_bytes,
-            ElementKind::Values(_) => !wants_bytes,
+            ElementKind::I32 | ElementKind::I64 => wants_integers,
+            ElementKind::Values(_) => !wants_bytes && !wants_integers,
             _ => false,
         };
         if !is_expected {
             let got = stored.holds.to_string();
-            let what = if wants_bytes { TensorFault::Codes { got } } else { TensorFault::Type { got } };
+            let what = match wants_integers {
+                true => TensorFault::Part { expected: "I32 or I64", got },
+                false if wants_bytes => TensorFault::Codes { got },
+                false => TensorFault::Type { got },
+            };
             let (path, name) = (shards.path(stored).to_owned(), (*name).to_owned());
             return Err(HfError::Tensor { path, name, what });
         }
@@ -416,11 +433,14 @@ fn recipe_of(
     let Selection { parts, views } = Selection::of(parts, views);
     let dtype = match parts[0].holds {
         ElementKind::Values(dtype) => dtype,
+        // Integers are numbers of kernels as f32.
+        ElementKind::I32 | ElementKind::I64 => DType::F32,
         _ => DType::MXFP4,
     };
     Ok(ConvertedTensor {
         dtype: if is_kept { DType::F32 } else { dtype },
         values: match name {
+            _ if first.cut == Transform::Integers => Values::Integers,
             "ssm_a" if first.cut == Transform::ExponentialColumn => Values::Exponential,
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
@@ -528,7 +548,7 @@ impl Tensors {
     /// Declares all tensors, in order.
     pub fn declare(&self, writer: &mut GgufWriter) -> Result<(), HfError> {
         for (place, recipe) in &self.all {
-            writer.add_tensor(&full_name(place), recipe.shape(), recipe.dtype())?;
+            recipe.declare(&full_name(place), writer)?;
         }
         Ok(())
     }

@@ -11,10 +11,11 @@
 //!                            weight I8 [out, in], weight_scale [out, groups]     integers
 //!                            weight_packed U8 [out, in / 2], weight_scale [out, blocks],
 //!                            weight_global_scale                                 4-bit floats
+//! deepseek-v4                weight I8 [out, in / 2], scale [out, blocks]       4-bit floats
 //! modelopt                   weight U8 [out, in / 2], weight_scale [out, blocks],
 //!                            weight_scale_2                                      4-bit floats
-//! fp8, fbgemm_fp8, both      weight E4M3 [out, in], weight_scale_inv or
-//! above                      weight_scale                                        floats
+//! fp8, fbgemm_fp8, all       weight E4M3 [out, in], weight_scale_inv, weight_scale
+//! above                      or scale                                            floats
 //! bitsandbytes               weight U8 [out in / 2, 1], weight.absmax [groups],
 //!                            weight.quant_map [16], weight.quant_state (JSON)    tabled
 //!                            weight I8 [out, in], SCB [out]                      row bytes
@@ -232,12 +233,13 @@ fn dtype(config: Object<'_>) -> Result<DType, HfError> {
 type Parts = BTreeMap<&'static str, Stored>;
 
 /// Ends of the names of tensors that belong to a quantized weight.
-const ENDS: [&str; 13] = [
+const ENDS: [&str; 14] = [
     "qweight",
     "qzeros",
     "scales",
     "g_idx",
     "weight_packed",
+    "scale",
     "weight_scale",
     "weight_scale_inv",
     "weight_scale_2",
@@ -280,6 +282,7 @@ pub(crate) fn join(shards: &mut Shards, method: Method) -> Result<(), HfError> {
             Kind::BitsAndBytes => Quantized::Tabled(of.tabled()?),
             _ => match of.codes()?.holds {
                 ElementKind::Bytes => Quantized::Fp4(of.fp4()?),
+                ElementKind::I8 if of.has_powers() => Quantized::Fp4(of.fp4()?),
                 ElementKind::I8 => whole(of.bytes()?),
                 ElementKind::I32 => whole(of.packed()?),
                 _ => Quantized::Floats(of.floats()?),
@@ -308,7 +311,9 @@ fn modules(shards: &Shards, kind: Kind) -> Vec<(String, Parts)> {
             modules.entry(module).or_default().insert(end, stored.clone());
         }
     }
-    let is_quantized = |parts: &Parts| parts.keys().any(|end| *end != "weight");
+    // A `scale` without a weight is a tensor of the model.
+    let alone = ["weight", "scale"];
+    let is_quantized = |parts: &Parts| parts.len() > 1 || parts.keys().any(|end| !alone.contains(end));
     let modules = modules.into_iter().filter(|(_, parts)| is_quantized(parts));
     modules.map(|(module, parts)| (module.to_owned(), parts)).collect()
 }

@@ -104,12 +104,24 @@ impl Module<'_> {
         self.part(if self.parts.contains_key("weight_packed") { "weight_packed" } else { "weight" })
     }
 
+    /// Returns the name of the scales, for which DeepSeek-V3 and V4 have others.
+    fn scale_end(&self) -> &'static str {
+        let others = ["weight_scale_inv", "scale"];
+        others.into_iter().find(|end| self.parts.contains_key(end)).unwrap_or("weight_scale")
+    }
+
+    /// Whether scales are powers of two.
+    pub fn has_powers(&self) -> bool {
+        self.parts.get(self.scale_end()).is_some_and(|scales| scales.holds == ElementKind::E8M0)
+    }
+
     /// Reads 4-bit floats.
     pub fn fp4(&self) -> Result<Fp4, HfError> {
         let codes = self.codes()?;
         let [n_out, bytes] = self.matrix("weight", codes)?;
         let n_in = 2 * bytes;
-        let scales = self.part("weight_scale")?;
+        let end = self.scale_end();
+        let scales = self.part(end)?;
         let (kind, block) = match scales.holds {
             ElementKind::E4M3 => {
                 let divides = self.parts.contains_key("weight_global_scale");
@@ -119,12 +131,12 @@ impl Module<'_> {
                 (Fp4Kind::Nv { global: global.clone(), divides }, NV_BLOCK)
             }
             ElementKind::Bytes | ElementKind::E8M0 => (Fp4Kind::Mx, 32),
-            _ => return Err(self.wrong_type("weight_scale", scales, "F8_E4M3, F8_E8M0 or U8")),
+            _ => return Err(self.wrong_type(end, scales, "F8_E4M3, F8_E8M0 or U8")),
         };
         if !n_in.is_multiple_of(32) {
             return Err(self.wrong("weight", codes, "rows of blocks of 32".to_owned()));
         }
-        self.expect("weight_scale", scales, &[n_out, n_in / block])?;
+        self.expect(end, scales, &[n_out, n_in / block])?;
         let dtype = match kind {
             Fp4Kind::Mx => DType::MXFP4,
             Fp4Kind::Nv { .. } if n_in.is_multiple_of(factored_fp4::LEN) => DType::NVFP4G256,
@@ -160,9 +172,7 @@ impl Module<'_> {
             return Err(self.wrong_type("weight", codes, "F8_E4M3 or I8"));
         }
         let [n_out, n_in] = self.matrix("weight", codes)?;
-        // DeepSeek's name of the same factor.
-        let end =
-            if self.parts.contains_key("weight_scale_inv") { "weight_scale_inv" } else { "weight_scale" };
+        let end = self.scale_end();
         let scales = self.part(end)?;
         if !matches!(scales.holds, ElementKind::Values(_) | ElementKind::E8M0) {
             return Err(self.wrong_type(end, scales, "F32, F16, BF16 or F8_E8M0"));

@@ -28,9 +28,13 @@ fn mutated(bytes: &[u8], state: &mut u64) -> Vec<u8> {
 
 #[test]
 fn a_damaged_folder_is_refused_in_a_line_or_read_whole() {
-    for name in
-        ["mixtral-h64-g2", "gptoss-h64-g4-window24-sinks", "qwen35-h64-g2-delta", "deepseek3-latent192-yarn"]
-    {
+    for name in [
+        "mixtral-h64-g2",
+        "gptoss-h64-g4-window24-sinks",
+        "qwen35-h64-g2-delta",
+        "deepseek3-latent192-yarn",
+        "deepseek4-h64",
+    ] {
         damage(name);
     }
 }

@@ -9,6 +9,7 @@ mod draft_heads;
 mod embedders;
 mod heads_by_layer;
 mod saved;
+mod shared_kv;
 
 use std::fs;
 
