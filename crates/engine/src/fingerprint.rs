@@ -9,6 +9,7 @@
 //! `fingerprints/` in the cache folder has a small file for each model, valid for its paths, sizes
 //! and modification times.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -118,6 +119,14 @@ fn compute(gguf: &Gguf) -> u128 {
     while !left.is_empty() {
         let (some, others) = left.split_at(n_in_batch(left));
         left = others;
+        if let [info] = some
+            && info.n_bytes > BATCH_BYTES
+            && gguf.n_parts(info) > 1
+        {
+            let parts = (0..gguf.n_parts(info)).map(|index| gguf.part(info, index));
+            digests_of_parts(parts, |digest| hash.update(&digest.to_le_bytes()));
+            continue;
+        }
         let data: Vec<_> = some.iter().map(|info| gguf.data(info)).collect();
         let pieces: Vec<&[u8]> = data.iter().flat_map(|data| data.chunks(PIECE)).collect();
         for digest in digests(&pieces) {
@@ -137,6 +146,26 @@ fn n_in_batch(tensors: &[&TensorInfo]) -> usize {
         n_bytes <= BATCH_BYTES
     };
     tensors.iter().take_while(fits).count().max(1)
+}
+
+/// Hashes the pieces of a tensor in parts, a part at a time.
+fn digests_of_parts<'a>(parts: impl Iterator<Item = Cow<'a, [u8]>>, mut put: impl FnMut(u128)) {
+    let mut piece = Vec::with_capacity(PIECE);
+    for part in parts {
+        let mut left = &part[..];
+        while !left.is_empty() {
+            let (some, others) = left.split_at(left.len().min(PIECE - piece.len()));
+            piece.extend_from_slice(some);
+            left = others;
+            if piece.len() == PIECE {
+                put(xxh3_128(&piece));
+                piece.clear();
+            }
+        }
+    }
+    if !piece.is_empty() {
+        put(xxh3_128(&piece));
+    }
 }
 
 /// Returns whether a metadata key affects the model's output.
@@ -265,6 +294,19 @@ pub(crate) mod tests {
         assert_eq!(find(&gguf, cache), right);
         assert_eq!(find(&gguf, Some(&path)), right);
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn parts_have_the_digests_of_the_whole() {
+        let whole: Vec<u8> = (0..2 * PIECE + 7).map(|i| (i / 3) as u8).collect();
+        let pieces: Vec<&[u8]> = whole.chunks(PIECE).collect();
+        for n in [5, PIECE - 1, PIECE, PIECE + 1, whole.len()] {
+            let mut got = Vec::new();
+            let (first, second) = whole.split_at(n);
+            let parts = [first, second].map(Cow::Borrowed);
+            digests_of_parts(parts.into_iter(), |digest| got.push(digest));
+            assert_eq!(got, digests(&pieces), "{n}");
+        }
     }
 
     #[test]

@@ -154,6 +154,26 @@ impl Gguf {
         }
     }
 
+    /// Returns the number of parts of whole rows that a tensor consists of: one, but for large
+    /// tables of a [virtual file](Gguf::from_virtual).
+    pub fn n_parts(&self, info: &TensorInfo) -> usize {
+        match &self.described {
+            Some(described) if info.packed.is_none() => described.source.n_parts(&info.name),
+            _ => 1,
+        }
+    }
+
+    /// Returns one of these parts, borrowed where [`Gguf::data`] would borrow it if it were all.
+    ///
+    /// # Panics
+    /// As [`Gguf::data`], and when there is no such part.
+    pub fn part(&self, info: &TensorInfo, index: usize) -> Cow<'_, [u8]> {
+        match &self.described {
+            Some(described) if self.n_parts(info) > 1 => described.source.part(&info.name, index),
+            _ => self.data(info),
+        }
+    }
+
     /// Returns the data as in the file, `[info.stored_bytes]`.
     ///
     /// # Panics
@@ -175,7 +195,16 @@ impl Gguf {
     /// # Errors
     /// [`Problem::Missing`] if it does not exist.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, GgufError> {
-        self.find_tensor(name).ok_or_else(|| {
+        let info = self.info(name)?;
+        Ok(TensorView { info, bytes: self.data(info) })
+    }
+
+    /// Returns the record of the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Problem::Missing`] if it does not exist.
+    pub fn info(&self, name: &str) -> Result<&TensorInfo, GgufError> {
+        self.find_info(name).ok_or_else(|| {
             GgufError::new(Item::Tensor(name.to_owned()), None, Problem::Missing).in_file(self.path())
         })
     }

@@ -10,6 +10,16 @@ pub trait TensorSource: Send + Sync {
     /// file.
     fn data(&self, name: &str) -> Cow<'_, [u8]>;
 
+    /// Returns the number of parts of whole rows that the tensor `name` consists of.
+    fn n_parts(&self, _name: &str) -> usize {
+        1
+    }
+
+    /// Returns one of these parts, without the others. All of them are the data.
+    fn part(&self, name: &str, _index: usize) -> Cow<'_, [u8]> {
+        self.data(name)
+    }
+
     /// Releases memory that can be read again.
     fn release(&self);
 }

@@ -282,6 +282,30 @@ impl TensorSink<'_> {
         self.next(name, Some(given), &mut bytes)
     }
 
+    /// Writes the next tensor's data in parts, one at a time.
+    ///
+    /// # Errors
+    /// As [`TensorSink::bytes`], and those of the parts.
+    pub fn parts<E: From<GgufError>>(
+        &mut self,
+        name: &str,
+        parts: impl IntoIterator<Item = Result<Vec<u8>, E>>,
+    ) -> Result<(), E> {
+        let want = self.begin(name)?;
+        let mut got = 0;
+        for part in parts {
+            let part = part?;
+            got += part.len() as u64;
+            if got <= want {
+                self.out.write_all(&part).map_err(|e| self.failed(name, Problem::Io(e)))?;
+            }
+        }
+        if got != want {
+            return Err(self.failed(name, Problem::DataSize { want, got }).into());
+        }
+        Ok(self.end(name, want)?)
+    }
+
     /// Writes the next tensor's data from a reader, which is read no further than needed.
     ///
     /// # Errors
@@ -291,23 +315,37 @@ impl TensorSink<'_> {
     }
 
     fn next(&mut self, name: &str, given: Option<u64>, reader: &mut dyn Read) -> Result<(), GgufError> {
-        let path = self.path;
-        let fail = |problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem).in_file(path);
-        let Some((tensor, rest)) = self.tensors.split_first().filter(|(t, _)| t.name == name) else {
-            return Err(fail(Problem::Order { want: self.expected_next() }));
-        };
-        let want = tensor.n_bytes;
+        let want = self.begin(name)?;
         if let Some(got) = given.filter(|got| *got != want) {
-            return Err(fail(Problem::DataSize { want, got }));
+            return Err(self.failed(name, Problem::DataSize { want, got }));
         }
-        let got = io::copy(&mut reader.take(want), self.out).map_err(|e| fail(Problem::Io(e)))?;
+        let got =
+            io::copy(&mut reader.take(want), self.out).map_err(|e| self.failed(name, Problem::Io(e)))?;
         if got != want {
-            return Err(fail(Problem::DataSize { want, got }));
+            return Err(self.failed(name, Problem::DataSize { want, got }));
         }
-        let padding = want.next_multiple_of(self.alignment) - want;
-        io::copy(&mut io::repeat(0).take(padding), self.out).map_err(|e| fail(Problem::Io(e)))?;
-        self.tensors = rest;
+        self.end(name, want)
+    }
+
+    /// Returns the bytes of the next tensor, which is `name`.
+    fn begin(&self, name: &str) -> Result<u64, GgufError> {
+        match self.tensors.first() {
+            Some(tensor) if tensor.name == name => Ok(tensor.n_bytes),
+            _ => Err(self.failed(name, Problem::Order { want: self.expected_next() })),
+        }
+    }
+
+    /// Pads a tensor of `n_bytes`, which is written.
+    fn end(&mut self, name: &str, n_bytes: u64) -> Result<(), GgufError> {
+        let padding = n_bytes.next_multiple_of(self.alignment) - n_bytes;
+        io::copy(&mut io::repeat(0).take(padding), self.out)
+            .map_err(|e| self.failed(name, Problem::Io(e)))?;
+        self.tensors = &self.tensors[1..];
         Ok(())
+    }
+
+    fn failed(&self, name: &str, problem: Problem) -> GgufError {
+        GgufError::new(Item::Tensor(name.to_owned()), None, problem).in_file(self.path)
     }
 
     /// Names the next tensor, for messages.

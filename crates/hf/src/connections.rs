@@ -23,10 +23,13 @@ pub(crate) fn usual_name(name: &str) -> String {
 
 /// Returns the GGUF name of a tensor behind the last layer.
 pub(crate) fn behind_layers(name: &str) -> Option<&'static str> {
-    match name.strip_prefix("model.hc_head.")? {
-        "hc_fn" => Some("output_hc_fn.weight"),
-        "hc_scale" => Some("output_hc_scale.weight"),
-        "hc_base" => Some("output_hc_base.weight"),
+    match name.strip_prefix("model.")? {
+        "hc_head.hc_fn" => Some("output_hc_fn.weight"),
+        "hc_head.hc_scale" => Some("output_hc_scale.weight"),
+        "hc_head.hc_base" => Some("output_hc_base.weight"),
+        "hyper_connection_mixer.hc_norm.weight" => Some("output_hc_norm.weight"),
+        "hyper_connection_mixer.input_mix_weight_down.weight" => Some("output_hc_down.weight"),
+        "hyper_connection_mixer.input_mix_weight_up.weight" => Some("output_hc_up.weight"),
         _ => None,
     }
 }

@@ -12,7 +12,8 @@ mod shared_kv;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
-    GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, MAMBA2, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN35, QWEN35_MOE,
+    GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, MAMBA2, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN4_EXP, QWEN35,
+    QWEN35_MOE,
 };
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
@@ -127,6 +128,9 @@ pub(crate) enum Layers {
     Convolving,
     /// Some layers are gated delta rules; attention layers have a gate beside each query.
     Delta,
+    /// The same with several residual streams; attention layers have an index of pooled keys, and
+    /// one layer may have embeddings of n-grams.
+    DeltaStreams,
     /// Some layers are state-space layers.
     Space,
     /// The same with a single sublayer per layer; the other layers are FFNs.
@@ -534,6 +538,8 @@ static FAMILIES: &[Family] = &[
     Family { class: "Qwen3_5MoeForConditionalGeneration", is_multimodal: true, ..QWEN35_MOE },
     Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
     DEEPSEEK3,
+    QWEN4_EXP,
+    Family { class: "Qwen4ExpForConditionalGeneration", is_multimodal: true, ..QWEN4_EXP },
     DEEPSEEK32,
     DEEPSEEK4,
     GLM_DSA,
@@ -549,6 +555,11 @@ static FAMILIES: &[Family] = &[
 ];
 
 impl Layers {
+    /// Returns whether some layers are gated delta rules.
+    pub fn are_delta(self) -> bool {
+        matches!(self, Self::Delta | Self::DeltaStreams)
+    }
+
     /// Returns whether layers are multi-head latent attention.
     pub fn are_latent(self) -> bool {
         matches!(self, Self::Latent | Self::Selecting | Self::Connected | Self::Kimi)

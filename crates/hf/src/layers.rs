@@ -9,6 +9,7 @@ use crate::connections;
 use crate::error::HfError;
 use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
+use crate::gated_streams;
 use crate::metadata::{Keys, Sizes};
 use crate::shared_kv;
 use crate::streams;
@@ -192,7 +193,7 @@ impl Space {
 impl Delta {
     /// Reads the sizes of families with gated-delta layers.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
-        if family.layers != Layers::Delta {
+        if !family.layers.are_delta() {
             return Ok(None);
         }
         let size = |key| factor(config, key);
@@ -295,7 +296,15 @@ pub(crate) fn write(
     keys.set("attention.key_length", sizes.head_dim as u32)?;
     keys.set("attention.value_length", sizes.head_dim as u32)?;
     match sizes.delta {
-        Some(delta) => write_delta(keys, config, family, delta, sizes),
+        Some(delta) => {
+            write_delta(keys, config, family, delta, sizes)?;
+            match family.layers {
+                Layers::DeltaStreams => {
+                    gated_streams::write(keys, config, kinds(config, "linear_attention", sizes)?)
+                }
+                _ => Ok(()),
+            }
+        }
         None if family.layers == Layers::Streams => streams::write(keys, config, sizes),
         None if family.layers == Layers::SelectingBlocks => block_index::write(keys, config),
         None if family.layers == Layers::SharedKv => shared_kv::write(keys, config, sizes),

@@ -21,10 +21,12 @@ mod encoder;
 mod error;
 mod family;
 mod folder;
+mod gated_streams;
 mod generation;
 mod heads_by_layer;
 mod layers;
 mod metadata;
+mod ngrams;
 mod pooling;
 mod pretokenizer;
 mod quantized;
@@ -97,6 +99,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     pooling::write(&mut writer, &mut folder, family.arch)?;
     if family.activations == family::XIELU {
         xielu::write(&mut writer, &mut shards, sizes.n_layers)?;
+    }
+    if family.layers == Layers::DeltaStreams {
+        ngrams::write(&mut writer, config, family, &mut shards)?;
     }
     let mut tensors = tensors::plan(&shards, family, &sizes)?;
     for (name, divisors) in scaling::write(&mut writer, config, family, &sizes)? {

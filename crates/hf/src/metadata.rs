@@ -8,6 +8,7 @@ use crate::family::{Experts, Family, Layers, RMS_EPS, Windows};
 use crate::folder::{Object, shown};
 use crate::heads_by_layer;
 use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
+use crate::ngrams;
 use crate::shared_kv;
 use crate::streams;
 
@@ -33,6 +34,8 @@ pub(crate) struct Sizes {
     pub n_experts: usize,
     /// Number of residual streams.
     pub n_streams: usize,
+    /// Parts of a table of n-grams, or 1.
+    pub n_table_parts: usize,
     pub n_ctx: u32,
     /// Whether embedding and output matrix are tied.
     pub is_tied: Option<bool>,
@@ -200,10 +203,14 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         n_rot,
         n_experts,
         n_streams: streams::count(config, family)?,
+        n_table_parts: ngrams::n_parts(config, family)?,
         n_ctx: read_context(config, family)?,
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
         latent,
-        index_dim: config.find_size("index_head_dim")?.map(|dim| dim as usize),
+        index_dim: config
+            .find_size("index_head_dim")?
+            .or(config.find_size("indexer_head_dim")?)
+            .map(|dim| dim as usize),
         delta: Delta::of(config, family)?,
         space: Space::of(config, family)?,
         full,

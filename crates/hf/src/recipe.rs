@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use kvant_codec::DType;
 use kvant_gguf::{GgufError, GgufWriter, LoadOnlyType, TensorSource};
 
+use crate::ngrams;
 use crate::safetensors::{ElementKind, Shards, Stored};
 use crate::tensor_transform::View;
 
@@ -24,7 +25,8 @@ pub(crate) enum Recipe {
 
 /// A tensor converted from the folder.
 pub(crate) struct ConvertedTensor {
-    /// Source tensors: one, or one per expert; at least one, all of one type and shape.
+    /// Source tensors: one, one per expert, or parts of a table; at least one, all of one type, and
+    /// those of experts of one shape.
     pub parts: Vec<Stored>,
     /// Views of each part, in its blocks; empty keeps the original order.
     pub views: Vec<View>,
@@ -87,13 +89,18 @@ impl Recipe {
 impl ConvertedTensor {
     /// Returns the tensor's bytes; borrows those of the file if unchanged.
     fn data<'a>(&self, shards: &'a Shards) -> Cow<'a, [u8]> {
-        let stored = match &self.parts[..] {
-            [one] => viewed_bytes(shards, one, &self.views),
+        match &self.parts[..] {
+            [one] => self.part(shards, one),
             parts => {
-                let all: Vec<_> = parts.iter().map(|part| viewed_bytes(shards, part, &self.views)).collect();
+                let all: Vec<_> = parts.iter().map(|part| self.part(shards, part)).collect();
                 Cow::Owned(all.concat())
             }
-        };
+        }
+    }
+
+    /// Returns the bytes of a part; borrows those of the file if unchanged.
+    fn part<'a>(&self, shards: &'a Shards, part: &Stored) -> Cow<'a, [u8]> {
+        let stored = viewed_bytes(shards, part, &self.views);
         let from = match (&self.scales, self.parts[0].holds) {
             (Some((scales, views)), _) => {
                 return Cow::Owned(blocks(&stored, &viewed_bytes(shards, scales, views)));
@@ -168,6 +175,21 @@ impl TensorSource for Weights {
     fn data(&self, name: &str) -> Cow<'_, [u8]> {
         match &self.all[name] {
             Recipe::Stored(made) => made.data(&self.shards),
+            Recipe::Constant { bytes, .. } => Cow::Borrowed(bytes),
+        }
+    }
+
+    /// Tables are larger than other tensors.
+    fn n_parts(&self, name: &str) -> usize {
+        match &self.all[name] {
+            Recipe::Stored(made) if name == ngrams::TABLE => made.parts.len(),
+            _ => 1,
+        }
+    }
+
+    fn part(&self, name: &str, index: usize) -> Cow<'_, [u8]> {
+        match &self.all[name] {
+            Recipe::Stored(made) => made.part(&self.shards, &made.parts[index]),
             Recipe::Constant { bytes, .. } => Cow::Borrowed(bytes),
         }
     }

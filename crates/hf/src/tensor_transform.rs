@@ -45,6 +45,8 @@ pub(crate) enum Transform {
     LatentValues,
     /// Of MLA's heads of this kind, the last rows, which RoPE rotates: neighbours, not halves.
     LastNeighbours(HeadsOf),
+    /// Of the queries and the key of an index, whose rows follow each other, either.
+    IndexRows { keys: bool },
     /// A gate for each head of attention, `[heads, inputs]`; other shapes are another tensor.
     GatesOfHeads,
     /// A gate for each dim of the heads of a state; other shapes are another tensor.
@@ -180,6 +182,7 @@ impl Transform {
             }
             (Self::LatentKeys | Self::LatentValues, &[rows, rank]) => self.of_latent(rows, rank, sizes),
             (Self::LastNeighbours(kind), shape) => last_neighbours(kind, shape, sizes),
+            (Self::IndexRows { keys }, &[rows, row]) => index_rows(keys, rows, row, sizes),
             (Self::DeltaQkv | Self::DeltaGate, &[rows, row]) => self.of_delta(rows, row, sizes),
             (Self::Tiled { behind_keys, per_value }, shape) => tiled(behind_keys, per_value, shape, sizes),
             (Self::TiledColumns, &[rows, row]) => tiled_columns(rows, row, sizes),
@@ -221,6 +224,16 @@ impl Transform {
             _ => (vec![heads * shared, row], vec![of_each(2 * key + shared, shared)]),
         })
     }
+}
+
+/// Separates the last head of an index, its key, from those of queries.
+fn index_rows(keys: bool, rows: usize, row: usize, sizes: &Sizes) -> Result<TransformedShape, String> {
+    let dim = sizes.index_dim.unwrap_or(0);
+    if dim == 0 || rows <= dim || !rows.is_multiple_of(dim) {
+        return Err(format!("heads of {dim} rows, the last of which is the key"));
+    }
+    let (first, n) = if keys { (rows - dim, dim) } else { (0, rows - dim) };
+    Ok((vec![n, row], vec![View { first: first * row, steps: vec![(n * row, 1)] }]))
 }
 
 /// Interleaves the halves of the last rows of each head.

@@ -9,6 +9,7 @@ use crate::connections;
 use crate::error::{HfError, TensorFault};
 use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
+use crate::ngrams;
 use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};
 use crate::safetensors::{ElementKind, Shards, Stored};
 use crate::shared_kv;
@@ -84,7 +85,8 @@ const EXPERTS: &[(&str, &str, &str)] = &[
 const ROUTER: &str = "ffn_gate_inp";
 const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
 /// Taps of convolutions, also stored in f32.
-const TAPS: [&str; 5] = ["shortconv.conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"];
+const TAPS: [&str; 6] =
+    ["shortconv.conv", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "ple_conv1d"];
 /// Tensors that distinguish layer types; layers of one type have the same tensors.
 const LAYER_TYPE_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
 /// The same for single-sublayer layers.
@@ -98,6 +100,8 @@ const KIMI_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_kv_a_mqa.weight", 
 /// The same if some layers select blocks of tokens.
 const SELECTING_BLOCKS_MARKERS: [&str; 3] =
     ["ffn_gate_inp.weight", "indexer.k_proj.weight", "ssm_out.weight"];
+/// The same if layers with attention have an index, and one has embeddings of n-grams.
+const DELTA_STREAMS_MARKERS: [&str; 3] = ["ple_key.weight", "indexer.k_proj.weight", "ssm_out.weight"];
 /// The same if layers pool tokens of a window, with an index or without, and if some have a table
 /// of experts.
 const SHARED_KV_MARKERS: [&str; 3] =
@@ -164,6 +168,7 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
             let max_parts = match cut {
                 Transform::Scales { .. } => 2,
                 _ if streams::is_stack(&place.1) => sizes.n_streams - 1,
+                _ if place.1 == ngrams::TABLE => sizes.n_table_parts,
                 _ => sizes.n_experts.max(1),
             };
             // Modules that share a GGUF name belong to different families.
@@ -230,6 +235,9 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
         Some((number(layer)? + 1, name))
     });
     let Some((layer, name)) = of_layer else { return whole(name, family).into_iter().collect() };
+    if let Some(part) = ngrams::part_of_table(name).filter(|_| family.layers == Layers::DeltaStreams) {
+        return vec![Target { place: (0, ngrams::TABLE.to_owned()), part, cut: Transform::Whole }];
+    }
     let own = family.tensors.iter().filter(|(theirs, ..)| *theirs == name).map(|(_, ours, cut)| Target {
         place: (layer, (*ours).to_owned()),
         part: usize::from(matches!(cut, Transform::Scales { .. })),
@@ -254,7 +262,7 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
         "model.final_layernorm.weight" => "output_norm.weight",
         "model.embed_tokens.weight" | "model.embeddings.weight" | "model.word_embeddings.weight" => EMBEDDING,
         "model.norm.weight" | "model.embedding_norm.weight" | "model.norm_f.weight" => output_norm(family),
-        "model.embed_tokens_per_layer.weight" => "per_layer_token_embd.weight",
+        "model.embed_tokens_per_layer.weight" => ngrams::TABLE,
         "model.per_layer_model_projection.weight" => "per_layer_model_proj.weight",
         "model.per_layer_projection_norm.weight" => "per_layer_proj_norm.weight",
         _ => return None,
@@ -264,7 +272,11 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
 
 /// Returns the name of the final norm.
 fn output_norm(family: &Family) -> &'static str {
-    if family.layers == Layers::Convolving { "token_embd_norm.weight" } else { "output_norm.weight" }
+    match family.layers {
+        Layers::Convolving => "token_embd_norm.weight",
+        Layers::DeltaStreams => "output_hc_norm.weight",
+        _ => "output_norm.weight",
+    }
 }
 
 /// Maps a weight or bias of a layer that most families have.
@@ -303,6 +315,11 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
             return Err(missing(name, None));
         }
     }
+    if let Some(parts) = found.get(&(0, ngrams::TABLE.to_owned()))
+        && let Some(part) = (0..sizes.n_table_parts).find(|part| !parts.contains_key(part))
+    {
+        return Err(missing(ngrams::TABLE, Some(format!("part {part} of {}", sizes.n_table_parts))));
+    }
     if sizes.is_tied == Some(false) && !found.contains_key(&(0, OUTPUT.to_owned())) {
         return Err(missing("lm_head.weight", Some("config.json unties it from the embedding".to_owned())));
     }
@@ -319,6 +336,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         Layers::Kimi => KIMI_MARKERS,
         Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
         Layers::SharedKv => SHARED_KV_MARKERS,
+        Layers::DeltaStreams => DELTA_STREAMS_MARKERS,
         _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
@@ -409,6 +427,10 @@ fn recipe_of(
     }
     let scales = match first.stored.holds {
         ElementKind::Bytes => Some(made_scales(&parts[1], &shape, sizes)?),
+        _ if name == ngrams::TABLE => {
+            shape[1] = rows_of_parts(parts)?;
+            None
+        }
         _ => {
             check_alike(parts)?;
             None
@@ -444,7 +466,7 @@ fn recipe_of(
             "ssm_a" if first.cut == Transform::ExponentialColumn => Values::Exponential,
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
-            name if family.norms_minus_one && name.ends_with("norm.weight") => Values::BeyondOne,
+            name if family.norms_minus_one && is_norm(name) => Values::BeyondOne,
             _ => Values::Kept,
         },
         parts,
@@ -452,6 +474,11 @@ fn recipe_of(
         scales,
         shape,
     })
+}
+
+/// Whether a tensor is the weight of a norm.
+fn is_norm(name: &str) -> bool {
+    name.ends_with("norm.weight") || name.starts_with("ple_norm_")
 }
 
 /// Parts of a tensor, and views in units of their blocks.
@@ -487,6 +514,18 @@ fn made_scales(
     }
 }
 
+/// Returns the rows of the parts of a table, whose numbers of rows may differ.
+fn rows_of_parts(parts: &[SourceTensor<'_>]) -> Result<usize, HfError> {
+    let row = |part: &SourceTensor<'_>| (part.stored.holds, part.stored.shape[1..].to_vec());
+    let first = row(&parts[0]);
+    match parts.iter().find(|part| part.stored.shape.len() != 2 || row(part) != first) {
+        Some(other) => {
+            Err(other.wrong(format!("rows of {:?} in {}, as {}", first.1, first.0, parts[0].name)))
+        }
+        None => Ok(parts.iter().map(|part| part.stored.shape[0]).sum()),
+    }
+}
+
 /// Rejects experts of different types or shapes.
 fn check_alike(parts: &[SourceTensor<'_>]) -> Result<(), HfError> {
     let first = parts[0];
@@ -514,7 +553,7 @@ fn heads(
         return Ok(None);
     }
     // The rows of each query are followed by as many of its gate.
-    let per_head = if family.layers == Layers::Delta { 2 } else { 1 };
+    let per_head = if family.layers.are_delta() { 2 } else { 1 };
     let (heads, rows) = match module {
         "attn_q" => (sizes.n_heads, per_head * sizes.head_dim),
         "attn_k" => (sizes.n_kv_heads, sizes.head_dim),

@@ -237,8 +237,7 @@ impl<B: Backend> Weights<B> {
         progress(1.0);
         let lookup_bytes = if output.is_some() || !part.is_last() { embedding_bytes } else { 0 };
         let [experts, chosen] = part.expert_bytes(gguf, config);
-        let table_bytes =
-            gguf.find_tensor(per_layer::TABLE).map_or(0, |tensor| part.tensor_bytes(tensor.info));
+        let table_bytes = gguf.find_info(per_layer::TABLE).map_or(0, |info| part.tensor_bytes(info));
         let idle_bytes = lookup_bytes + table_bytes + experts - chosen;
         let part = part.clone();
         Ok(Self {
@@ -467,7 +466,7 @@ impl<'a, B: Backend> Loader<'a, B> {
     /// Returns some rows of a tensor of this shape, in GGUF order (innermost first).
     fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
-        check_shape(&tensor, shape)?;
+        check_shape(tensor.info, shape)?;
         let (n_in, n_out): (usize, usize) = (shape[0], shape[1..].iter().product());
         // A tensor of several matrices is checked once, completely.
         if self.used.insert(name.to_owned()) {
@@ -547,22 +546,26 @@ impl<'a, B: Backend> Loader<'a, B> {
 /// Returns some bytes of a tensor that keep their file alive, so that a device can read a mapped
 /// matrix in place.
 fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -> SharedBytes {
-    struct TensorBytes(Arc<Gguf>, TensorInfo);
-    impl AsRef<[u8]> for TensorBytes {
+    shared_part(gguf, tensor.info, tensor.bytes, 0).slice(range)
+}
+
+/// Returns `bytes`, part `index` of a tensor, that keep their file alive.
+fn shared_part(gguf: &Arc<Gguf>, info: &TensorInfo, bytes: Cow<'_, [u8]>, index: usize) -> SharedBytes {
+    struct PartBytes(Arc<Gguf>, TensorInfo, usize);
+    impl AsRef<[u8]> for PartBytes {
         fn as_ref(&self) -> &[u8] {
-            match self.0.data(&self.1) {
+            match self.0.part(&self.1, self.2) {
                 Cow::Borrowed(bytes) => bytes,
                 Cow::Owned(_) => unreachable!("a file never loses a tensor"),
             }
         }
     }
-    let shared = match tensor.bytes {
-        Cow::Owned(bytes) => SharedBytes::new(Arc::new(bytes), range),
-        Cow::Borrowed(_) => {
-            SharedBytes::new(Arc::new(TensorBytes(Arc::clone(gguf), tensor.info.clone())), range)
-        }
+    let all = 0..bytes.len();
+    let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = match bytes {
+        Cow::Owned(bytes) => Arc::new(bytes),
+        Cow::Borrowed(_) => Arc::new(PartBytes(Arc::clone(gguf), info.clone(), index)),
     };
-    shared.expect("rows are within their tensor")
+    SharedBytes::new(owner, all).expect("a part has all of its bytes")
 }
 
 /// Decodes a one-dimensional tensor of `len` values to f32.
@@ -576,7 +579,7 @@ pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f
 ///
 /// [`ModelError::TensorShape`] for another shape, [`ModelError::NotFinite`] for NaN or infinities.
 pub fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-    check_shape(tensor, shape)?;
+    check_shape(tensor.info, shape)?;
     let len = shape.iter().product();
     let mut values = vec![0.0; len];
     kvant_codec::decode(tensor.info.dtype, &tensor.bytes, &mut values).map_err(|error| {
@@ -625,17 +628,13 @@ pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
 }
 
 /// Ignores trailing dimensions of 1, since writers differ in them.
-fn check_shape(tensor: &TensorView<'_>, expected: &[usize]) -> Result<(), ModelError> {
+fn check_shape(info: &TensorInfo, expected: &[usize]) -> Result<(), ModelError> {
     fn significant(shape: &[usize]) -> &[usize] {
         &shape[..shape.len() - shape.iter().rev().take_while(|&&n| n == 1).count()]
     }
-    let got = &tensor.info.shape;
+    let got = &info.shape;
     if significant(got) == significant(expected) {
         return Ok(());
     }
-    Err(ModelError::TensorShape {
-        name: tensor.info.name.clone(),
-        expected: expected.to_vec(),
-        got: got.clone(),
-    })
+    Err(ModelError::TensorShape { name: info.name.clone(), expected: expected.to_vec(), got: got.clone() })
 }

@@ -1,9 +1,10 @@
 //! Rewrites a model with its weight matrices in other types.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use kvant_codec::{CodecError, DType};
-use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, encode_iq3_s, printable_path};
+use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, TensorSink, encode_iq3_s, printable_path};
 use kvant_model::retype::{for_rows, is_matrix, recode};
 use kvant_model::{ModelError, check_finite};
 
@@ -104,16 +105,21 @@ pub fn quantize<'a>(
     let mut n_weighted = 0;
     writer.save(path, |sink| {
         for (info, becomes) in tensors() {
-            let data = gguf.data(info);
-            check_finite(info, &data)?;
             let factors = balance.factors(&info.name);
             match becomes.or(factors.map(|_| info.dtype)) {
                 Some(dtype) => {
                     let of = importance.map_or(Ok(None), |importance| importance.mean_squares(info))?;
                     n_weighted += usize::from(of.is_some());
-                    sink.bytes(&info.name, &encoded(info, &data, of.as_deref(), factors, dtype)?)?;
+                    let encoded = |part: Part<'_>| Ok(encoded(info, &part, of.as_deref(), factors, dtype)?);
+                    write_parts(gguf, info, sink, encoded)?;
                 }
-                None => sink.bytes(&info.name, &gguf.stored_data(info))?,
+                None if gguf.n_parts(info) > 1 => {
+                    write_parts(gguf, info, sink, |part| Ok(part.bytes.into_owned()))?;
+                }
+                None => {
+                    check_finite(info, &gguf.data(info))?;
+                    sink.bytes(&info.name, &gguf.stored_data(info))?;
+                }
             }
             if let (None, Some((name, scales))) = (becomes, gguf.scale_tensor(info)) {
                 let bytes: Vec<u8> = scales.into_iter().flat_map(f32::to_le_bytes).collect();
@@ -127,23 +133,54 @@ pub fn quantize<'a>(
     Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &requested), n_weighted })
 }
 
-/// Returns the values of a tensor, times `factors`, in another type. `importance` is that of the
-/// columns of each of its matrices, `[n_matrices, n_in]`.
+/// Rows of a tensor that are in memory together.
+struct Part<'a> {
+    /// The first of them.
+    first_row: usize,
+    bytes: Cow<'a, [u8]>,
+}
+
+/// Writes a tensor a part at a time, each converted.
+fn write_parts(
+    gguf: &Gguf,
+    info: &TensorInfo,
+    sink: &mut TensorSink<'_>,
+    convert: impl Fn(Part<'_>) -> Result<Vec<u8>, QuantizeError>,
+) -> Result<(), QuantizeError> {
+    let row_bytes = info.n_bytes / info.rows();
+    let mut next_row = 0;
+    let part = |index: usize| {
+        let part = Part { first_row: next_row, bytes: gguf.part(info, index) };
+        check_finite(info, &part.bytes).map_err(|error| match error {
+            ModelError::NotFinite { name, row } => ModelError::NotFinite { name, row: next_row + row },
+            other => other,
+        })?;
+        next_row += part.bytes.len() / row_bytes;
+        convert(part)
+    };
+    sink.parts(&info.name, (0..gguf.n_parts(info)).map(part))
+}
+
+/// Returns the values of a part of a tensor, times `factors`, in another type. `importance` is that
+/// of the columns of each of the tensor's matrices, `[n_matrices, n_in]`.
 fn encoded(
     info: &TensorInfo,
-    data: &[u8],
+    part: &Part<'_>,
     importance: Option<&[f32]>,
     factors: Option<&Factors>,
     dtype: DType,
 ) -> Result<Vec<u8>, CodecError> {
     let block = stored_block(dtype);
     let (n_in, per_matrix) = (info.row_len(), info.row_len() * info.shape.get(1).copied().unwrap_or(1));
+    let (before, n) =
+        (part.first_row * n_in, part.bytes.len() / info.dtype.block_bytes() * info.dtype.block_len());
     let of = |value: usize| {
         let column = value % n_in;
         let before = importance?[value / per_matrix * n_in + column];
         Some(factors.map_or(before, |factors| factors.importance(column, before)))
     };
-    recode(info.dtype, data, info.elements(), block, |first, values, out| {
+    recode(info.dtype, &part.bytes, n, block, |first, values, out| {
+        let first = before + first;
         let scaled = factors.map(|factors| {
             let mut scaled = values.to_vec();
             factors.apply(n_in, first, &mut scaled);

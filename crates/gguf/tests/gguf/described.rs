@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufError, GgufWriter, SourceFile, TensorSource};
+use kvant_gguf::{Gguf, GgufError, GgufWriter, LoadOnlyType, SourceFile, TensorSink, TensorSource};
 
-/// Two tensors: one in memory, and one computed on each call.
+/// Three tensors: one in memory, in two parts, one computed on each call, and integers.
 struct Elsewhere {
     bytes: Vec<u8>,
     n_released: Arc<AtomicUsize>,
@@ -18,8 +18,18 @@ impl TensorSource for Elsewhere {
     fn data(&self, name: &str) -> Cow<'_, [u8]> {
         match name {
             "a" => Cow::Borrowed(&self.bytes),
+            "c" => Cow::Owned([7i32, -3].map(i32::to_le_bytes).concat()),
             _ => Cow::Owned(vec![7; 12]),
         }
+    }
+
+    fn n_parts(&self, name: &str) -> usize {
+        if name == "a" { 2 } else { 1 }
+    }
+
+    fn part(&self, name: &str, index: usize) -> Cow<'_, [u8]> {
+        assert_eq!(name, "a");
+        Cow::Borrowed(if index == 0 { &self.bytes[..12] } else { &self.bytes[12..] })
     }
 
     fn release(&self) {
@@ -32,6 +42,7 @@ fn writer() -> GgufWriter {
     writer.set("general.architecture", "llama").unwrap();
     writer.add_tensor("b", &[3], DType::F32).unwrap();
     writer.add_tensor("a", &[2, 5], DType::F16).unwrap();
+    writer.add_packed("c", &[2], LoadOnlyType::I32).unwrap();
     writer
 }
 
@@ -47,8 +58,8 @@ fn a_virtual_file_equals_the_file_it_describes() {
     let (writer, n_released) = (writer(), Arc::default());
     let gguf = described(&writer, &n_released).unwrap();
     let mut bytes = Vec::new();
-    let fill = |data: &mut kvant_gguf::TensorSink<'_>| {
-        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, &gguf.data(info)))
+    let fill = |data: &mut TensorSink<'_>| {
+        gguf.tensors().iter().try_for_each(|info| data.bytes(&info.name, &gguf.stored_data(info)))
     };
     writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
     let file = Gguf::from_bytes(bytes).unwrap();
@@ -65,9 +76,39 @@ fn a_virtual_file_equals_the_file_it_describes() {
 }
 
 #[test]
+fn tensors_are_read_and_written_in_parts() {
+    let writer = writer();
+    let gguf = described(&writer, &Arc::default()).unwrap();
+    let n_parts = gguf.tensors().iter().map(|info| gguf.n_parts(info)).collect::<Vec<_>>();
+    assert_eq!(n_parts, [1, 2, 1]);
+    let info = gguf.find_info("a").unwrap();
+    let parts = |n: usize| (0..n).map(|index| Ok(gguf.part(info, index).into_owned()));
+    assert_eq!(parts(2).collect::<Result<Vec<_>, GgufError>>().unwrap().concat(), *gguf.data(info));
+    // Integers are numbers to readers.
+    let integers = gguf.find_info("c").unwrap();
+    assert_eq!(*gguf.part(integers, 0), [7f32, -3.0].map(f32::to_le_bytes).concat());
+    let write = |name: &str, n: usize| -> Result<Vec<u8>, GgufError> {
+        let mut bytes = Vec::new();
+        let fill = |data: &mut TensorSink<'_>| {
+            data.bytes("b", &gguf.data(gguf.find_info("b").unwrap()))?;
+            data.parts(name, parts(n))?;
+            data.bytes("c", &gguf.stored_data(integers))
+        };
+        writer.write_to::<GgufError>(&mut bytes, fill)?;
+        Ok(bytes)
+    };
+    let file = Gguf::from_bytes(write("a", 2).unwrap()).unwrap();
+    assert!(gguf.tensors().iter().all(|info| gguf.data(info) == file.data(info)));
+    for (name, n, want) in [("c", 2, "next is \"a\""), ("a", 1, "12"), ("a", 0, "20")] {
+        let error = write(name, n).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
+
+#[test]
 fn errors_of_a_virtual_file_name_its_place() {
     let gguf = described(&writer(), &Arc::default()).unwrap();
     let message = gguf.meta().get::<u32>("llama.block_count").unwrap_err().to_string();
     assert_eq!(message, "place: key \"llama.block_count\": is missing");
-    assert!(gguf.tensor("c").unwrap_err().to_string().ends_with("tensor \"c\": is missing"));
+    assert!(gguf.tensor("d").unwrap_err().to_string().ends_with("tensor \"d\": is missing"));
 }

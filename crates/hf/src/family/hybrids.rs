@@ -299,3 +299,39 @@ pub(super) const QWEN35: Family = Family {
 };
 
 pub(super) const QWEN35_MOE: Family = Family { arch: "qwen35moe", experts: Some(EXPERTS), ..QWEN35 };
+
+/// What Qwen4-Exp has beside the tensors of Qwen3.5.
+const STREAMS_AND_NGRAMS: &[Tensor] = &[
+    ("attn_hyper_connection.hc_norm.weight", "hc_attn_norm.weight", Transform::Whole),
+    ("attn_hyper_connection.input_mix_weight_down.weight", "hc_attn_down.weight", Transform::Whole),
+    ("attn_hyper_connection.input_mix_weight_up.weight", "hc_attn_up.weight", Transform::Whole),
+    ("attn_hyper_connection.block_inject_weight.weight", "hc_attn_inject.weight", Transform::Whole),
+    ("mlp_hyper_connection.hc_norm.weight", "hc_ffn_norm.weight", Transform::Whole),
+    ("mlp_hyper_connection.input_mix_weight_down.weight", "hc_ffn_down.weight", Transform::Whole),
+    ("mlp_hyper_connection.input_mix_weight_up.weight", "hc_ffn_up.weight", Transform::Whole),
+    ("mlp_hyper_connection.block_inject_weight.weight", "hc_ffn_inject.weight", Transform::Whole),
+    ("self_attn.indexer.index_qk_proj.weight", "indexer.q_proj.weight", Transform::IndexRows { keys: false }),
+    ("self_attn.indexer.index_qk_proj.weight", "indexer.k_proj.weight", Transform::IndexRows { keys: true }),
+    ("self_attn.indexer.q_layernorm.weight", "indexer.q_norm.weight", Transform::Whole),
+    ("self_attn.indexer.k_layernorm.weight", "indexer.k_norm.weight", Transform::Whole),
+    ("ple.key_proj.weight", "ple_key.weight", Transform::Whole),
+    ("ple.value_proj.weight", "ple_value.weight", Transform::Whole),
+    ("ple.norm_key.weight", "ple_norm_key.weight", Transform::Whole),
+    ("ple.norm_query.weight", "ple_norm_query.weight", Transform::Whole),
+    ("ple.norm_conv.weight", "ple_norm_conv.weight", Transform::Whole),
+    ("ple.conv1d.weight", "ple_conv1d.weight", Transform::Taps),
+];
+
+/// Qwen3.8-Flash-Next.
+pub(super) const QWEN4_EXP: Family = Family {
+    class: "Qwen4ExpForCausalLM",
+    arch: "qwen4exp",
+    layers: Layers::DeltaStreams,
+    tensors: &joined::<{ QWEN35_TENSORS.len() + STREAMS_AND_NGRAMS.len() }>(
+        QWEN35_TENSORS,
+        STREAMS_AND_NGRAMS,
+    ),
+    fixed: &[("attention_bias", 0.0), ("indexer_kv_heads", 1.0)],
+    words: &[("output_gate_type", "sigmoid")],
+    ..QWEN35_MOE
+};

@@ -21,6 +21,8 @@ pub(super) struct NgramActivations<B: Backend> {
     rows: Vec<u32>,
     /// `[rows, width]`
     embedded: B::Buffer,
+    /// A row of the table, `[dim]`.
+    row: B::Buffer,
 }
 
 impl<B: Backend> NgramActivations<B> {
@@ -29,7 +31,8 @@ impl<B: Backend> NgramActivations<B> {
         of: Option<&Ngrams>,
         buffer: impl Fn(usize) -> Result<B::Buffer, BackendError>,
     ) -> Result<Self, BackendError> {
-        Ok(Self { rows: Vec::new(), embedded: buffer(of.map_or(0, Ngrams::width))? })
+        let embedded = buffer(of.map_or(0, Ngrams::width))?;
+        Ok(Self { rows: Vec::new(), embedded, row: buffer(of.map_or(0, |of| of.dim))? })
     }
 
     /// Finds the rows of the n-grams of `tokens`, those of all parts. Soft tokens are those that
@@ -74,7 +77,8 @@ impl<B: Backend> Decoder<B> {
         }
         let NgramWeights { table, keys, values, norms, kernel } = weights;
         let (backend, act, rows) = (step.backend, &mut *step.act, step.rows);
-        backend.embed(table, &act.ngrams.rows, 1.0, &mut act.ngrams.embedded)?;
+        let NgramActivations { rows: of_table, embedded, row } = &mut act.ngrams;
+        table.embed(backend, of_table, row, embedded)?;
         let input = Input { x: &act.ngrams.embedded, norm: None, first_row: 0, rows };
         let (of_keys, of_values) = (&mut act.gated.gates, &mut act.spare);
         backend.project(input, &mut [output(keys, of_keys), output(values, of_values)])?;

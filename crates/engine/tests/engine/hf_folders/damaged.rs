@@ -34,6 +34,7 @@ fn a_damaged_folder_is_refused_in_a_line_or_read_whole() {
         "qwen35-h64-g2-delta",
         "deepseek3-latent192-yarn",
         "deepseek4-h64",
+        "qwen4exp-h64-g2-ngrams",
     ] {
         damage(name);
     }

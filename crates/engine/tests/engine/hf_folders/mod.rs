@@ -8,6 +8,7 @@ mod damaged;
 mod draft_heads;
 mod embedders;
 mod heads_by_layer;
+mod ngrams;
 mod saved;
 mod shared_kv;
 
