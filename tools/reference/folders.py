@@ -32,7 +32,7 @@ CONVERTED = (
     "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gemma4 granite granitehybrid smollm3 olmo2 olmo3 phi3 glm4 "
     "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 deepseek32 glmdsa glm4moelite seedoss glm4moe dots1 ernie45 "
     "exaone4 olmoe granitemoe commandr arcee graniteh mamba2 nemotronh nemotronhmoe ernie45moe hunyuan "
-    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige hyv4 deepseek4 qwen4exp"
+    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige hyv4 deepseek4 qwen4exp dots3note"
 ).split()
 
 

@@ -9,6 +9,7 @@ mod layer_norms;
 mod routed;
 mod selecting;
 mod shared_kv;
+mod windowed_latent;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
@@ -17,8 +18,9 @@ use hybrids::{
 };
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
-use selecting::{DEEPSEEK32, GLM_DSA, HY_V4};
+use selecting::{DEEPSEEK, DEEPSEEK3, DEEPSEEK32, GLM_DSA, HY_V4};
 use shared_kv::DEEPSEEK4;
+use windowed_latent::DOTS3;
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
@@ -118,6 +120,8 @@ pub(crate) enum Layers {
     Selecting,
     /// The same with several residual streams, which every sublayer reads and writes.
     Connected,
+    /// The same in layers without a window; the others are MLA of other sizes.
+    WindowedLatent,
     /// MLA in some layers; the others are Kimi's delta rules.
     Kimi,
     /// All layers are attention, some of them over selected blocks of tokens.
@@ -289,32 +293,6 @@ const LFM2: Family = Family {
     ],
     fixed: &[("conv_bias", 0.0), ("use_expert_bias", 1.0)],
     ..QWEN2
-};
-
-const DEEPSEEK: Family = Family {
-    class: "",
-    arch: "deepseek2",
-    layers: Layers::Latent,
-    yarn_mscale_factor: Some(0.1),
-    experts: Some(BY_SIGMOID),
-    tensors: &[
-        ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
-        ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
-        CORRECTION,
-    ],
-    fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0)],
-    ..QWEN2
-};
-
-const DEEPSEEK3: Family = Family {
-    class: "DeepseekV3ForCausalLM",
-    defaults: &[
-        (NORM_TOPK_PROB, Default::Flag(true)),
-        ("routed_scaling_factor", Default::Number(2.5)),
-        ("n_group", Default::Size(8)),
-        ("topk_group", Default::Size(4)),
-    ],
-    ..DEEPSEEK
 };
 
 /// Every family.
@@ -544,6 +522,9 @@ static FAMILIES: &[Family] = &[
     DEEPSEEK4,
     GLM_DSA,
     HY_V4,
+    DOTS3,
+    Family { class: "Dots3NoteForConditionalGeneration", ..DOTS3 },
+    Family { class: "Dots3NoteTextForCausalLM", ..DOTS3 },
     KIMI_LINEAR,
     LING3,
     Family { class: "BailingMoeV3ForCausalLM", ..LING3 },
@@ -562,7 +543,7 @@ impl Layers {
 
     /// Returns whether layers are multi-head latent attention.
     pub fn are_latent(self) -> bool {
-        matches!(self, Self::Latent | Self::Selecting | Self::Connected | Self::Kimi)
+        matches!(self, Self::Latent | Self::Selecting | Self::Connected | Self::WindowedLatent | Self::Kimi)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::gated_streams;
 use crate::metadata::{Keys, Sizes};
 use crate::shared_kv;
 use crate::streams;
+use crate::windowed_latent;
 
 /// Sizes of multi-head latent attention (MLA).
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +36,7 @@ pub(crate) struct FullHeads {
 }
 
 /// Returns the entry of a layer by its number, which may have leading zeros for sorting.
-fn of_layer(all: Object<'_>, layer: usize) -> Result<Option<Object<'_>>, HfError> {
+pub(crate) fn of_layer(all: Object<'_>, layer: usize) -> Result<Option<Object<'_>>, HfError> {
     let is_layer = |key: &&String| key.bytes().all(|b| b.is_ascii_digit()) && key.parse() == Ok(layer);
     all.map.keys().find(is_layer).map_or(Ok(None), |key| all.find_object(key))
 }
@@ -94,7 +95,7 @@ pub(crate) fn sublayers(config: Object<'_>) -> Result<Option<Vec<Sublayer>>, HfE
 const MAX_SIZE: u32 = 1 << 20;
 
 /// Reads a size that is multiplied with others.
-fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
+pub(crate) fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
     match config.size(key)? {
         size if size <= MAX_SIZE => Ok(size as usize),
         size => Err(config.bad(key, format!("1 to {MAX_SIZE}"), size.to_string())),
@@ -274,8 +275,11 @@ pub(crate) fn write(
         write_latent(keys, config, latent)?;
         return match family.layers {
             Layers::Kimi => write_kimi(keys, config, sizes),
-            Layers::Selecting | Layers::Connected => {
+            Layers::Selecting | Layers::Connected | Layers::WindowedLatent => {
                 keys.set("attention.head_count_kv", 1_u32)?;
+                if let Some(windowed) = &sizes.windowed {
+                    windowed_latent::write(keys, config, windowed)?;
+                }
                 if family.layers == Layers::Connected {
                     connections::write(keys, config)?;
                 }

@@ -38,6 +38,7 @@ mod streams;
 mod tensor_transform;
 mod tensors;
 mod tokenizer;
+mod windowed_latent;
 mod xielu;
 
 use std::path::Path;
@@ -87,6 +88,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let config = match family.layers {
         Layers::HeadsByLayer { halves_full: true } => config.with(heads_by_layer::add_usual_keys),
         Layers::SelectingBlocks => config.with(block_index::add_usual_keys),
+        Layers::WindowedLatent => config.with(windowed_latent::add_usual_keys),
         _ => config,
     };
     let config = config.object()?;

@@ -11,6 +11,7 @@ use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
 use crate::ngrams;
 use crate::shared_kv;
 use crate::streams;
+use crate::windowed_latent::WindowedMla;
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
 pub(crate) const MAX_LAYERS: usize = 4096;
@@ -19,7 +20,7 @@ pub(crate) const MAX_LAYERS: usize = 4096;
 const EITHER_NORM: [&str; 1] = ["cohere2moe"];
 
 /// Sizes that tensor shapes are checked against.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Sizes {
     pub n_layers: usize,
     /// Additional layers for multi-token prediction (MTP).
@@ -41,6 +42,8 @@ pub(crate) struct Sizes {
     pub is_tied: Option<bool>,
     /// Of MLA layers.
     pub latent: Option<Mla>,
+    /// Of MLA layers with a window, if they differ.
+    pub windowed: Option<WindowedMla>,
     /// Size of a head of their index.
     pub index_dim: Option<usize>,
     /// Of gated-delta layers.
@@ -93,8 +96,9 @@ pub(crate) fn write(
     let is_rms = EITHER_NORM.contains(&family.arch) && config.find_float(RMS_EPS.0)?.is_some();
     let (theirs, ours) = if is_rms { RMS_EPS } else { family.eps };
     keys.set(ours, config.float(theirs)? as f32)?;
-    match family.layers {
-        Layers::HeadsByLayer { .. } => heads_by_layer::write(&mut keys, config, &sizes)?,
+    match (family.layers, &sizes.windowed) {
+        (Layers::HeadsByLayer { .. }, _) => heads_by_layer::write(&mut keys, config, &sizes)?,
+        (_, Some(windowed)) => keys.set_array("attention.head_count", windowed.heads(sizes.n_heads))?,
         _ => keys.set("attention.head_count", sizes.n_heads as u32)?,
     }
     layers::write_widths(&mut keys, config, family)?;
@@ -206,6 +210,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         n_table_parts: ngrams::n_parts(config, family)?,
         n_ctx: read_context(config, family)?,
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
+        windowed: WindowedMla::of(config, family, latent)?,
         latent,
         index_dim: config
             .find_size("index_head_dim")?

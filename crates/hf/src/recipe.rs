@@ -41,12 +41,14 @@ pub(crate) struct ConvertedTensor {
 }
 
 /// Elementwise conversion of values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Values {
     /// Unchanged.
     Kept,
     /// Adds 1: restores the weight of a norm.
     BeyondOne,
+    /// Multiplied: includes the factor that follows a norm.
+    Times(f32),
     /// The negated exponential: the decay of a state, from its stored logarithm.
     Decay,
     /// The exponential of a logarithm.
@@ -153,6 +155,7 @@ fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
     let make = |value: &f32| match made {
         Values::Kept | Values::Integers => *value,
         Values::BeyondOne => value + 1.0,
+        Values::Times(by) => value * by,
         Values::Decay => -value.exp(),
         Values::Exponential => value.exp(),
     };

@@ -33,8 +33,9 @@ pub(crate) fn write(
     // Newer configurations have everything in one object, with one entry per attention type if
     // there are two.
     let all = config.find_object("rope_parameters")?;
-    let full = all.map(|all| all.find_object("full_attention")).transpose()?.flatten();
-    let windowed = all.map(|all| all.find_object("sliding_attention")).transpose()?.flatten();
+    let of_kind = |kind| all.map(|all| all.find_object(kind)).transpose();
+    let full = of_kind("full_attention")?.flatten().or(of_kind("indexed_attention")?.flatten());
+    let windowed = of_kind("sliding_attention")?.flatten();
     let [of_tokens, of_pools] = match family.layers {
         Layers::SharedKv => shared_kv::rotations(config)?,
         _ => [None; 2],

@@ -185,7 +185,10 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     for (place, parts) in found {
         let parts: Vec<SourceTensor<'_>> = parts.into_values().collect();
         check_types(&parts, shards)?;
-        all.insert(place.clone(), Recipe::Stored(recipe_of(&place.1, &parts, family, sizes)?));
+        all.insert(
+            place.clone(),
+            Recipe::Stored(recipe_of(&place.1, &parts, family, &sizes.of_layer(place.0))?),
+        );
     }
     Ok(Tensors { all })
 }
@@ -193,7 +196,7 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
 /// Whether a tensor belongs to the multi-token prediction (MTP) layers, which are not converted.
 fn draft_tokens(name: &str, sizes: &Sizes) -> bool {
     // ERNIE and K-EXAONE store them separately.
-    if name.starts_with("model.mtp_") || name.starts_with("mtp.") {
+    if ["model.mtp_", "model.mtp.", "mtp."].iter().any(|start| name.starts_with(start)) {
         return true;
     }
     let layer = name.strip_prefix("model.layers.").and_then(|rest| number(rest.split_once('.')?.0));
@@ -213,6 +216,8 @@ fn is_encoder_tensor(name: &str) -> bool {
         "audio_tower.",
         "embed_vision.",
         "embed_audio.",
+        "vision_encoder.",
+        "audio_encoder.",
     ];
     prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -332,7 +337,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
     let marks = match family.layers {
         Layers::OwnHeads | Layers::Streams => PER_KIND_HEADS_MARKERS,
         Layers::Halved => SUBLAYER_MARKERS,
-        Layers::Selecting | Layers::Connected => SELECTING_MARKERS,
+        Layers::Selecting | Layers::Connected | Layers::WindowedLatent => SELECTING_MARKERS,
         Layers::Kimi => KIMI_MARKERS,
         Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
         Layers::SharedKv => SHARED_KV_MARKERS,
@@ -467,6 +472,9 @@ fn recipe_of(
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
             name if family.norms_minus_one && is_norm(name) => Values::BeyondOne,
+            "attn_q_a_norm.weight" | "attn_kv_a_norm.weight" if family.layers == Layers::WindowedLatent => {
+                Values::Times((sizes.n_embd as f64 / shape[0] as f64).sqrt() as f32)
+            }
             _ => Values::Kept,
         },
         parts,

@@ -1,7 +1,33 @@
-//! Families of multi-head latent attention to selected tokens.
+//! Families of multi-head latent attention, to all tokens or to selected ones.
 
-use super::{CORRECTION, DEEPSEEK, DEEPSEEK3, Default, Family, Layers, NORM_TOPK_PROB, Tensor};
+use super::{BY_SIGMOID, CORRECTION, Default, Family, Layers, NORM_TOPK_PROB, QWEN2, Tensor};
 use crate::tensor_transform::{HeadsOf, Transform};
+
+pub(super) const DEEPSEEK: Family = Family {
+    class: "",
+    arch: "deepseek2",
+    layers: Layers::Latent,
+    yarn_mscale_factor: Some(0.1),
+    experts: Some(BY_SIGMOID),
+    tensors: &[
+        ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
+        ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
+        CORRECTION,
+    ],
+    fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0)],
+    ..QWEN2
+};
+
+pub(super) const DEEPSEEK3: Family = Family {
+    class: "DeepseekV3ForCausalLM",
+    defaults: &[
+        (NORM_TOPK_PROB, Default::Flag(true)),
+        ("routed_scaling_factor", Default::Number(2.5)),
+        ("n_group", Default::Size(8)),
+        ("topk_group", Default::Size(4)),
+    ],
+    ..DEEPSEEK
+};
 
 pub(super) const DEEPSEEK32: Family = Family {
     class: "DeepseekV32ForCausalLM",

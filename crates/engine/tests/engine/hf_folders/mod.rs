@@ -11,6 +11,7 @@ mod heads_by_layer;
 mod ngrams;
 mod saved;
 mod shared_kv;
+mod windowed_latent;
 
 use std::fs;
 
