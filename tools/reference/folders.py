@@ -19,6 +19,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from kimi_k3 import KimiK3ForCausalLM, published_config, published_weights
 from looped import NanbeigeForCausalLM, once
 from make_fixtures import build_model
 from models import SPECS
@@ -32,7 +33,7 @@ CONVERTED = (
     "llama mistral mixtral qwen2 qwen2moe qwen3 qwen3moe gemma gemma2 gemma3 gemma4 granite granitehybrid smollm3 olmo2 olmo3 phi3 glm4 "
     "cohere2 mistral3 gptoss lfm2 lfm2moe qwen3next qwen35 qwen35moe deepseek2 deepseek3 deepseek32 glmdsa glm4moelite seedoss glm4moe dots1 ernie45 "
     "exaone4 olmoe granitemoe commandr arcee graniteh mamba2 nemotronh nemotronhmoe ernie45moe hunyuan "
-    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige hyv4 deepseek4 qwen4exp dots3note"
+    "starcoder2 phi2 stablelm nemotron jais2 chatglm gemma3n apertus mistral4 cohere2moe exaonemoe afmoe mellum hyv3 graniteswa laguna step35 kimilinear bailingmoe3 phimoe minimaxm3 nanbeige hyv4 deepseek4 qwen4exp dots3note kimik3"
 ).split()
 
 
@@ -95,6 +96,17 @@ def find_scattered(values: np.ndarray, views: dict[str, np.ndarray], places: dic
     return {"values": values.reshape(-1).tolist()}
 
 
+def saved_model(model: torch.nn.Module) -> tuple[dict, dict[str, torch.Tensor]]:
+    """Returns the configuration and the weights of a folder."""
+    if isinstance(model, KimiK3ForCausalLM):
+        return published_config(model.config), dict(published_weights(model))
+    with tempfile.TemporaryDirectory() as folder:
+        model = once(model) if isinstance(model, NanbeigeForCausalLM) else beside_a_vision_encoder(model)
+        model.save_pretrained(folder)
+        config = json.loads(Path(folder, "config.json").read_text())
+        return config, load_file(Path(folder, "model.safetensors"))
+
+
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     for spec in SPECS:
@@ -106,12 +118,7 @@ def main() -> None:
         scattered = {
             (rows.shape[-1], row.tobytes()): (name, i) for name, rows in views.items() for i, row in enumerate(rows)
         }
-        with tempfile.TemporaryDirectory() as folder:
-            model = build_model(spec)
-            model = once(model) if isinstance(model, NanbeigeForCausalLM) else beside_a_vision_encoder(model)
-            model.save_pretrained(folder)
-            config = json.loads(Path(folder, "config.json").read_text())
-            saved = load_file(Path(folder, "model.safetensors"))
+        config, saved = saved_model(build_model(spec))
         listed = []
         for name, weight in sorted(saved.items()):
             if name.startswith(VISION):

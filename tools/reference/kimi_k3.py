@@ -222,3 +222,64 @@ def write_kimi_k3(writer: gguf.GGUFWriter, config: KimiK3Config) -> None:
     writer.add_float32(f"{arch}.activation.situ_beta", config.activation_situ_beta)
     writer.add_float32(f"{arch}.activation.situ_linear_beta", config.activation_situ_linear_beta)
     writer.add_uint32(f"{arch}.attn_res.block_size", config.attn_res_block_size)
+
+
+# Parts of names here, and those in checkpoints.
+PUBLISHED = (
+    (".forget_gate.", "."),
+    (".g_b_proj.", ".g_proj."),
+    (".mlp.gate.", ".block_sparse_moe.gate."),
+    (".mlp.routed_expert_", ".block_sparse_moe.routed_expert_"),
+    (".mlp.shared_experts.", ".block_sparse_moe.shared_experts."),
+    (".mlp.experts.", ".block_sparse_moe.experts."),
+)
+
+
+def published_weights(model: KimiK3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the weights of the text model as checkpoints have them."""
+    for name, weight in model.state_dict().items():
+        for ours, theirs in PUBLISHED:
+            name = name.replace(ours, theirs)
+        name = f"language_model.{name}"
+        if name.endswith(".conv1d.weight"):
+            for part, taps in zip("qkv", weight.chunk(3)):
+                yield name.replace(".conv1d.", f".{part}_conv1d."), taps
+        elif name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            module, part = name.rsplit(".", 1)
+            parts = ("w1", "w3") if part == "gate_up_proj" else ("w2",)
+            for expert, matrices in enumerate(weight):
+                for of, matrix in zip(parts, matrices.chunk(len(parts))):
+                    yield f"{module}.{expert}.{of}.weight", matrix
+        else:
+            yield name, weight
+
+
+def published_config(config: KimiK3Config) -> dict:
+    """Returns the configuration as checkpoints have it, around that of the text model."""
+    kept = (
+        "attn_res_block_size activation_situ_beta activation_situ_linear_beta hidden_size intermediate_size kv_lora_rank "
+        "model_max_length moe_intermediate_size moe_renormalize num_attention_heads num_experts num_experts_per_token "
+        "num_hidden_layers num_key_value_heads num_shared_experts q_lora_rank qk_nope_head_dim qk_rope_head_dim rms_norm_eps "
+        "routed_expert_hidden_size routed_scaling_factor tie_word_embeddings v_head_dim vocab_size"
+    ).split()
+    attends = [kind == "full_attention" for kind in config.layer_types]
+    layers = range(1, len(attends) + 1)
+    text = {
+        **{key: getattr(config, key) for key in kept},
+        "architectures": ["KimiLinearForCausalLM"],
+        "first_k_dense_replace": config.mlp_layer_types.count("dense"),
+        "hidden_act": "situ",
+        "linear_attn_config": {
+            "full_attn_layers": [layer for layer, full in zip(layers, attends) if full],
+            "kda_layers": [layer for layer, full in zip(layers, attends) if not full],
+            "gate_lower_bound": config.gate_lower_bound,
+            "head_dim": config.linear_head_dim,
+            "num_heads": config.linear_num_heads,
+            "short_conv_kernel_size": config.linear_conv_kernel_dim,
+        },
+        "mla_use_nope": True,
+        "moe_layer_freq": 1,
+        "moe_router_activation_func": "sigmoid",
+        "rope_theta": 10_000.0,
+    }
+    return {"architectures": ["KimiK3ForConditionalGeneration"], "text_config": text}

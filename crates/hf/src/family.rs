@@ -13,8 +13,8 @@ mod windowed_latent;
 
 use gemma::{GEMMA, GEMMA3, GEMMA3N, GEMMA4};
 use hybrids::{
-    GRANITE_EXPERTS, GRANITE4, KIMI_LINEAR, LING3, MAMBA2, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN4_EXP, QWEN35,
-    QWEN35_MOE,
+    GRANITE_EXPERTS, GRANITE4, KIMI_K3, KIMI_LINEAR, LING3, MAMBA2, NEMOTRON, QWEN3_NEXT_TENSORS, QWEN4_EXP,
+    QWEN35, QWEN35_MOE,
 };
 use layer_norms::{JAIS2, NEMOTRON4, PHI_MOE, PHI2, STABLELM, STARCODER2};
 use routed::{AFMOE, COHERE2_MOE, EXAONE_MOE, HY_V3, LAGUNA, MELLUM, MINIMAX_M3, MISTRAL4, STEP35};
@@ -124,6 +124,8 @@ pub(crate) enum Layers {
     WindowedLatent,
     /// MLA in some layers; the others are Kimi's delta rules.
     Kimi,
+    /// The same, and every sublayer attends to residual streams of earlier layers.
+    KimiStreams,
     /// All layers are attention, some of them over selected blocks of tokens.
     SelectingBlocks,
     /// All layers are attention with one KV head, and several residual streams.
@@ -526,6 +528,7 @@ static FAMILIES: &[Family] = &[
     Family { class: "Dots3NoteForConditionalGeneration", ..DOTS3 },
     Family { class: "Dots3NoteTextForCausalLM", ..DOTS3 },
     KIMI_LINEAR,
+    KIMI_K3,
     LING3,
     Family { class: "BailingMoeV3ForCausalLM", ..LING3 },
     Family {
@@ -541,9 +544,15 @@ impl Layers {
         matches!(self, Self::Delta | Self::DeltaStreams)
     }
 
+    /// Returns whether some layers are Kimi's delta rules.
+    pub fn are_kimi(self) -> bool {
+        matches!(self, Self::Kimi | Self::KimiStreams)
+    }
+
     /// Returns whether layers are multi-head latent attention.
     pub fn are_latent(self) -> bool {
-        matches!(self, Self::Latent | Self::Selecting | Self::Connected | Self::WindowedLatent | Self::Kimi)
+        self.are_kimi()
+            || matches!(self, Self::Latent | Self::Selecting | Self::Connected | Self::WindowedLatent)
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde_json::Value as JsonValue;
 
+use crate::attended_streams;
 use crate::block_index;
 use crate::connections;
 use crate::error::HfError;
@@ -275,6 +276,10 @@ pub(crate) fn write(
         write_latent(keys, config, latent)?;
         return match family.layers {
             Layers::Kimi => write_kimi(keys, config, sizes),
+            Layers::KimiStreams => {
+                attended_streams::write(keys, config)?;
+                write_kimi(keys, config, sizes)
+            }
             Layers::Selecting | Layers::Connected | Layers::WindowedLatent => {
                 keys.set("attention.head_count_kv", 1_u32)?;
                 if let Some(windowed) = &sizes.windowed {
@@ -304,7 +309,7 @@ pub(crate) fn write(
             write_delta(keys, config, family, delta, sizes)?;
             match family.layers {
                 Layers::DeltaStreams => {
-                    gated_streams::write(keys, config, kinds(config, "linear_attention", sizes)?)
+                    gated_streams::write(keys, config, kinds(config, "linear_attention", sizes.n_layers)?)
                 }
                 _ => Ok(()),
             }
@@ -334,11 +339,13 @@ fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Mla) -> Result<
     Ok(())
 }
 
+/// The key of the period of attention layers.
+const PERIOD: &str = "layer_group_size";
+
 /// Writes Kimi's delta rules, whose layers have no KV heads. Published configurations of Kimi
 /// Linear describe them in an object, with layers counted from 1; those of Ling name the period of
 /// other layers.
 fn write_kimi(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
-    const PERIOD: &str = "layer_group_size";
     let nested = config.find_object("linear_attn_config")?;
     let of = nested.unwrap_or(config);
     let [n, dim, n_taps] = match (nested, config.value(PERIOD)) {
@@ -352,25 +359,36 @@ fn write_kimi(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<
     }
     keys.set("kda.head_dim", factor(of, dim)? as u32)?;
     keys.set("ssm.conv_kernel", factor(of, n_taps)? as u32)?;
-    let attends: Vec<bool> = match nested {
-        Some(of) => {
-            let attending = of.find_array("full_attn_layers")?.unwrap_or_default();
-            let attends = |layer: u64| attending.iter().any(|at| at.as_u64() == Some(layer));
-            (1..=sizes.n_layers as u64).map(attends).collect()
-        }
-        None if config.value("layer_types").is_some() => kinds(config, "full_attention", sizes)?,
-        None => {
-            let period = factor(config, PERIOD)?;
-            // The last layers too, if they are no whole period.
-            let n_whole = sizes.n_layers / period * period;
-            (0..sizes.n_layers).map(|layer| (layer + 1) % period == 0 || layer >= n_whole).collect()
-        }
-    };
     if let Some(bound) = config.find_float("kda_lower_bound")? {
         keys.set("kda.safe_gate", true)?;
         keys.set("kda.gate_lower_bound", bound as f32)?;
     }
-    keys.set_array("attention.head_count_kv", attends.into_iter().map(u32::from))
+    keys.set_array("attention.head_count_kv", sizes.attends.iter().map(|attends| u32::from(*attends)))
+}
+
+/// Reads which layers of families with Kimi's delta rules attend.
+pub(crate) fn read_attending(
+    config: Object<'_>,
+    family: &Family,
+    n_layers: usize,
+) -> Result<Vec<bool>, HfError> {
+    if !family.layers.are_kimi() {
+        return Ok(Vec::new());
+    }
+    match config.find_object("linear_attn_config")? {
+        Some(of) => {
+            let attending = of.find_array("full_attn_layers")?.unwrap_or_default();
+            let attends = |layer: u64| attending.iter().any(|at| at.as_u64() == Some(layer));
+            Ok((1..=n_layers as u64).map(attends).collect())
+        }
+        None if config.value("layer_types").is_some() => kinds(config, "full_attention", n_layers),
+        None => {
+            let period = factor(config, PERIOD)?;
+            // The last layers too, if they are no whole period.
+            let n_whole = n_layers / period * period;
+            Ok((0..n_layers).map(|layer| (layer + 1) % period == 0 || layer >= n_whole).collect())
+        }
+    }
 }
 
 /// Writes the index that selects tokens, and which layers have one of their own.
@@ -404,7 +422,7 @@ fn write_own_heads(
     sizes: &Sizes,
     full: FullHeads,
 ) -> Result<(), HfError> {
-    let windowed = kinds(config, "sliding_attention", sizes)?;
+    let windowed = kinds(config, "sliding_attention", sizes.n_layers)?;
     match full.n_kv_heads == sizes.n_kv_heads {
         true => keys.set("attention.head_count_kv", sizes.n_kv_heads as u32)?,
         false => {
@@ -435,7 +453,7 @@ fn write_own_heads(
 fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
     keys.set("shortconv.l_cache", config.size("conv_L_cache")?)?;
     let is_convolving = match config.find_array("layer_types")? {
-        Some(_) => kinds(config, "conv", sizes)?,
+        Some(_) => kinds(config, "conv", sizes.n_layers)?,
         None => {
             let attending = config.find_array("full_attn_idxs")?.unwrap_or_default();
             (0..sizes.n_layers as u64)
@@ -461,7 +479,8 @@ fn write_spaces(
             .map(|half| half == Sublayer::Attention)
             .collect(),
         _ => {
-            let [newer, older] = ["full_attention", "attention"].map(|kind| kinds(config, kind, sizes));
+            let [newer, older] =
+                ["full_attention", "attention"].map(|kind| kinds(config, kind, sizes.n_layers));
             newer?.into_iter().zip(older?).map(|(newer, older)| newer || older).collect()
         }
     };
@@ -507,7 +526,7 @@ fn write_delta(
     if config.value("layer_types").is_none() {
         return keys.set("full_attention_interval", every as u32);
     }
-    let is_recurrent = kinds(config, "linear_attention", sizes)?;
+    let is_recurrent = kinds(config, "linear_attention", sizes.n_layers)?;
     // Prefer the single interval if the pattern is regular.
     let interval = is_recurrent.iter().position(|is| !is).map_or(0, |first| first + 1);
     let is_regular =
@@ -533,10 +552,10 @@ fn write_sections(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> R
 }
 
 /// Returns which layers are of a kind.
-fn kinds(config: Object<'_>, kind: &str, sizes: &Sizes) -> Result<Vec<bool>, HfError> {
+fn kinds(config: Object<'_>, kind: &str, n_layers: usize) -> Result<Vec<bool>, HfError> {
     let kinds = config.find_array("layer_types")?.unwrap_or_default();
-    if kinds.len() != sizes.n_layers {
-        return Err(config.bad("layer_types", format!("{} layers", sizes.n_layers), kinds.len().to_string()));
+    if kinds.len() != n_layers {
+        return Err(config.bad("layer_types", format!("{n_layers} layers"), kinds.len().to_string()));
     }
     Ok(kinds.iter().map(|of| of == kind).collect())
 }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod attended_streams;
 mod block_index;
 mod connections;
 mod draft_head;
@@ -84,6 +85,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let quantization = Method::of(config.object()?)?;
     let family = Family::of(config.object()?)?;
     let config = if family.is_multimodal { config.with_nested("text_config") } else { config };
+    // A multimodal model may describe the weights of its text model there.
+    let quantization =
+        quantization.map_or_else(|| Method::of(config.object()?), |method| Ok(Some(method)))?;
     let config = config.with_defaults(family.defaults);
     let config = match family.layers {
         Layers::HeadsByLayer { halves_full: true } => config.with(heads_by_layer::add_usual_keys),

@@ -44,6 +44,8 @@ pub(crate) struct Sizes {
     pub latent: Option<Mla>,
     /// Of MLA layers with a window, if they differ.
     pub windowed: Option<WindowedMla>,
+    /// Which layers attend, where others are Kimi's delta rules.
+    pub attends: Vec<bool>,
     /// Size of a head of their index.
     pub index_dim: Option<usize>,
     /// Of gated-delta layers.
@@ -210,6 +212,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         n_table_parts: ngrams::n_parts(config, family)?,
         n_ctx: read_context(config, family)?,
         is_tied: config.find_bool("tie_word_embeddings")?.or(config.find_bool("tie_embedding")?),
+        attends: layers::read_attending(config, family, n_layers)?,
         windowed: WindowedMla::of(config, family, latent)?,
         latent,
         index_dim: config

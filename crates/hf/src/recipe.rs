@@ -53,6 +53,8 @@ pub(crate) enum Values {
     Decay,
     /// The exponential of a logarithm.
     Exponential,
+    /// The product of two parts.
+    Product,
     /// 32-bit integers, beyond whose range the nearest is taken.
     Integers,
 }
@@ -93,6 +95,10 @@ impl ConvertedTensor {
     fn data<'a>(&self, shards: &'a Shards) -> Cow<'a, [u8]> {
         match &self.parts[..] {
             [one] => self.part(shards, one),
+            [first, second] if self.values == Values::Product => {
+                let [first, second] = [first, second].map(|part| self.part(shards, part));
+                Cow::Owned(products(&first, &second))
+            }
             parts => {
                 let all: Vec<_> = parts.iter().map(|part| self.part(shards, part)).collect();
                 Cow::Owned(all.concat())
@@ -117,6 +123,13 @@ impl ConvertedTensor {
             false => Cow::Owned(numbers(from, &stored, self.values)),
         }
     }
+}
+
+/// Multiplies f32 values.
+fn products(first: &[u8], second: &[u8]) -> Vec<u8> {
+    let [first, second] =
+        [first, second].map(|bytes| bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes));
+    first.zip(second).flat_map(|(a, b)| (a * b).to_le_bytes()).collect()
 }
 
 /// Converts 64-bit integers to 32-bit ones.
@@ -153,7 +166,7 @@ fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
     let mut values = vec![0.0; bytes.len() / from.block_bytes() * from.block_len()];
     kvant_codec::decode(from, bytes, &mut values).expect("tensors have whole blocks");
     let make = |value: &f32| match made {
-        Values::Kept | Values::Integers => *value,
+        Values::Kept | Values::Product | Values::Integers => *value,
         Values::BeyondOne => value + 1.0,
         Values::Times(by) => value * by,
         Values::Decay => -value.exp(),

@@ -47,6 +47,14 @@ pub(crate) enum Transform {
     LastNeighbours(HeadsOf),
     /// Of the queries and the key of an index, whose rows follow each other, either.
     IndexRows { keys: bool },
+    /// The first values of a vector, one for each head.
+    Heads,
+    /// A factor of a vector, which is a row of a matrix or a vector itself.
+    Factor { second: bool },
+    /// Gates of attention layers.
+    GatesOfAttention,
+    /// Gates of recurrent layers.
+    GatesOfState,
     /// A gate for each head of attention, `[heads, inputs]`; other shapes are another tensor.
     GatesOfHeads,
     /// A gate for each dim of the heads of a state; other shapes are another tensor.
@@ -124,14 +132,22 @@ fn copy(bytes: &[u8], steps: &[(usize, usize)], size: usize, out: &mut Vec<u8>) 
 pub(crate) type TransformedShape = (Vec<usize>, Vec<View>);
 
 impl Transform {
-    /// Returns whether it is made for a tensor of this shape.
-    pub fn is_for(self, shape: &[usize], sizes: &Sizes) -> bool {
+    /// Returns whether it is made for a tensor of this shape in a layer, counted from 1.
+    pub fn is_for(self, shape: &[usize], layer: usize, sizes: &Sizes) -> bool {
         let is_per_head = shape.first() == Some(&sizes.n_heads);
+        let attends = layer > 0 && sizes.attends.get(layer - 1) == Some(&true);
         match self {
+            Self::GatesOfAttention => attends,
+            Self::GatesOfState => !attends,
             Self::GatesOfHeads => is_per_head,
             Self::GatesOfDims => !is_per_head,
             _ => true,
         }
+    }
+
+    /// Returns which part of a tensor of several transforms it makes.
+    pub fn part(self) -> usize {
+        usize::from(matches!(self, Self::Scales { .. } | Self::Factor { second: true }))
     }
 
     /// Applies the transform to a tensor of this shape.
@@ -142,9 +158,19 @@ impl Transform {
         let view = |first, steps: &[(usize, usize)]| View { first, steps: steps.to_vec() };
         let experts = sizes.n_experts;
         match (self, shape) {
-            (Self::Whole | Self::Integers | Self::GatesOfHeads | Self::GatesOfDims, shape) => {
-                Ok((shape.to_vec(), Vec::new()))
+            (
+                Self::Whole
+                | Self::Integers
+                | Self::GatesOfAttention
+                | Self::GatesOfState
+                | Self::GatesOfHeads
+                | Self::GatesOfDims,
+                shape,
+            ) => Ok((shape.to_vec(), Vec::new())),
+            (Self::Heads, &[n]) if n >= sizes.n_heads => {
+                Ok((vec![sizes.n_heads], vec![view(0, &[(sizes.n_heads, 1)])]))
             }
+            (Self::Factor { .. }, &[n] | &[1, n]) => Ok((vec![n], Vec::new())),
             (Self::Row, &[1, n]) => Ok((vec![n], Vec::new())),
             (Self::Column | Self::ExponentialColumn, &[1, 1, _, 1]) => Ok((shape.to_vec(), Vec::new())),
             (Self::Column | Self::ExponentialColumn, &[n]) => Ok((vec![n, 1], Vec::new())),

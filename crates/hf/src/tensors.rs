@@ -139,6 +139,11 @@ impl SourceTensor<'_> {
         self.cut != Transform::Whole || self.stored.shape.len() > 2
     }
 
+    /// Whether it is one of two factors.
+    fn is_factor(&self) -> bool {
+        matches!(self.cut, Transform::Factor { .. })
+    }
+
     fn wrong(&self, expected: String) -> HfError {
         HfError::Shape { name: self.name.to_owned(), expected, got: self.stored.shape.clone() }
     }
@@ -162,11 +167,11 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
             return Err(unknown());
         }
         for Target { place, part, cut } in targets {
-            if !cut.is_for(&stored.shape, sizes) {
+            if !cut.is_for(&stored.shape, place.0, sizes) {
                 continue;
             }
             let max_parts = match cut {
-                Transform::Scales { .. } => 2,
+                Transform::Scales { .. } | Transform::Factor { .. } => 2,
                 _ if streams::is_stack(&place.1) => sizes.n_streams - 1,
                 _ if place.1 == ngrams::TABLE => sizes.n_table_parts,
                 _ => sizes.n_experts.max(1),
@@ -216,6 +221,7 @@ fn is_encoder_tensor(name: &str) -> bool {
         "audio_tower.",
         "embed_vision.",
         "embed_audio.",
+        "mm_projector.",
         "vision_encoder.",
         "audio_encoder.",
     ];
@@ -239,17 +245,21 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
         let (layer, name) = rest.split_once('.')?;
         Some((number(layer)? + 1, name))
     });
-    let Some((layer, name)) = of_layer else { return whole(name, family).into_iter().collect() };
+    let (layer, name) = of_layer.unwrap_or((0, name));
     if let Some(part) = ngrams::part_of_table(name).filter(|_| family.layers == Layers::DeltaStreams) {
         return vec![Target { place: (0, ngrams::TABLE.to_owned()), part, cut: Transform::Whole }];
     }
     let own = family.tensors.iter().filter(|(theirs, ..)| *theirs == name).map(|(_, ours, cut)| Target {
         place: (layer, (*ours).to_owned()),
-        part: usize::from(matches!(cut, Transform::Scales { .. })),
+        part: cut.part(),
         cut: *cut,
     });
-    let own: Vec<Target> = own.collect();
-    if own.is_empty() { module(layer, name, family).into_iter().collect() } else { own }
+    let own: Vec<Target> = own.filter(|_| layer > 0 || name.starts_with("model.")).collect();
+    match layer {
+        _ if !own.is_empty() => own,
+        0 => whole(name, family).into_iter().collect(),
+        _ => module(layer, name, family).into_iter().collect(),
+    }
 }
 
 /// Maps a global tensor.
@@ -338,7 +348,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         Layers::OwnHeads | Layers::Streams => PER_KIND_HEADS_MARKERS,
         Layers::Halved => SUBLAYER_MARKERS,
         Layers::Selecting | Layers::Connected | Layers::WindowedLatent => SELECTING_MARKERS,
-        Layers::Kimi => KIMI_MARKERS,
+        Layers::Kimi | Layers::KimiStreams => KIMI_MARKERS,
         Layers::SelectingBlocks => SELECTING_BLOCKS_MARKERS,
         Layers::SharedKv => SHARED_KV_MARKERS,
         Layers::DeltaStreams => DELTA_STREAMS_MARKERS,
@@ -371,6 +381,10 @@ fn check_parts(name: &str, parts: &BTreeMap<usize, SourceTensor<'_>>, sizes: &Si
         let what = ["blocks", "scales"];
         let missing = (0..2).find(|part| !parts.get(part).is_some_and(is_packed));
         return missing.map_or(Ok(()), |part| Err(format!("its {} are absent", what[part])));
+    }
+    // The recipe has both factors.
+    if parts.values().any(SourceTensor::is_factor) {
+        return Ok(());
     }
     let is_whole = parts.get(&0).is_some_and(SourceTensor::is_stacked);
     let is_each = name.contains("_exps.") && !name.ends_with(".scale");
@@ -432,6 +446,10 @@ fn recipe_of(
     }
     let scales = match first.stored.holds {
         ElementKind::Bytes => Some(made_scales(&parts[1], &shape, sizes)?),
+        _ if first.is_factor() => {
+            check_factors(name, parts, &shape, sizes)?;
+            None
+        }
         _ if name == ngrams::TABLE => {
             shape[1] = rows_of_parts(parts)?;
             None
@@ -468,6 +486,7 @@ fn recipe_of(
         dtype: if is_kept { DType::F32 } else { dtype },
         values: match name {
             _ if first.cut == Transform::Integers => Values::Integers,
+            _ if first.is_factor() => Values::Product,
             "ssm_a" if first.cut == Transform::ExponentialColumn => Values::Exponential,
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
@@ -522,6 +541,23 @@ fn made_scales(
     }
 }
 
+/// Rejects a vector that lacks a factor, or whose factors differ in length.
+fn check_factors(
+    name: &str,
+    parts: &[SourceTensor<'_>],
+    shape: &[usize],
+    sizes: &Sizes,
+) -> Result<(), HfError> {
+    let [_, second] = parts else {
+        let of = Some(format!("the other factor beside '{}'", parts[0].name));
+        return Err(HfError::Missing { name: name.to_owned(), of });
+    };
+    match second.cut.of(&second.stored.shape, sizes) {
+        Ok((of_second, _)) if of_second == shape => Ok(()),
+        _ => Err(second.wrong(format!("{} values, as {}", shape[0], parts[0].name))),
+    }
+}
+
 /// Returns the rows of the parts of a table, whose numbers of rows may differ.
 fn rows_of_parts(parts: &[SourceTensor<'_>]) -> Result<usize, HfError> {
     let row = |part: &SourceTensor<'_>| (part.stored.holds, part.stored.shape[1..].to_vec());
@@ -557,7 +593,7 @@ fn heads(
     family: &Family,
 ) -> Result<Option<usize>, HfError> {
     // The model loader validates the heads of each layer.
-    if matches!(family.layers, Layers::OwnHeads | Layers::HeadsByLayer { .. } | Layers::Kimi) {
+    if matches!(family.layers, Layers::OwnHeads | Layers::HeadsByLayer { .. }) || family.layers.are_kimi() {
         return Ok(None);
     }
     // The rows of each query are followed by as many of its gate.

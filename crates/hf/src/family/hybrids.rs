@@ -184,6 +184,48 @@ pub(super) const KIMI_LINEAR: Family = Family {
     ..DEEPSEEK
 };
 
+/// What Kimi K3 has beside the tensors of Kimi Linear, or instead.
+const KIMI_STREAMS_TENSORS: &[Tensor] = &[
+    ("self_attn.g_proj.weight", "attn_gate.weight", Transform::GatesOfAttention),
+    ("self_attn.g_proj.weight", "ssm_g.weight", Transform::GatesOfState),
+    ("block_sparse_moe.routed_expert_down_proj.weight", "ffn_routed_down.weight", Transform::Whole),
+    ("block_sparse_moe.routed_expert_up_proj.weight", "ffn_routed_up.weight", Transform::Whole),
+    ("block_sparse_moe.routed_expert_norm.weight", "ffn_routed_norm.weight", Transform::Whole),
+    ("self_attention_res_norm.weight", "attn_res_score.weight", Transform::Factor { second: false }),
+    ("self_attention_res_proj.weight", "attn_res_score.weight", Transform::Factor { second: true }),
+    ("mlp_res_norm.weight", "ffn_res_score.weight", Transform::Factor { second: false }),
+    ("mlp_res_proj.weight", "ffn_res_score.weight", Transform::Factor { second: true }),
+    ("model.output_attn_res_norm.weight", "output_res_score.weight", Transform::Factor { second: false }),
+    ("model.output_attn_res_proj.weight", "output_res_score.weight", Transform::Factor { second: true }),
+];
+
+/// Kimi K3's text model.
+pub(super) const KIMI_K3: Family = Family {
+    class: "KimiK3ForConditionalGeneration",
+    is_multimodal: true,
+    arch: "kimi-k3",
+    activations: &["situ"],
+    layers: Layers::KimiStreams,
+    tensors: &with_rates_of_heads(joined::<{ KIMI_TENSORS.len() + KIMI_STREAMS_TENSORS.len() }>(
+        KIMI_TENSORS,
+        KIMI_STREAMS_TENSORS,
+    )),
+    words: &[("moe_router_activation_func", "sigmoid")],
+    ..KIMI_LINEAR
+};
+
+/// Returns the tensors with rates in a row instead of a column.
+const fn with_rates_of_heads<const N: usize>(mut all: [Tensor; N]) -> [Tensor; N] {
+    let mut i = 0;
+    while i < N {
+        if matches!(all[i].2, Transform::Column) {
+            all[i].2 = Transform::Heads;
+        }
+        i += 1;
+    }
+    all
+}
+
 /// Ling 3, of which both kinds of layers have a `g_proj`.
 const LING3_TENSORS: &[Tensor] = &[
     ("attention.q_proj.weight", "attn_q.weight", Transform::Whole),

@@ -2,6 +2,7 @@
 //! `tools/reference/folders.py`): opened as GGUF, they have the bits of the fixtures, which equal
 //! `transformers`, and the same logits.
 
+mod attended_streams;
 mod blocks;
 mod connections;
 mod damaged;
