@@ -97,6 +97,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     };
     let config = config.object()?;
     let mut shards = Shards::open(&mut folder)?;
+    if family.layers == Layers::SharedKv {
+        shared_kv::remove_images(&mut shards);
+    }
     if let Some(method) = quantization {
         quantized::join(&mut shards, method)?;
     }

@@ -1,11 +1,14 @@
 //! Attention with one KV head whose keys are pooled too, beside several residual streams, as
 //! DeepSeek-V4 has it. Newer configurations name the kinds of layers, published ones the numbers.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::error::HfError;
 use crate::folder::{Object, shown};
 use crate::metadata::{Keys, Sizes, list};
+use crate::safetensors::Shards;
 
 /// Names outside layers, and those of most families.
 const OUTSIDE: [(&str, &str); 6] = [
@@ -24,6 +27,20 @@ pub(crate) fn usual_name(name: &str) -> String {
         None if name.starts_with("layers.") => format!("model.{name}"),
         None => name.to_owned(),
     }
+}
+
+/// Removes what only images need: their encoder, and the bias of their routers. Layers that have a
+/// table of experts for text have a bias that nothing reads.
+pub(crate) fn remove_images(shards: &mut Shards) {
+    let of_tables: BTreeSet<String> = shards
+        .tensors()
+        .filter_map(|(name, _)| Some(format!("{}.bias", name.strip_suffix(".tid2eid")?)))
+        .collect();
+    let is_of_images = |name: &str| {
+        ["vision.", "aligner.", "image_"].iter().any(|start| name.starts_with(start))
+            || name.ends_with(".gate.bias_vl")
+    };
+    shards.retain(|name| !is_of_images(name) && !of_tables.contains(name));
 }
 
 /// Reads the rotated values of a head, of which GGUF has one number for both rotations.

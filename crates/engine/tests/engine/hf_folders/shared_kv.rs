@@ -50,9 +50,20 @@ fn published_folders_of_deepseek_4_are_those_of_transformers() {
     let want = fixture(NAME);
     let logits_of = |gguf: Gguf| logits(&Model::from_gguf(gguf, options(None)).unwrap());
     let (config, mut tensors) = published();
-    let mtp =
+    // MTP layers, and what images need in the checkpoint that sees them.
+    let others = [
+        "mtp.0.enorm.weight",
+        "mtp.0.ffn.gate.weight",
+        "vision.patch_embed.proj.weight",
+        "aligner.w1.weight",
+        "image_newline",
+        "layers.0.ffn.gate.bias",
+        "layers.0.ffn.gate.bias_vl",
+        "layers.4.ffn.gate.bias_vl",
+    ];
+    let other =
         |name: &str| Saved { name: name.to_owned(), dtype: "F32", shape: json!([1]), bytes: vec![0; 4] };
-    tensors.extend(["mtp.0.enorm.weight", "mtp.0.ffn.gate.weight"].map(mtp));
+    tensors.extend(others.map(other));
     for (config, tensors) in [saved(NAME), (config, tensors)] {
         let (_scratch, got) = written(&config, &tensors);
         assert_same_tensors(NAME, &got, &want);
