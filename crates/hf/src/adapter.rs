@@ -16,8 +16,8 @@ use crate::family::Family;
 use crate::folder::{Folder, Object, shown};
 use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};
 use crate::safetensors::{ElementKind, Shards, Stored};
+use crate::tensor_names::{Target, full_name, targets};
 use crate::tensor_transform::{Transform, View};
-use crate::tensors::{Target, full_name, targets};
 
 /// The files of an adapter: its configuration and its weights.
 pub const ADAPTER_FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];

@@ -13,8 +13,9 @@ use crate::metadata::{self, Keys, Sizes};
 use crate::recipe::{ConvertedTensor, Recipe, Values};
 use crate::safetensors::{ElementKind, Shards, Stored};
 use crate::scaling;
+use crate::tensor_names::TensorKey;
 use crate::tensor_transform::View;
-use crate::tensors::{TensorKey, Tensors};
+use crate::tensors::Tensors;
 
 /// Names of EAGLE-3 heads in `architectures`. SafeAILab's have that of a model.
 const CLASSES: [&str; 4] =

@@ -10,8 +10,9 @@ use crate::folder::{Folder, Object, shown};
 use crate::metadata::Keys;
 use crate::recipe::{ConvertedTensor, Recipe, Values};
 use crate::safetensors::{ElementKind, Shards, Stored};
+use crate::tensor_names::TensorKey;
 use crate::tensor_transform::View;
-use crate::tensors::{TensorKey, Tensors};
+use crate::tensors::Tensors;
 use crate::{pooling, tokenizer};
 
 mod dense;

@@ -36,6 +36,7 @@ mod safetensors;
 mod scaling;
 mod shared_kv;
 mod streams;
+mod tensor_names;
 mod tensor_transform;
 mod tensors;
 mod tokenizer;

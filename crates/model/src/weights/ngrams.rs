@@ -25,7 +25,7 @@ pub(crate) struct NgramTable<B: Backend> {
     /// `[rows, dim]` each.
     parts: Vec<B::Matrix>,
     /// The first row of each part.
-    firsts: Vec<u32>,
+    firsts: Vec<usize>,
 }
 
 impl<B: Backend> NgramTable<B> {
@@ -41,11 +41,11 @@ impl<B: Backend> NgramTable<B> {
         if let [whole] = &self.parts[..] {
             return backend.embed(whole, rows, 1.0, out);
         }
-        for (i, row) in rows.iter().enumerate() {
-            let part = self.firsts.partition_point(|first| first <= row) - 1;
+        for (i, row) in rows.iter().map(|row| *row as usize).enumerate() {
+            let part = self.firsts.partition_point(|first| *first <= row) - 1;
             let table = &self.parts[part];
             let dim = table.n_in();
-            backend.embed(table, &[row - self.firsts[part]], 1.0, one)?;
+            backend.embed(table, &[(row - self.firsts[part]) as u32], 1.0, one)?;
             backend.copy(one, 0, out, i * dim, dim)?;
         }
         Ok(())
@@ -74,7 +74,7 @@ impl<B: Backend> Loader<'_, B> {
             let source = WeightSource { dtype: info.dtype, n_out, n_in: of.dim, bytes };
             table.parts.push(self.backend.table(source)?);
             table.firsts.push(first);
-            first += n_out as u32;
+            first += n_out;
         }
         Ok(table)
     }
