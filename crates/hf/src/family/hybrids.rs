@@ -210,6 +210,12 @@ pub(super) const KIMI_K3: Family = Family {
         KIMI_TENSORS,
         KIMI_STREAMS_TENSORS,
     )),
+    fixed: &[
+        ("mla_use_nope", 1.0),
+        ("mla_use_output_gate", 1.0),
+        ("latent_moe_use_norm", 1.0),
+        ("moe_layer_freq", 1.0),
+    ],
     words: &[("moe_router_activation_func", "sigmoid")],
     ..KIMI_LINEAR
 };

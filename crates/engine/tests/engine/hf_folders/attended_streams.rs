@@ -42,6 +42,8 @@ fn faults_of_kimi_k3_are_reported_by_key_or_name() {
         ("hidden_act", json!("silu"), "'hidden_act': expected situ, got silu"),
         ("moe_router_activation_func", json!("softmax"), "'moe_router_activation_func': expected sigmoid"),
         ("mla_use_nope", json!(false), "'mla_use_nope': expected true, as GGUF readers assume"),
+        ("mla_use_output_gate", json!(false), "'mla_use_output_gate': expected true, as GGUF"),
+        ("latent_moe_use_norm", json!(false), "'latent_moe_use_norm': expected true, as GGUF"),
         ("attn_res_block_size", json!(0), "'attn_res_block_size': expected a number from 1 on, got 0"),
         ("activation_situ_beta", Value::Null, "'activation_situ_beta': expected a number, got nothing"),
         ("quantization_config", other, "aqlm"),
@@ -53,6 +55,10 @@ fn faults_of_kimi_k3_are_reported_by_key_or_name() {
         config["text_config"]["linear_attn_config"]["full_attn_layers"] = json!([2, 3]);
     });
     assert!(error.contains("'blk.2.attn_q_a.weight' is missing") || error.contains("'blk.1."), "{error}");
+    let error = changed(NAME, |config, _| {
+        config["text_config"]["linear_attn_config"]["use_full_rank_gate"] = json!(false);
+    });
+    assert!(error.contains("'use_full_rank_gate': expected true, as GGUF"), "{error}");
     let without = |end: &'static str| {
         changed(NAME, |_, tensors| {
             let n = tensors.len();
