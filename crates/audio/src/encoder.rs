@@ -10,9 +10,10 @@ use kvant_model::linear::Linear;
 
 use crate::clip::AudioClip;
 use crate::config::{Config, Projector};
-use crate::conformer::{Conformer, rms_norm};
+use crate::conformer::Conformer;
 use crate::error::AudioError;
 use crate::loader::Loader;
+use crate::norms::rms_norm;
 use crate::transformer::Transformer;
 
 /// An audio encoder on a device.

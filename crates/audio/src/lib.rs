@@ -18,6 +18,7 @@ mod error;
 mod features;
 mod loader;
 mod log_mel;
+mod norms;
 mod resample;
 mod transformer;
 
