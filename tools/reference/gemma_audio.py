@@ -31,7 +31,7 @@ GEMMA4 = (
 )
 
 # Parts of an encoder by their names in `transformers`, with those in files.
-LAYER = {
+COMMON_PARTS = {
     "conv_0.conv": "a.conv1d.0",
     "conv_0.norm": "a.conv1d.0.norm",
     "conv_1.conv": "a.conv1d.1",
@@ -52,7 +52,7 @@ LAYER = {
     "lconv1d.linear_end": "conv_pw2",
 }
 GEMMA3N_PARTS = {
-    **LAYER,
+    **COMMON_PARTS,
     "input_proj_linear": "a.pre_encode.out",
     "ffw_layer_start.pre_layer_norm": "ffn_norm",
     "ffw_layer_start.ffw_layer_1": "ffn_up",
@@ -72,7 +72,7 @@ GEMMA3N_PARTS = {
     "norm": "layer_pre_norm",
 }
 GEMMA4_PARTS = {
-    **LAYER,
+    **COMMON_PARTS,
     "input_proj_linear": "a.input_projection",
     "output_proj": "a.pre_encode.out",
     "feed_forward1.pre_layer_norm": "ffn_norm",
@@ -138,6 +138,11 @@ def expanded(tokenizer: hf.PreTrainedTokenizerFast, text: str, mark: str, rows: 
     return hf.BatchFeature({**inputs, **features})
 
 
+def gemma4_expanded(tokenizer: hf.PreTrainedTokenizerFast, text: str, n_rows: int, features: hf.BatchFeature) -> hf.BatchFeature:
+    """Returns the inputs of Gemma 4 with so many rows."""
+    return expanded(tokenizer, text, "<|audio|>", f"<|audio>{n_rows * '<|audio|>'}<audio|>", features)
+
+
 def features_of(extractor: hf.SequenceFeatureExtractor, samples: np.ndarray) -> hf.BatchFeature:
     """Returns the features, computed in f64: those in f32 are inexact in weak bins."""
     extract = extractor._extract_spectrogram
@@ -149,14 +154,12 @@ def features_of(extractor: hf.SequenceFeatureExtractor, samples: np.ndarray) -> 
 def gemma4_inputs(tokenizer: hf.PreTrainedTokenizerFast, text: str, samples: np.ndarray) -> hf.BatchFeature:
     """Does what `Gemma4Processor` does, which insists on processors of images and videos."""
     features = features_of(hf.Gemma4AudioFeatureExtractor(), samples)
-    n_rows = int(features.input_features_mask[0, ::2][::2].sum())
-    return expanded(tokenizer, text, "<|audio|>", f"<|audio>{n_rows * '<|audio|>'}<audio|>", features)
+    return gemma4_expanded(tokenizer, text, int(features.input_features_mask[0, ::2][::2].sum()), features)
 
 
 def unified_inputs(tokenizer: hf.PreTrainedTokenizerFast, text: str, samples: np.ndarray) -> hf.BatchFeature:
     features = hf.Gemma4UnifiedAudioFeatureExtractor()([samples], return_tensors="pt")
-    n_rows = int(features.input_features_mask.sum())
-    return expanded(tokenizer, text, "<|audio|>", f"<|audio>{n_rows * '<|audio|>'}<audio|>", features)
+    return gemma4_expanded(tokenizer, text, int(features.input_features_mask.sum()), features)
 
 
 def gemma3n_inputs(tokenizer: hf.PreTrainedTokenizerFast, text: str, samples: np.ndarray) -> hf.BatchFeature:
@@ -253,6 +256,15 @@ TEXT = {
 }
 SIZES = {"clip.audio.feed_forward_length": 256, "clip.audio.block_count": 2, "clip.audio.attention.head_count": 2, "clip.audio.num_mel_bins": 128}
 
+FIELDS = {"named": NAMED, "pre": "gpt-2", "text_mark": None, "draw": draw_gemma}
+GEMMA4_FIELDS = {
+    **FIELDS,
+    "marks": GEMMA4_MARKS,
+    "audio_token": "<|audio|>",
+    "template": GEMMA4,
+    "stored_name": part_name(GEMMA4_PARTS),
+}
+
 
 def gemma4_text(n_per_layer: int) -> dict:
     """Returns the text model, with embeddings per layer of this width."""
@@ -264,12 +276,7 @@ GEMMA_MODELS = [
     AudioSpec(
         "gemma4",
         "gemma4",
-        marks=GEMMA4_MARKS,
-        named=NAMED,
-        audio_token="<|audio|>",
-        pre="gpt-2",
-        template=GEMMA4,
-        text_mark=None,
+        **GEMMA4_FIELDS,
         clips=(SHORT, CLIP, LONG),
         to_model=lambda text, audio_token: hf.Gemma4ForConditionalGeneration(
             hf.Gemma4Config(
@@ -287,9 +294,7 @@ GEMMA_MODELS = [
         ),
         to_inputs=gemma4_inputs,
         projector="gemma4a",
-        stored_name=part_name(GEMMA4_PARTS),
         stored=stored_gemma4,
-        draw=draw_gemma,
         keys={**SIZES, "clip.audio.projector_type": "gemma4a", "clip.audio.attention.layer_norm_epsilon": 1e-5},
         text=gemma4_text(24),
         ablations=(see_one_key_more, uncap, unclip),
@@ -297,12 +302,7 @@ GEMMA_MODELS = [
     AudioSpec(
         "gemma4unified",
         "gemma4",
-        marks=GEMMA4_MARKS,
-        named=NAMED,
-        audio_token="<|audio|>",
-        pre="gpt-2",
-        template=GEMMA4,
-        text_mark=None,
+        **GEMMA4_FIELDS,
         clips=(SHORT, CLIP),
         to_model=lambda text, audio_token: hf.Gemma4UnifiedForConditionalGeneration(
             hf.Gemma4UnifiedConfig(
@@ -314,8 +314,6 @@ GEMMA_MODELS = [
         ),
         to_inputs=unified_inputs,
         projector="gemma4ua",
-        stored_name=part_name(GEMMA4_PARTS),
-        draw=draw_gemma,
         keys={
             **{key: 0 for key in SIZES},
             "clip.audio.num_mel_bins": 128,
@@ -327,18 +325,15 @@ GEMMA_MODELS = [
     AudioSpec(
         "gemma3n",
         "gemma3n",
+        **FIELDS,
         marks=GEMMA3N_MARKS,
-        named=NAMED,
         audio_token="<audio_soft_token>",
-        pre="gpt-2",
         template=GEMMA3N,
-        text_mark=None,
         clips=(SHORT, LONG),
         to_model=to_gemma3n,
         to_inputs=gemma3n_inputs,
         projector="gemma3na",
         stored_name=part_name(GEMMA3N_PARTS),
-        draw=draw_gemma,
         keys={**SIZES, "clip.audio.projector_type": "gemma3na", "clip.audio.attention.layer_norm_epsilon": 1e-5},
         text={
             **TEXT,
