@@ -25,7 +25,7 @@ use crate::convolution::Convolution;
 use crate::error::AudioError;
 use crate::features::GEMMA3N_ROWS;
 use crate::loader::Loader;
-use crate::norms::{cumulative_norm, layer_norm, normalized, rms_norm};
+use crate::rows::{add, cumulative_norm, layer_norm, normalized, rms_norm};
 
 /// Longest and shortest wavelength of relative positions: 2π and 2π times this.
 const MAX_TIMESCALE: f64 = 10_000.0;
@@ -423,10 +423,6 @@ fn sinusoids(n: usize, width: usize) -> Vec<f32> {
 
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-fn add(x: &mut [f32], values: &[f32]) {
-    x.iter_mut().zip(values).for_each(|(x, value)| *x += value);
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::config::{Config, Projector};
 use crate::conformer::Conformer;
 use crate::error::AudioError;
 use crate::loader::Loader;
-use crate::norms::rms_norm;
+use crate::rows::rms_norm;
 use crate::transformer::Transformer;
 
 /// An audio encoder on a device.

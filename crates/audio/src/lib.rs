@@ -18,8 +18,8 @@ mod error;
 mod features;
 mod loader;
 mod log_mel;
-mod norms;
 mod resample;
+mod rows;
 mod transformer;
 
 pub use clip::{AudioClip, SAMPLE_RATE};

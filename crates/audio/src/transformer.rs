@@ -17,6 +17,7 @@ use crate::config::{CHUNK_FRAMES, Config, Projector};
 use crate::convolution::Convolution;
 use crate::error::AudioError;
 use crate::loader::Loader;
+use crate::rows::add;
 
 /// The convolutions of Whisper, over time.
 const WHISPER: [Convolution; 2] = [
@@ -317,11 +318,6 @@ impl<B: Backend> Loader<'_, B> {
         let [weight, bias] = ["weight", "bias"].map(|of| self.values(&format!("{name}.{of}"), &[len]));
         Ok(Norm { weight: upload(self.device, &weight?)?, bias: upload(self.device, &bias?)? })
     }
-}
-
-/// Adds as many values as `x` has.
-fn add(x: &mut [f32], values: &[f32]) {
-    x.iter_mut().zip(values).for_each(|(x, value)| *x += value);
 }
 
 /// Returns the first n columns of outputs `[lines, columns, channels]` as `[n, channels, lines]`.

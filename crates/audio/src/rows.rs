@@ -1,10 +1,15 @@
-//! Norms on the host.
+//! Operations on rows, on the host.
 
 use kvant_backend::limits;
 use kvant_model::host_ops::for_rows;
 
 /// Epsilon of [`cumulative_norm`], between Gemma 3n's convolutions.
 const CUMULATIVE_EPS: f64 = 1e-3;
+
+/// Adds as many values as `x` has.
+pub(crate) fn add(x: &mut [f32], values: &[f32]) {
+    x.iter_mut().zip(values).for_each(|(x, value)| *x += value);
+}
 
 /// Returns normalized rows.
 pub(crate) fn normalized(rows: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
