@@ -242,10 +242,10 @@ enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// Reads the row of this number.
-    fn read(&self, number: usize, row: &mut [f32]) {
+    /// Reads the row of this number; `last` holds what it decodes beside it.
+    fn read(&self, isa: Isa, last: &mut LastTile, number: usize, row: &mut [f32]) {
         match self {
-            Self::Stored { view, tile } => view.read(*tile, number, row),
+            Self::Stored { view, tile } => last.read(isa, view, *tile, number, row),
             Self::Decoded { rows, first } => {
                 row.copy_from_slice(&rows[(number - first) * row.len()..][..row.len()]);
             }
@@ -354,11 +354,7 @@ fn gather(isa: Isa, pool: &Pool, source: Source<'_>, dim: usize, numbers: &[usiz
         let mut last = LastTile::default();
         for (i, &number) in numbers.iter().enumerate().skip(first).take(DECODED) {
             // SAFETY: one call of this job writes each row.
-            let row = unsafe { rows.part(i * dim..(i + 1) * dim) };
-            match source {
-                Source::Stored { view, tile } => last.read(isa, &view, tile, number, row),
-                source => source.read(number, row),
-            }
+            source.read(isa, &mut last, number, unsafe { rows.part(i * dim..(i + 1) * dim) });
         }
     });
 }
