@@ -85,22 +85,32 @@ def report(ptx, arch, args):
             print(f"    {start:5} to {end:5}: {count_pipes(code[start:end])}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser):
+    """Adds the arguments that choose builds and tools."""
     parser.add_argument("folder", type=pathlib.Path, help="folder with PTX and sources")
     parser.add_argument("--of", nargs="+", default=[], metavar="WORD", help="required source file and macros of a build")
     parser.add_argument("--arch", type=int, default=90, help="compute capability, times ten")
     parser.add_argument("--ptxas", default="ptxas")
     parser.add_argument("--nvdisasm", default="nvdisasm")
-    args = parser.parse_args()
-    builds = {}
+
+
+def builds(args):
+    """Returns source file with macros, and PTX, of each build that `args` choose."""
+    newest = {}
     for ptx in sorted(args.folder.glob("*.ptx"), key=lambda ptx: ptx.stat().st_mtime):
         # The first line of the source has its compile options; the newest build of each counts.
         build = ptx.with_suffix(".cu").read_text().splitlines()[0].split()[1:]
         names = build[:1] + [word.removeprefix("--define-macro=") for word in build if "--define-macro" in word]
         if f"--gpu-architecture=compute_{args.arch}" in build and all(word in names for word in args.of):
-            builds[" ".join(names)] = ptx
-    for names, ptx in sorted(builds.items()):
+            newest[" ".join(names)] = ptx
+    return sorted(newest.items())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    args = parser.parse_args()
+    for names, ptx in builds(args):
         print(names)
         report(ptx, args.arch, args)
 
