@@ -278,7 +278,7 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
         "trap" => Ok(Op::Trap),
         "fence" if has("proxy") => Ok(Op::FenceProxy),
         "membar" | "fence" => Ok(if has("cta") { Op::Nop } else { Op::Fence }),
-        // Kernels run one after the other here.
+        "griddepcontrol" if has("wait") => Ok(Op::WaitForKernels),
         "prefetch" | "prefetchu" | "nanosleep" | "griddepcontrol" | "setmaxnreg" => Ok(Op::Nop),
         "bar" | "barrier" => barrier(&o, mods),
         "shfl" => {

@@ -363,6 +363,8 @@ pub(crate) enum Op {
     Trap,
     /// Orders the block's writes before its later accesses, for other blocks.
     Fence,
+    /// `griddepcontrol.wait`: waits for the kernels before this one to end.
+    WaitForKernels,
     /// Instructions without observable effect here: prefetches, fences within a block.
     Nop,
     Shfl {

@@ -15,6 +15,9 @@
 //! - passes `wgmma` data that it has stored to shared memory or written to registers without a
 //!   fence between, or accesses its operands before it has waited for it (a result that is read too
 //!   early is NaN);
+//! - reads, before `griddepcontrol.wait`, bytes that a kernel before it has written, writes any
+//!   before it, or returns without it, in a kernel that has the instruction (without it a kernel
+//!   begins after the end of those before it; [`Machine::finish`] waits for all of them);
 //! - waits for threads that never arrive: barriers, shuffles and matrix products in divergent code;
 //! - divides an integer by zero, traps, or does not end.
 //!
@@ -181,12 +184,27 @@ impl Machine {
         self.global.used()
     }
 
-    /// Copies bytes to the machine.
+    /// Copies bytes to the machine. They count as written by a kernel, which a kernel that may begin
+    /// before others end has to wait for.
     ///
     /// # Errors
     /// When they do not lie within an allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.global.store(address, bytes, Access::Plain).map_err(MemoryError)
+    }
+
+    /// Copies bytes to the machine that no kernel writes, such as weights: kernels may read them
+    /// before they wait for others to end.
+    ///
+    /// # Errors
+    /// When they do not lie within an allocation.
+    pub fn write_constant(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.global.store_constant(address, bytes).map_err(MemoryError)
+    }
+
+    /// Waits for all launches so far: kernels may read what these have written at once.
+    pub fn finish(&mut self) {
+        self.global.settle();
     }
 
     /// Copies bytes from the machine.
@@ -221,7 +239,7 @@ impl Machine {
         let mut symbols = HashMap::new();
         for variable in parse::variables(ptx)? {
             let address = self.global.alloc(variable.bytes.len());
-            self.global.store(address, &variable.bytes, Access::Plain).expect("just allocated");
+            self.global.store_constant(address, &variable.bytes).expect("just allocated");
             symbols.insert(variable.name, address);
         }
         Ok(Module { kernels: parse::kernels(ptx, &symbols)? })
@@ -245,7 +263,7 @@ impl Machine {
         let mut budget = MAX_INSTRUCTIONS;
         let n: u64 = grid.blocks.iter().map(|&n| u64::from(n)).product();
         self.reverses_blocks = !self.reverses_blocks;
-        self.global.begin_launch();
+        self.global.begin_launch(found.waits);
         let blocks = (0..n).map(|i| if self.reverses_blocks { n - 1 - i } else { i });
         let ran = blocks.map(|i| grid.index(i)).try_for_each(|index| {
             self.global.begin_block();

@@ -24,6 +24,8 @@ struct Allocation {
 
 /// Writer of uninitialized bytes.
 const NO_WRITER: u32 = 0;
+/// Writer of constants: bytes that no kernel writes.
+const CONSTANT: u32 = 1;
 
 impl Allocation {
     /// Checks that these bytes are written, and not by a block that may run concurrently with
@@ -52,6 +54,18 @@ impl Allocation {
         }
         Ok(())
     }
+
+    /// Checks that none of these bytes is of a writer in `running`, which may not have ended.
+    fn check_ended(&self, bytes: Range<usize>, running: &Range<u32>) -> Result<(), String> {
+        match bytes.clone().find(|&at| running.contains(&self.writers[at])) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "a read before griddepcontrol.wait: byte {at} of an allocation of {} may be written by a kernel \
+                 before this one",
+                self.bytes.len()
+            )),
+        }
+    }
 }
 
 /// Global memory.
@@ -70,6 +84,11 @@ pub(crate) struct Global {
     acquired: Vec<u32>,
     /// Whether the current block has written since its last fence.
     is_unfenced: bool,
+    /// The first writer that may still run when a kernel begins that waits for those before it only
+    /// later (programmatic dependent launch).
+    unsettled: u32,
+    /// Whether the current thread has waited for the kernels before its own to end.
+    has_waited: bool,
 }
 
 /// Kind of access.
@@ -89,18 +108,35 @@ impl Global {
         Self {
             allocations: BTreeMap::new(),
             next: GLOBAL_BASE,
-            block: NO_WRITER + 1,
+            block: CONSTANT + 1,
             first: u32::MAX,
             released: BTreeMap::new(),
             acquired: Vec::new(),
             is_unfenced: false,
+            unsettled: CONSTANT + 1,
+            has_waited: true,
         }
     }
 
-    /// Begins a launch.
-    pub fn begin_launch(&mut self) {
+    /// Begins a launch of a kernel that `waits` for those before it, or that begins after their
+    /// end.
+    pub fn begin_launch(&mut self, waits: bool) {
         self.first = self.block + 1;
         self.released.clear();
+        if !waits {
+            self.unsettled = self.first;
+        }
+    }
+
+    /// Waits for all kernels so far.
+    pub fn settle(&mut self) {
+        self.block += 1;
+        self.unsettled = self.block;
+    }
+
+    /// Begins or resumes a thread, which may or may not have waited for the kernels before its own.
+    pub fn begin_thread(&mut self, has_waited: bool) {
+        self.has_waited = has_waited;
     }
 
     /// Begins the next block of the launch.
@@ -128,6 +164,7 @@ impl Global {
     /// Ends the launch: its writes are visible to all later accesses.
     pub fn end_launch(&mut self) {
         self.first = u32::MAX;
+        self.has_waited = true;
     }
 
     pub fn alloc(&mut self, bytes: usize) -> u64 {
@@ -164,8 +201,10 @@ impl Global {
 
     pub fn load(&mut self, address: u64, out: &mut [u8], access: Access) -> Result<(), String> {
         let (block, first) = (self.block, self.first);
+        let running = if self.has_waited { first..first } else { self.unsettled..first };
         let acquired = std::mem::take(&mut self.acquired);
         let found = self.find(address, out.len()).and_then(|(allocation, at)| {
+            allocation.check_ended(at..at + out.len(), &running)?;
             allocation.check_read(at..at + out.len(), [block, first], access, &acquired)?;
             out.copy_from_slice(&allocation.bytes[at..at + out.len()]);
             Ok(())
@@ -174,7 +213,20 @@ impl Global {
         found
     }
 
+    /// Writes bytes that no kernel writes.
+    pub fn store_constant(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let (allocation, at) = self.find(address, bytes.len())?;
+        allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        allocation.writers[at..at + bytes.len()].fill(CONSTANT);
+        Ok(())
+    }
+
     pub fn store(&mut self, address: u64, bytes: &[u8], access: Access) -> Result<(), String> {
+        if !self.has_waited {
+            return Err(
+                "a write before griddepcontrol.wait: a kernel before this may still use the bytes".to_owned()
+            );
+        }
         let (block, first) = (self.block, self.first);
         self.is_unfenced |= access != Access::Atomic;
         let (allocation, at) = self.find(address, bytes.len())?;

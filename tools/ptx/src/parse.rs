@@ -27,6 +27,8 @@ pub(crate) struct Kernel {
     /// `.maxntid`: maximum threads of a block.
     pub max_threads: Option<u32>,
     pub local_bytes: usize,
+    /// Whether it has `griddepcontrol.wait`, and may begin before the kernels before it end.
+    pub waits: bool,
 }
 
 /// A statement, a label, or the start or end of a scope.
@@ -243,6 +245,7 @@ impl Body {
             dynamic_at: 0,
             max_threads: max_threads(limits),
             local_bytes: 0,
+            waits: false,
         };
         let body = Self {
             kernel,
@@ -332,6 +335,7 @@ impl Body {
         }
         // A kernel may end without `ret`, and labels may stand at its end.
         self.insts.push(Inst { guard: None, op: Op::Exit, line: 0 });
+        self.kernel.waits = self.insts.iter().any(|inst| matches!(inst.op, Op::WaitForKernels));
         self.kernel.insts = self.insts;
         // The declared alignment, and no more.
         let alignment = self.dynamic.iter().map(|(_, alignment)| *alignment).max().unwrap_or(1);

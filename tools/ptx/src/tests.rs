@@ -1,5 +1,7 @@
 //! Hand-written kernels, compared with plain Rust; and a test of every fault.
 
+mod dependent;
+
 use super::*;
 
 /// Returns a kernel `k` with a parameter of three addresses, in %rd1..%rd3, its thread in %r1, and

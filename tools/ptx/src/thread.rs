@@ -54,6 +54,8 @@ pub(crate) struct Thread {
     pub state: State,
     pub pc: usize,
     pub moment: Time,
+    /// Whether the kernels before this one have ended for this thread.
+    has_waited: bool,
     regs: Vec<u64>,
     /// Registers at the last fence for `wgmma`.
     fenced: Vec<u64>,
@@ -70,6 +72,7 @@ impl Thread {
             state: State::Running,
             pc: 0,
             moment: Time { thread: index, ..Time::default() },
+            has_waited: !kernel.waits,
             regs: vec![UNSET; kernel.n_regs],
             fenced: Vec::new(),
             local: vec![0; kernel.local_bytes],
@@ -153,6 +156,7 @@ impl Thread {
         budget: &mut u64,
     ) -> Result<(), String> {
         let kernel = block.kernel;
+        global.begin_thread(self.has_waited);
         loop {
             let inst = &kernel.insts[self.pc];
             if *budget == 0 {
@@ -167,6 +171,13 @@ impl Thread {
             }
             match &inst.op {
                 Op::Bra(target) => self.pc = *target,
+                Op::Exit if !self.has_waited => {
+                    return Err(
+                        "it returns before griddepcontrol.wait: a later kernel could begin while one before \
+                                this still runs"
+                            .to_owned(),
+                    );
+                }
                 Op::Exit => {
                     self.state = State::Done;
                     return Ok(());
@@ -301,6 +312,10 @@ impl Thread {
                 self.wait_all_copies(0, block)?;
             }
             Op::Fence => global.fence(),
+            Op::WaitForKernels => {
+                self.has_waited = true;
+                global.begin_thread(true);
+            }
             Op::FenceProxy => block.shared.fence_proxy(self.moment.thread),
             Op::Nop => {}
             Op::Trap => return Err("trap".to_owned()),
