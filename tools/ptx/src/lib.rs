@@ -3,15 +3,18 @@
 //! A [`Machine`] has global memory and launches the kernels of the PTX it has loaded, the same text
 //! that a driver would load. It follows the PTX ISA for the instructions that NVRTC generates for
 //! ordinary kernels, shuffles, votes, `dp4a`, `prmt`, `cp.async`, `ldmatrix` and `mma.sync` among
-//! them, and for `wgmma` of f16, and it is stricter than a GPU. A launch fails with a [`Fault`]
-//! when a thread
+//! them, for `wgmma` of f16 and for bulk copies counted by `mbarrier`s of a block, and it is
+//! stricter than a GPU. A launch fails with a [`Fault`] when a thread
 //!
 //! - accesses memory outside an allocation, misaligned, or before it is written;
 //! - reads or overwrites in global memory bytes that another block of the launch has written, or
 //!   reads with `ld.global.nc` bytes that any block has written (except with atomics, and with
 //!   `ld.global.cg` after a fence of the writer and an atomic of both);
 //! - accesses shared memory that another thread accesses without a barrier between (a race), or
-//!   that is the target of a pending `cp.async`;
+//!   that is the target of a pending `cp.async` or bulk copy;
+//! - copies in bulk what is not whole units of 16 bytes, or more than a phase expects, or to bytes
+//!   in use or stored without a fence, or tries to wait for a phase without a loop around it;
+//! - takes more registers than its block has (`setmaxnreg`);
 //! - passes `wgmma` data that it has stored to shared memory or written to registers without a
 //!   fence between, or accesses its operands before it has waited for it (a result that is read too
 //!   early is NaN);
@@ -26,7 +29,9 @@
 //! Where the ISA leaves rounding open, the interpreter uses the tolerance: `ex2.approx` has its
 //! maximum error, and `mma` truncates sums as tensor cores do.
 //!
-//! Not modelled: time; `activemask`; races within a block in global memory; calls of functions that
+//! A wait of one lane at an `mbarrier` counts for its warp.
+//!
+//! Not modelled: clusters; tensor maps; time; `activemask`; races within a block in global memory; calls of functions that
 //! were not inlined; and the errors of the other approximate instructions (`rcp.approx` and its
 //! like are exact here, so tolerances must allow 2 ulp more).
 #![forbid(unsafe_code)]
@@ -276,6 +281,7 @@ impl Machine {
                 shared: Shared::new(found.dynamic_at + grid.shared_bytes, n_threads as usize),
                 arrived: Vec::new(),
                 pending_wgmma: Vec::new(),
+                registers: Vec::new(),
             };
             block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),

@@ -1,7 +1,12 @@
 //! Memory that tracks allocations, initialization, and the accesses of blocks and threads.
 
+mod mbarrier;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+use mbarrier::Mbarrier;
+pub(crate) use mbarrier::check_bulk;
 
 /// Bases of the memory spaces among generic addresses. Only global memory lies above 4 GiB, so
 /// shared addresses fit 32 bits, and an address is the same in its own space and in the generic
@@ -261,9 +266,9 @@ fn race_fault(byte: usize, other: u32) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Time {
     pub thread: u32,
-    /// Barriers of the block at which the warp has arrived.
+    /// Barriers of the block, and `mbarrier`s, at which the warp has arrived.
     pub block: u32,
-    /// Barriers of the warp passed so far.
+    /// Barriers of the warp or the block passed so far.
     pub warp: u32,
     /// Whether other threads of the warp accessed at the same time.
     pub others: bool,
@@ -275,7 +280,8 @@ impl Time {
     }
 }
 
-/// Vector clock of each warp: for each other warp, how many of its barriers are known to precede.
+/// Vector clock of each warp: for each other warp, how many of its barriers are known to precede;
+/// and for each `mbarrier`, how many of its phases.
 #[derive(Debug)]
 pub(crate) struct Clocks {
     known: Vec<Vec<u32>>,
@@ -294,6 +300,20 @@ impl Clocks {
         known
     }
 
+    /// Adds a component, of an `mbarrier`; returns its number.
+    fn add_component(&mut self) -> usize {
+        self.known.iter_mut().for_each(|known| known.push(0));
+        self.known[0].len() - 1
+    }
+
+    /// Names the thread of an access, or the copy.
+    fn name(&self, access: Time) -> String {
+        match access.warp() < self.known.len() {
+            true => format!("thread {}", access.thread),
+            false => "a bulk copy".to_owned(),
+        }
+    }
+
     /// Merges the clock `before` into that of a warp.
     pub fn merge(&mut self, warp: usize, before: &[u32]) {
         self.known[warp].iter_mut().zip(before).for_each(|(known, &before)| *known = before.max(*known));
@@ -302,9 +322,7 @@ impl Clocks {
     /// Returns whether an earlier access at `then` and one at `now` are unordered.
     fn is_race(&self, then: Time, now: Time) -> bool {
         match then.warp() == now.warp() {
-            true => {
-                (then.thread != now.thread || then.others) && (then.block, then.warp) == (now.block, now.warp)
-            }
+            true => (then.thread != now.thread || then.others) && then.warp == now.warp,
             false => self.known[now.warp()][then.warp()] <= then.block,
         }
     }
@@ -325,12 +343,14 @@ struct AccessState {
     fences: u32,
     /// Pending `wgmma` that read the byte.
     wgmma_reads: u32,
+    is_mbarrier: bool,
 }
 
 impl AccessState {
     /// Rejects an access to the target of a pending copy.
     fn check_settled(&self, at: usize) -> Result<(), String> {
         match self.copying {
+            None if self.is_mbarrier => Err(format!("byte {at} of shared memory is of an mbarrier")),
             None => Ok(()),
             Some(thread) => Err(format!(
                 "byte {at} of shared memory is being copied by thread {thread}, which has not waited for it"
@@ -350,8 +370,8 @@ impl AccessState {
         match before.into_iter().flatten().find(|&other| clocks.is_race(other, now)) {
             None => Ok(()),
             Some(other) => Err(format!(
-                "a race: byte {at} of shared memory was touched by thread {} with no barrier between",
-                other.thread
+                "a race: byte {at} of shared memory was touched by {} with no barrier between",
+                clocks.name(other)
             )),
         }
     }
@@ -362,8 +382,8 @@ impl AccessState {
         match self.written {
             None => Err(format!("byte {at} of shared memory was never written")),
             Some(writer) if clocks.is_race(writer, now) => Err(format!(
-                "a race: byte {at} of shared memory was written by thread {} with no barrier between",
-                writer.thread
+                "a race: byte {at} of shared memory was written by {} with no barrier between",
+                clocks.name(writer)
             )),
             Some(_) => Ok(()),
         }
@@ -390,8 +410,9 @@ pub(crate) struct Shared {
     bytes: Vec<u8>,
     touched: Vec<AccessState>,
     pub clocks: Clocks,
-    /// Fences for `wgmma` that each thread has passed.
+    /// Fences for `wgmma` and bulk copies that each thread has passed.
     fences: Vec<u32>,
+    mbarriers: BTreeMap<u64, Mbarrier>,
 }
 
 impl Shared {
@@ -402,12 +423,19 @@ impl Shared {
             touched: vec![AccessState::default(); bytes],
             clocks: Clocks::new(threads.div_ceil(32)),
             fences: vec![0; threads],
+            mbarriers: BTreeMap::new(),
         }
     }
 
-    /// Makes the stores of `thread` visible to `wgmma`.
+    /// Makes the stores of `thread` visible to `wgmma` and bulk copies.
     pub fn fence_proxy(&mut self, thread: u32) {
         self.fences[thread as usize] += 1;
+    }
+
+    /// Returns whether a thread has passed no fence since it had passed `fences`. Bulk copies need
+    /// none.
+    fn is_unfenced(&self, writer: Time, fences: u32) -> bool {
+        self.fences.get(writer.thread as usize).is_some_and(|&passed| passed == fences)
     }
 
     fn at(&self, address: u64, len: usize) -> Result<usize, String> {
@@ -442,7 +470,7 @@ impl Shared {
                 touched.read_at(now, &self.clocks);
             }
             if let Some(writer) = touched.written
-                && self.fences[writer.thread as usize] == touched.fences
+                && self.fences.get(writer.thread as usize) == Some(&touched.fences)
             {
                 let (at, thread) = (at + i, writer.thread);
                 return Err(format!(

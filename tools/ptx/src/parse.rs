@@ -26,6 +26,8 @@ pub(crate) struct Kernel {
     pub dynamic_at: usize,
     /// `.maxntid`: maximum threads of a block.
     pub max_threads: Option<u32>,
+    /// `.minnctapersm`: minimum blocks of a multiprocessor.
+    pub min_blocks: u32,
     pub local_bytes: usize,
     /// Whether it has `griddepcontrol.wait`, and may begin before the kernels before it end.
     pub waits: bool,
@@ -153,6 +155,12 @@ fn max_threads(text: &str) -> Option<u32> {
     numbers.split(',').map(|n| n.trim().parse::<u32>().ok()).product()
 }
 
+/// Parses `.minnctapersm n`.
+fn min_blocks(text: &str) -> u32 {
+    let number = text.split_once(".minnctapersm").and_then(|(_, rest)| rest.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
 /// Parses a number: decimal, hexadecimal, or a float by its bits.
 pub(crate) fn number(text: &str) -> Option<u64> {
     if let Some(bits) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
@@ -244,6 +252,7 @@ impl Body {
             shared_bytes: 0,
             dynamic_at: 0,
             max_threads: max_threads(limits),
+            min_blocks: min_blocks(limits),
             local_bytes: 0,
             waits: false,
         };

@@ -1,5 +1,6 @@
 //! Hand-written kernels, compared with plain Rust; and a test of every fault.
 
+mod copies;
 mod dependent;
 
 use super::*;
