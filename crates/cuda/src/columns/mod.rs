@@ -4,13 +4,14 @@ use bytemuck::NoUninit;
 use kvant_backend::Columns;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "columns.cu",
     text: include_str!("columns.cu"),
-    headers: &[],
+    headers: &[HALF_HEADER],
     constants: Constants::default,
     options: &[],
 };

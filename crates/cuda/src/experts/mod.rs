@@ -12,6 +12,7 @@ use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, RouterScore
 use kvant_codec::DType;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
@@ -22,7 +23,7 @@ use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
-    headers: &[RANK_HEADER, EXPERT_TILES_HEADER, SUM_HEADER],
+    headers: &[EXPERT_TILES_HEADER, HALF_HEADER, RANK_HEADER, SUM_HEADER],
     constants: || {
         let constants = Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON);
         constants.float("NEARNESS", RouterScores::NEARNESS)

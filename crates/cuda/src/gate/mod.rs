@@ -6,13 +6,14 @@ use bytemuck::NoUninit;
 use kvant_backend::{Activation, Gate, Xielu};
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "gate.cu",
     text: include_str!("gate.cu"),
-    headers: &[HEADER],
+    headers: &[HEADER, HALF_HEADER],
     constants: || constants(Constants::default()),
     options: &[],
 };

@@ -8,6 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Heads, Pairing, RopeParams};
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::norm::NormParts;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
@@ -15,7 +16,7 @@ use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 pub(crate) static SOURCE: Source = Source {
     name: "rope.cu",
     text: include_str!("rope.cu"),
-    headers: &[ROPE_HEADER],
+    headers: &[HALF_HEADER, ROPE_HEADER],
     constants: Constants::default,
     options: &[],
 };

@@ -5,6 +5,7 @@ use std::f64::consts::LOG2_E;
 use bytemuck::NoUninit;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The soft cap, for kernels that apply it to their own values.
@@ -14,7 +15,7 @@ pub(crate) const SOFT_CAP_HEADER: Header = Header { name: "bounded.cuh", text: i
 pub(crate) static SOURCE: Source = Source {
     name: "soft_cap.cu",
     text: include_str!("soft_cap.cu"),
-    headers: &[SOFT_CAP_HEADER],
+    headers: &[SOFT_CAP_HEADER, HALF_HEADER],
     constants: Constants::default,
     options: &[],
 };

@@ -4,13 +4,14 @@ use bytemuck::NoUninit;
 use kvant_backend::Streams;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, norm};
 
 /// The kernels of these ops.
 pub(crate) static SOURCE: Source = Source {
     name: "streams.cu",
     text: include_str!("streams.cu"),
-    headers: &[gate::HEADER, norm::SUM_HEADER],
+    headers: &[gate::HEADER, HALF_HEADER, norm::SUM_HEADER],
     constants: || gate::constants(Constants::default().whole("THREADS", THREADS as usize)),
     options: &[],
 };
