@@ -40,8 +40,8 @@ pub(crate) fn copy_columns(
     if rows == 0 || n == 0 {
         return Ok(());
     }
-    let blocks = (rows * n).div_ceil(THREADS as usize) as u32;
+    let launch = Launch::each("copy_columns", rows * n, THREADS)?;
     let [rows, n, width, first] = [rows, n, to.width, to.first].map(|n| n as u32);
     let params = KernelParams { src, dst, rows, n, width, first };
-    cx.launch(cx.kernel(&SOURCE, "copy_columns")?, Launch::linear(blocks, THREADS), &params)
+    cx.launch(cx.kernel(&SOURCE, "copy_columns")?, launch, &params)
 }

@@ -43,7 +43,7 @@ pub(crate) fn soft_cap(cx: &Context, x: DevicePtr, n: usize, cap: f32) -> Result
         return Ok(());
     }
     let params = KernelParams { x, n: n as u32, cap, rate: rate(cap), unused: 0 };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("soft_cap", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "soft_cap")?, launch, &params)
 }
 
