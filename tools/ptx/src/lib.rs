@@ -31,9 +31,9 @@
 //!
 //! A wait of one lane at an `mbarrier` counts for its warp.
 //!
-//! Not modelled: clusters; tensor maps; time; `activemask`; races within a block in global memory; calls of functions that
-//! were not inlined; and the errors of the other approximate instructions (`rcp.approx` and its
-//! like are exact here, so tolerances must allow 2 ulp more).
+//! Not modelled: clusters; tensor maps; time; `activemask`; races within a block in global memory;
+//! calls of functions that were not inlined; and the errors of the other approximate instructions
+//! (`rcp.approx` and its like are exact here, so tolerances must allow 2 ulp more).
 #![forbid(unsafe_code)]
 
 mod arith;
@@ -189,8 +189,8 @@ impl Machine {
         self.global.used()
     }
 
-    /// Copies bytes to the machine. They count as written by a kernel, which a kernel that may begin
-    /// before others end has to wait for.
+    /// Copies bytes to the machine. They count as written by a kernel, which a kernel that may
+    /// begin before others end has to wait for.
     ///
     /// # Errors
     /// When they do not lie within an allocation.

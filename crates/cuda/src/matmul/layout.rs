@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_within_f16_keep_their_bits_and_others_are_brought_there() {
+    fn codes_beyond_f16_alone_are_scaled() {
         for dtype in crate::matmul::TYPES {
             let floats = [DType::F32, DType::F16, DType::BF16];
             if [&floats[..], &[DType::FP8G128, DType::NF4G64, DType::FP4G64]].concat().contains(&dtype) {
