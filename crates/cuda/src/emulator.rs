@@ -149,7 +149,9 @@ impl Gpu for Emulator {
         let mut piece = vec![0xa5; unit];
         for offset in (0..n_bytes).step_by(unit.max(1)) {
             fill(offset, &mut piece);
-            self.write(dst + offset as u64, &piece)?;
+            // Weights: kernels may load them before those before have ended.
+            let written = self.state().machine.write_constant(dst + offset as u64, &piece);
+            written.map_err(|error| failed("upload", error))?;
         }
         Ok(())
     }
@@ -159,6 +161,7 @@ impl Gpu for Emulator {
     }
 
     fn finish(&self) -> Result<(), CudaError> {
+        self.state().machine.finish();
         Ok(())
     }
 

@@ -68,6 +68,14 @@ pub(crate) enum CudaError {
         /// Its compute capability times ten.
         arch: u32,
     },
+    /// More values than a launch has threads.
+    #[error("{op}: expected fewer than 2^32 values, got {n}")]
+    TooManyValues {
+        /// The op.
+        op: &'static str,
+        /// Its values.
+        n: usize,
+    },
     /// Device memory is exhausted.
     #[error("out of device memory: {bytes} bytes wanted, {free} free")]
     OutOfMemory {

@@ -46,6 +46,17 @@ impl Launch {
     pub fn linear(blocks: u32, threads: u32) -> Self {
         Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
     }
+
+    /// A thread for each of `n` values, in blocks of `threads`.
+    ///
+    /// # Errors
+    /// [`CudaError::TooManyValues`] where the numbers of threads, 32 bits in kernels, would wrap.
+    pub fn each(op: &'static str, n: usize, threads: u32) -> Result<Self, CudaError> {
+        match u32::try_from(n) {
+            Ok(n) if n <= u32::MAX - threads => Ok(Self::linear(n.div_ceil(threads), threads)),
+            _ => Err(CudaError::TooManyValues { op, n }),
+        }
+    }
 }
 
 /// Memory, modules and one queue of work on a device. Writes, copies, zeroing and launches execute
@@ -100,5 +111,20 @@ pub(crate) trait Gpu: Send + Sync + 'static {
     /// Ends the recording and queues its remainder.
     fn end(&self) -> Result<(), CudaError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_threads_fit_32_bits() {
+        assert_eq!(Launch::each("op", 257, 256).unwrap(), Launch::linear(2, 256));
+        for n in [u32::MAX as usize - 255, 1 << 32, (1 << 32) + 1] {
+            assert_eq!(Launch::each("op", n, 256), Err(CudaError::TooManyValues { op: "op", n }));
+        }
+        let max = u32::MAX as usize - 256;
+        assert_eq!(Launch::each("op", max, 256).unwrap().grid[0], (1 << 24) - 1);
     }
 }

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_compiles_for_the_oldest_and_a_new_architecture() {
+    fn every_kernel_compiles_and_waits_for_the_kernels_before_it() {
         // The same compiler reuses what it has compiled before.
         let Some(mut compiler) = compiler("every") else { return };
         compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));
@@ -234,8 +234,12 @@ mod tests {
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some((build, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(error) = compiler.ptx(build.source, &build.defines, *arch) {
-                    panic!("{} {:?} for sm_{arch}: {error}", build.source.name, build.defines);
+                let of = format!("{} {:?} for sm_{arch}", build.source.name, build.defines);
+                let ptx = compiler.ptx(build.source, &build.defines, *arch);
+                let ptx = ptx.unwrap_or_else(|error| panic!("{of}: {error}"));
+                for entry in ptx.split(".entry ").skip(1) {
+                    // Without the instruction a kernel begins only after the end of the others.
+                    assert!(*arch < 90 || entry.contains("griddepcontrol.wait"), "{of}: {entry}");
                 }
             }
         };

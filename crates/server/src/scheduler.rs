@@ -309,7 +309,7 @@ impl Scheduler {
     /// Estimates the seconds until the queued prompts have been read.
     fn retry_after(&self) -> u64 {
         let rows: usize = self.sequences.values().map(Sequence::left).sum();
-        (rows as f64 * self.pace.row.unwrap_or(1e-3)).ceil().clamp(1.0, 600.0) as u64
+        (rows as f64 * self.pace.row.get().unwrap_or(1e-3)).ceil().clamp(1.0, 600.0) as u64
     }
 
     /// Registers an owner. A new owner starts at the minimum of the others, so that idle time earns

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::arith;
-use crate::inst::{Atomic, Dst, Op, Shuffle, Src, Ty, Vote};
+use crate::inst::{Addr, Atomic, Dst, Op, Shuffle, Src, Ty, Vote};
 use crate::memory::Global;
 use crate::thread::{Block, State, Thread};
 use crate::warpgroup;
@@ -51,9 +51,13 @@ pub(crate) fn run(block: &mut Block<'_>, global: &mut Global, budget: &mut u64) 
         }
         progressed |= warpgroup::barrier_sync(&mut threads, block)?;
         if threads.iter().all(|thread| thread.state == State::Done) {
-            return Ok(());
+            return block.shared.check_end().map_err(|what| Failed::new(&threads, 0, block, what));
         }
         progressed |= release_barrier(&mut threads, block)?;
+        if !progressed {
+            let copied = block.shared.complete_bulk_copies();
+            progressed = copied.map_err(|what| Failed::new(&threads, 0, block, what))?;
+        }
         if !progressed {
             return Err(deadlock_fault(&threads, block));
         }
@@ -67,8 +71,13 @@ fn deadlock_fault(threads: &[Thread], block: &Block<'_>) -> Failed {
     let lines = |state| threads.iter().filter(|thread| thread.state == state).count();
     let elsewhere = threads.iter().filter(waits).find(|thread| thread.pc != threads[index].pc);
     let line = elsewhere.map(|thread| block.kernel.insts[thread.pc].line);
+    let missing = match &block.kernel.insts[threads[index].pc].op {
+        Op::MbarrierWait { addr, .. } => block.shared.missing(threads[index].address(block, *addr)),
+        Op::SetRegisters { .. } => format!("; warpgroups have {:?} registers", block.registers),
+        _ => String::new(),
+    };
     let what = format!(
-        "divergence: {} threads wait, {} have ended; another waits at line {line:?}",
+        "divergence: {} threads wait, {} have ended; another waits at line {line:?}{missing}",
         lines(State::Waiting),
         lines(State::Done)
     );
@@ -86,7 +95,18 @@ fn run_collectives(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, F
         let kernel = block.kernel;
         let op = &kernel.insts[pc].op;
         let mask = match op {
-            Op::Barrier { .. } => continue,
+            Op::Barrier { id, count } => {
+                let id = warp[index].get(block, *id);
+                let count = count.map_or(32, |count| warp[index].get(block, count));
+                check_barrier(id, count).map_err(|what| Failed::new(warp, index, block, what))?;
+                continue;
+            }
+            Op::MbarrierWait { dst, addr, parity } => {
+                let moved = wait_for_phase(*dst, *addr, *parity, &mut warp[index], block);
+                progressed |= moved.map_err(|what| Failed::new(warp, index, block, what))?;
+                continue;
+            }
+            Op::MbarrierArrive { .. } => 1 << warp[index].lane(),
             op if op.is_of_warpgroup() => continue,
             Op::Shfl { mask, .. }
             | Op::Vote { mask, .. }
@@ -100,7 +120,7 @@ fn run_collectives(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, F
         }
         let lanes: Vec<usize> = (0..32).filter(|lane| mask >> lane & 1 == 1).collect();
         // A block may end within a warp: nothing can wait for the missing lanes.
-        let is_matrix = matches!(op, Op::Mma { .. } | Op::Ldmatrix { .. });
+        let is_matrix = matches!(op, Op::Mma { .. } | Op::Ldmatrix { .. } | Op::MoveMatrix { .. });
         let lanes: Vec<usize> = lanes.into_iter().filter(|&lane| lane < warp.len()).collect();
         if is_matrix && lanes.len() != 32 {
             return Err(Failed::new(warp, index, block, "a matrix instruction needs whole warps".to_owned()));
@@ -118,6 +138,38 @@ fn run_collectives(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, F
         progressed = true;
     }
     Ok(progressed)
+}
+
+/// Lets a thread pass the phase of an `mbarrier`; returns whether it moves. A wait times out once
+/// before it holds the thread, so that a program without a loop around it is found out.
+fn wait_for_phase(
+    dst: Dst,
+    addr: Addr,
+    parity: Src,
+    thread: &mut Thread,
+    block: &mut Block<'_>,
+) -> Result<bool, String> {
+    let (address, parity) = (thread.address(block, addr), thread.get(block, parity));
+    let is_over = block.shared.has_completed(address, parity, thread.moment)?;
+    if !is_over && thread.has_timed_out {
+        return Ok(false);
+    }
+    thread.has_timed_out = !is_over;
+    thread.set(dst, is_over.into());
+    thread.pc += 1;
+    thread.state = State::Running;
+    Ok(true)
+}
+
+/// Barriers of a block.
+const BARRIERS: u64 = 16;
+
+/// Rejects a number that is no barrier's, and a count that is not of whole warps.
+fn check_barrier(id: u64, count: u64) -> Result<(), String> {
+    match id < BARRIERS && count > 0 && count.is_multiple_of(32) {
+        true => Ok(()),
+        false => Err(format!("barrier {id} of {count} threads: one of {BARRIERS}, of whole warps")),
+    }
 }
 
 /// Releases the threads at a barrier of the block once all that have not ended are there.
@@ -170,6 +222,7 @@ fn release_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
         for index in waiting_here {
             let thread = &mut threads[index];
             thread.moment.block += 1;
+            thread.moment.warp += 1;
             thread.pc += 1;
             thread.state = State::Running;
         }
@@ -206,9 +259,30 @@ fn execute_collective(
         }
         Op::Arrive { id, count } => {
             let [id, count] = [*id, *count].map(|src| warp[lanes[0]].get(block, src));
+            check_barrier(id, count)?;
             let clock = block.shared.clocks.before(warp[lanes[0]].moment);
             block.arrived.push(BarrierArrivals { id, count, threads: lanes.len(), clock });
             lanes.iter().for_each(|&lane| warp[lane].moment.block += 1);
+        }
+        Op::MbarrierArrive { dst, addr, count, bytes } => {
+            let thread = &warp[lanes[0]];
+            let (address, now) = (thread.address(block, *addr), thread.moment);
+            let of = |src: &Option<Src>| src.map(|src| thread.get(block, src) & 0xffff_ffff);
+            let (count, bytes) = (of(count).unwrap_or(1), of(bytes));
+            if let Some(bytes) = bytes {
+                block.shared.expect_bytes(address, bytes, now)?;
+            }
+            let phase = block.shared.arrive(address, count, now)?;
+            warp[lanes[0]].set(*dst, phase);
+            warp.iter_mut().for_each(|thread| thread.moment.block += 1);
+        }
+        Op::MoveMatrix { dst, src } => {
+            let rows: Vec<u64> = warp.iter().map(|thread| thread.get(block, *src)).collect();
+            let half = |row: usize, col: usize| rows[4 * row + col / 2] >> (16 * (col % 2)) & 0xffff;
+            for (lane, thread) in warp.iter_mut().enumerate() {
+                let (row, col) = (lane / 4, lane % 4 * 2);
+                thread.set(*dst, half(col + 1, row) << 16 | half(col, row));
+            }
         }
         Op::WarpBarrier(_) => lanes.iter().for_each(|&lane| warp[lane].moment.warp += 1),
         Op::Mma { ty, acc, d, a, b, c } => multiply(*ty, *acc, d, [a, b, c], warp, block),

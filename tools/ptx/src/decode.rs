@@ -139,11 +139,16 @@ fn known_modifiers(name: &str) -> &'static str {
             "global shared shared::cta relaxed acquire release acq_rel cta gpu sys add inc min max and or xor exch cas noftz"
         }
         "cp" => {
-            "async ca cg shared shared::cta global commit_group wait_group wait_all L2::64B L2::128B L2::256B"
+            "async ca cg shared shared::cta global commit_group wait_group wait_all L2::64B L2::128B L2::256B \
+             bulk shared::cluster mbarrier::complete_tx::bytes L2::cache_hint prefetch L2"
         }
         "bra" | "ret" => "uni",
         "membar" => "cta gl sys",
-        "fence" => "sc acq_rel cta gpu sys proxy async shared::cta",
+        "fence" => "sc acq_rel cta gpu sys proxy async shared::cta mbarrier_init release cluster",
+        "mbarrier" => {
+            "init inval arrive expect_tx try_wait parity shared shared::cta release relaxed acquire cta"
+        }
+        "movmatrix" => "sync aligned m8n8 trans",
         "prefetch" => "global local L1 L2",
         "prefetchu" => "L1",
         "griddepcontrol" => "launch_dependents wait",
@@ -276,10 +281,15 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
         "bra" => Ok(Op::Bra(usize::MAX)),
         "ret" | "exit" => Ok(Op::Exit),
         "trap" => Ok(Op::Trap),
-        "fence" if has("proxy") => Ok(Op::FenceProxy),
+        "fence" if has("proxy") || has("mbarrier_init") => Ok(Op::FenceProxy),
+        "mbarrier" => mbarrier(&o, mods),
         "membar" | "fence" => Ok(if has("cta") { Op::Nop } else { Op::Fence }),
-        // Kernels run one after the other here.
-        "prefetch" | "prefetchu" | "nanosleep" | "griddepcontrol" | "setmaxnreg" => Ok(Op::Nop),
+        "griddepcontrol" if has("wait") => Ok(Op::WaitForKernels),
+        "prefetch" | "prefetchu" | "nanosleep" | "griddepcontrol" => Ok(Op::Nop),
+        "setmaxnreg" => {
+            let count = number(o.text(0)?).ok_or("no number")? as u32;
+            Ok(Op::SetRegisters { raises: has("inc"), count })
+        }
         "bar" | "barrier" => barrier(&o, mods),
         "shfl" => {
             let [dst, valid] = o.pair(0)?;
@@ -313,6 +323,7 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
             "wait_group" => Ok(Op::WgmmaWait(number(o.text(0)?).ok_or("no number")? as usize)),
             _ => warpgroup_matrix(&o, mods, &types),
         },
+        "movmatrix" => Ok(Op::MoveMatrix { dst: o.dst(0)?, src: o.src(1)? }),
         "ldmatrix" if has("m8n8") && has("b16") => {
             Ok(Op::Ldmatrix { transposed: has("trans"), dst: o.dsts(0)?, addr: o.addr(1)? })
         }
@@ -392,7 +403,29 @@ fn copy(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
             let read = o.texts.get(3).map(|_| o.src(3)).transpose()?;
             Ok(Op::CpAsync { to: o.addr(0)?, from: o.addr(1)?, bytes, read })
         }
+        "bulk" if mods.contains(&"prefetch") => Ok(Op::Nop),
+        "bulk" if mods.contains(&"mbarrier::complete_tx::bytes") => {
+            Ok(Op::BulkCopy { to: o.addr(0)?, from: o.addr(1)?, bytes: o.src(2)?, mbarrier: o.addr(3)? })
+        }
         _ => Err("a copy that is not known".to_owned()),
+    }
+}
+
+fn mbarrier(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
+    let has = |name| mods.contains(&name);
+    match mods[1] {
+        "init" => Ok(Op::MbarrierInit { addr: o.addr(0)?, count: o.src(1)? }),
+        "inval" => Ok(Op::MbarrierInval(o.addr(0)?)),
+        "expect_tx" => Ok(Op::MbarrierExpect { addr: o.addr(0)?, bytes: o.src(1)? }),
+        "arrive" => {
+            let last = o.texts.get(2).map(|_| o.src(2)).transpose()?;
+            let (count, bytes) = if has("expect_tx") { (None, last) } else { (last, None) };
+            Ok(Op::MbarrierArrive { dst: o.dst(0)?, addr: o.addr(1)?, count, bytes })
+        }
+        "try_wait" if has("parity") => {
+            Ok(Op::MbarrierWait { dst: o.dst(0)?, addr: o.addr(1)?, parity: o.src(2)? })
+        }
+        _ => Err("a use of an mbarrier that is not known".to_owned()),
     }
 }
 

@@ -353,6 +353,23 @@ pub(crate) enum Op {
         bytes: usize,
         read: Option<Src>,
     },
+    /// `cp.async.bulk [shared], [global], bytes, [mbarrier]`.
+    BulkCopy {
+        to: Addr,
+        from: Addr,
+        bytes: Src,
+        mbarrier: Addr,
+    },
+    MbarrierInit {
+        addr: Addr,
+        count: Src,
+    },
+    MbarrierInval(Addr),
+    /// Adds to the bytes that the phase expects.
+    MbarrierExpect {
+        addr: Addr,
+        bytes: Src,
+    },
     CpCommit,
     /// Waits until at most this many groups are in flight.
     CpWait(usize),
@@ -363,6 +380,8 @@ pub(crate) enum Op {
     Trap,
     /// Orders the block's writes before its later accesses, for other blocks.
     Fence,
+    /// `griddepcontrol.wait`: waits for the kernels before this one to end.
+    WaitForKernels,
     /// Instructions without observable effect here: prefetches, fences within a block.
     Nop,
     Shfl {
@@ -395,8 +414,31 @@ pub(crate) enum Op {
         id: Src,
         count: Src,
     },
-    /// Makes stores to shared memory visible to `wgmma`.
+    /// Arrives at an `mbarrier`, which first expects `bytes` more.
+    MbarrierArrive {
+        dst: Dst,
+        addr: Addr,
+        count: Option<Src>,
+        bytes: Option<Src>,
+    },
+    /// Waits for the end of the phase of a parity, or for some time.
+    MbarrierWait {
+        dst: Dst,
+        addr: Addr,
+        parity: Src,
+    },
+    /// Transposes a matrix `[8, 8]` of 16-bit values.
+    MoveMatrix {
+        dst: Dst,
+        src: Src,
+    },
+    /// Makes stores to shared memory visible to `wgmma` and bulk copies.
     FenceProxy,
+    /// Raises or lowers the registers per thread of a warpgroup.
+    SetRegisters {
+        raises: bool,
+        count: u32,
+    },
     Wgmma(Wgmma),
     /// Makes registers visible to `wgmma`.
     WgmmaFence,
@@ -440,7 +482,14 @@ pub(crate) struct Wgmma {
 impl Op {
     /// Returns whether four warps must arrive together.
     pub fn is_of_warpgroup(&self) -> bool {
-        matches!(self, Self::Wgmma(_) | Self::WgmmaFence | Self::WgmmaCommit | Self::WgmmaWait(_))
+        matches!(
+            self,
+            Self::Wgmma(_)
+                | Self::WgmmaFence
+                | Self::WgmmaCommit
+                | Self::WgmmaWait(_)
+                | Self::SetRegisters { .. }
+        )
     }
 
     /// Returns whether threads of a warp or block must arrive together.
@@ -453,7 +502,10 @@ impl Op {
                 | Self::WarpBarrier(_)
                 | Self::Barrier { .. }
                 | Self::Arrive { .. }
+                | Self::MbarrierArrive { .. }
+                | Self::MbarrierWait { .. }
                 | Self::Mma { .. }
+                | Self::MoveMatrix { .. }
                 | Self::Ldmatrix { .. }
         ) || self.is_of_warpgroup()
     }

@@ -3,18 +3,24 @@
 //! A [`Machine`] has global memory and launches the kernels of the PTX it has loaded, the same text
 //! that a driver would load. It follows the PTX ISA for the instructions that NVRTC generates for
 //! ordinary kernels, shuffles, votes, `dp4a`, `prmt`, `cp.async`, `ldmatrix` and `mma.sync` among
-//! them, and for `wgmma` of f16, and it is stricter than a GPU. A launch fails with a [`Fault`]
-//! when a thread
+//! them, for `wgmma` of f16 and for bulk copies counted by `mbarrier`s of a block, and it is
+//! stricter than a GPU. A launch fails with a [`Fault`] when a thread
 //!
 //! - accesses memory outside an allocation, misaligned, or before it is written;
 //! - reads or overwrites in global memory bytes that another block of the launch has written, or
 //!   reads with `ld.global.nc` bytes that any block has written (except with atomics, and with
 //!   `ld.global.cg` after a fence of the writer and an atomic of both);
 //! - accesses shared memory that another thread accesses without a barrier between (a race), or
-//!   that is the target of a pending `cp.async`;
+//!   that is the target of a pending `cp.async` or bulk copy;
+//! - copies in bulk what is not whole units of 16 bytes, or more than a phase expects, or to bytes
+//!   in use or stored without a fence, or tries to wait for a phase without a loop around it;
+//! - takes more registers than its block has (`setmaxnreg`);
 //! - passes `wgmma` data that it has stored to shared memory or written to registers without a
 //!   fence between, or accesses its operands before it has waited for it (a result that is read too
 //!   early is NaN);
+//! - reads, before `griddepcontrol.wait`, bytes that a kernel before it has written, writes any
+//!   before it, or returns without it, in a kernel that has the instruction (without it a kernel
+//!   begins after the end of those before it; [`Machine::finish`] waits for all of them);
 //! - waits for threads that never arrive: barriers, shuffles and matrix products in divergent code;
 //! - divides an integer by zero, traps, or does not end.
 //!
@@ -23,9 +29,11 @@
 //! Where the ISA leaves rounding open, the interpreter uses the tolerance: `ex2.approx` has its
 //! maximum error, and `mma` truncates sums as tensor cores do.
 //!
-//! Not modelled: time; `activemask`; races within a block in global memory; calls of functions that
-//! were not inlined; and the errors of the other approximate instructions (`rcp.approx` and its
-//! like are exact here, so tolerances must allow 2 ulp more).
+//! A wait of one lane at an `mbarrier` counts for its warp.
+//!
+//! Not modelled: clusters; tensor maps; time; `activemask`; races within a block in global memory;
+//! calls of functions that were not inlined; and the errors of the other approximate instructions
+//! (`rcp.approx` and its like are exact here, so tolerances must allow 2 ulp more).
 #![forbid(unsafe_code)]
 
 mod arith;
@@ -181,12 +189,27 @@ impl Machine {
         self.global.used()
     }
 
-    /// Copies bytes to the machine.
+    /// Copies bytes to the machine. They count as written by a kernel, which a kernel that may
+    /// begin before others end has to wait for.
     ///
     /// # Errors
     /// When they do not lie within an allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
         self.global.store(address, bytes, Access::Plain).map_err(MemoryError)
+    }
+
+    /// Copies bytes to the machine that no kernel writes, such as weights: kernels may read them
+    /// before they wait for others to end.
+    ///
+    /// # Errors
+    /// When they do not lie within an allocation.
+    pub fn write_constant(&mut self, address: u64, bytes: &[u8]) -> Result<(), MemoryError> {
+        self.global.store_constant(address, bytes).map_err(MemoryError)
+    }
+
+    /// Waits for all launches so far: kernels may read what these have written at once.
+    pub fn finish(&mut self) {
+        self.global.settle();
     }
 
     /// Copies bytes from the machine.
@@ -221,7 +244,7 @@ impl Machine {
         let mut symbols = HashMap::new();
         for variable in parse::variables(ptx)? {
             let address = self.global.alloc(variable.bytes.len());
-            self.global.store(address, &variable.bytes, Access::Plain).expect("just allocated");
+            self.global.store_constant(address, &variable.bytes).expect("just allocated");
             symbols.insert(variable.name, address);
         }
         Ok(Module { kernels: parse::kernels(ptx, &symbols)? })
@@ -245,7 +268,7 @@ impl Machine {
         let mut budget = MAX_INSTRUCTIONS;
         let n: u64 = grid.blocks.iter().map(|&n| u64::from(n)).product();
         self.reverses_blocks = !self.reverses_blocks;
-        self.global.begin_launch();
+        self.global.begin_launch(found.waits);
         let blocks = (0..n).map(|i| if self.reverses_blocks { n - 1 - i } else { i });
         let ran = blocks.map(|i| grid.index(i)).try_for_each(|index| {
             self.global.begin_block();
@@ -258,6 +281,7 @@ impl Machine {
                 shared: Shared::new(found.dynamic_at + grid.shared_bytes, n_threads as usize),
                 arrived: Vec::new(),
                 pending_wgmma: Vec::new(),
+                registers: Vec::new(),
             };
             block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),

@@ -1,7 +1,12 @@
 //! Memory that tracks allocations, initialization, and the accesses of blocks and threads.
 
+mod mbarrier;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+use mbarrier::Mbarrier;
+pub(crate) use mbarrier::check_bulk;
 
 /// Bases of the memory spaces among generic addresses. Only global memory lies above 4 GiB, so
 /// shared addresses fit 32 bits, and an address is the same in its own space and in the generic
@@ -24,6 +29,8 @@ struct Allocation {
 
 /// Writer of uninitialized bytes.
 const NO_WRITER: u32 = 0;
+/// Writer of constants: bytes that no kernel writes.
+const CONSTANT: u32 = 1;
 
 impl Allocation {
     /// Checks that these bytes are written, and not by a block that may run concurrently with
@@ -52,6 +59,18 @@ impl Allocation {
         }
         Ok(())
     }
+
+    /// Checks that none of these bytes is of a writer in `running`, which may not have ended.
+    fn check_ended(&self, bytes: Range<usize>, running: &Range<u32>) -> Result<(), String> {
+        match bytes.clone().find(|&at| running.contains(&self.writers[at])) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "a read before griddepcontrol.wait: byte {at} of an allocation of {} may be written by a kernel \
+                 before this one",
+                self.bytes.len()
+            )),
+        }
+    }
 }
 
 /// Global memory.
@@ -70,6 +89,11 @@ pub(crate) struct Global {
     acquired: Vec<u32>,
     /// Whether the current block has written since its last fence.
     is_unfenced: bool,
+    /// The first writer that may still run when a kernel begins that waits for those before it only
+    /// later (programmatic dependent launch).
+    unsettled: u32,
+    /// Whether the current thread has waited for the kernels before its own to end.
+    has_waited: bool,
 }
 
 /// Kind of access.
@@ -89,18 +113,35 @@ impl Global {
         Self {
             allocations: BTreeMap::new(),
             next: GLOBAL_BASE,
-            block: NO_WRITER + 1,
+            block: CONSTANT + 1,
             first: u32::MAX,
             released: BTreeMap::new(),
             acquired: Vec::new(),
             is_unfenced: false,
+            unsettled: CONSTANT + 1,
+            has_waited: true,
         }
     }
 
-    /// Begins a launch.
-    pub fn begin_launch(&mut self) {
+    /// Begins a launch of a kernel that `waits` for those before it, or that begins after their
+    /// end.
+    pub fn begin_launch(&mut self, waits: bool) {
         self.first = self.block + 1;
         self.released.clear();
+        if !waits {
+            self.unsettled = self.first;
+        }
+    }
+
+    /// Waits for all kernels so far.
+    pub fn settle(&mut self) {
+        self.block += 1;
+        self.unsettled = self.block;
+    }
+
+    /// Begins or resumes a thread, which may or may not have waited for the kernels before its own.
+    pub fn begin_thread(&mut self, has_waited: bool) {
+        self.has_waited = has_waited;
     }
 
     /// Begins the next block of the launch.
@@ -128,6 +169,7 @@ impl Global {
     /// Ends the launch: its writes are visible to all later accesses.
     pub fn end_launch(&mut self) {
         self.first = u32::MAX;
+        self.has_waited = true;
     }
 
     pub fn alloc(&mut self, bytes: usize) -> u64 {
@@ -164,8 +206,10 @@ impl Global {
 
     pub fn load(&mut self, address: u64, out: &mut [u8], access: Access) -> Result<(), String> {
         let (block, first) = (self.block, self.first);
+        let running = if self.has_waited { first..first } else { self.unsettled..first };
         let acquired = std::mem::take(&mut self.acquired);
         let found = self.find(address, out.len()).and_then(|(allocation, at)| {
+            allocation.check_ended(at..at + out.len(), &running)?;
             allocation.check_read(at..at + out.len(), [block, first], access, &acquired)?;
             out.copy_from_slice(&allocation.bytes[at..at + out.len()]);
             Ok(())
@@ -174,7 +218,20 @@ impl Global {
         found
     }
 
+    /// Writes bytes that no kernel writes.
+    pub fn store_constant(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let (allocation, at) = self.find(address, bytes.len())?;
+        allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        allocation.writers[at..at + bytes.len()].fill(CONSTANT);
+        Ok(())
+    }
+
     pub fn store(&mut self, address: u64, bytes: &[u8], access: Access) -> Result<(), String> {
+        if !self.has_waited {
+            return Err(
+                "a write before griddepcontrol.wait: a kernel before this may still use the bytes".to_owned()
+            );
+        }
         let (block, first) = (self.block, self.first);
         self.is_unfenced |= access != Access::Atomic;
         let (allocation, at) = self.find(address, bytes.len())?;
@@ -209,9 +266,9 @@ fn race_fault(byte: usize, other: u32) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Time {
     pub thread: u32,
-    /// Barriers of the block at which the warp has arrived.
+    /// Barriers of the block, and `mbarrier`s, at which the warp has arrived.
     pub block: u32,
-    /// Barriers of the warp passed so far.
+    /// Barriers of the warp or the block passed so far.
     pub warp: u32,
     /// Whether other threads of the warp accessed at the same time.
     pub others: bool,
@@ -223,7 +280,8 @@ impl Time {
     }
 }
 
-/// Vector clock of each warp: for each other warp, how many of its barriers are known to precede.
+/// Vector clock of each warp: for each other warp, how many of its barriers are known to precede;
+/// and for each `mbarrier`, how many of its phases.
 #[derive(Debug)]
 pub(crate) struct Clocks {
     known: Vec<Vec<u32>>,
@@ -242,6 +300,20 @@ impl Clocks {
         known
     }
 
+    /// Adds a component, of an `mbarrier`; returns its number.
+    fn add_component(&mut self) -> usize {
+        self.known.iter_mut().for_each(|known| known.push(0));
+        self.known[0].len() - 1
+    }
+
+    /// Names the thread of an access, or the copy.
+    fn name(&self, access: Time) -> String {
+        match access.warp() < self.known.len() {
+            true => format!("thread {}", access.thread),
+            false => "a bulk copy".to_owned(),
+        }
+    }
+
     /// Merges the clock `before` into that of a warp.
     pub fn merge(&mut self, warp: usize, before: &[u32]) {
         self.known[warp].iter_mut().zip(before).for_each(|(known, &before)| *known = before.max(*known));
@@ -250,9 +322,7 @@ impl Clocks {
     /// Returns whether an earlier access at `then` and one at `now` are unordered.
     fn is_race(&self, then: Time, now: Time) -> bool {
         match then.warp() == now.warp() {
-            true => {
-                (then.thread != now.thread || then.others) && (then.block, then.warp) == (now.block, now.warp)
-            }
+            true => (then.thread != now.thread || then.others) && then.warp == now.warp,
             false => self.known[now.warp()][then.warp()] <= then.block,
         }
     }
@@ -273,12 +343,14 @@ struct AccessState {
     fences: u32,
     /// Pending `wgmma` that read the byte.
     wgmma_reads: u32,
+    is_mbarrier: bool,
 }
 
 impl AccessState {
     /// Rejects an access to the target of a pending copy.
     fn check_settled(&self, at: usize) -> Result<(), String> {
         match self.copying {
+            None if self.is_mbarrier => Err(format!("byte {at} of shared memory is of an mbarrier")),
             None => Ok(()),
             Some(thread) => Err(format!(
                 "byte {at} of shared memory is being copied by thread {thread}, which has not waited for it"
@@ -298,8 +370,8 @@ impl AccessState {
         match before.into_iter().flatten().find(|&other| clocks.is_race(other, now)) {
             None => Ok(()),
             Some(other) => Err(format!(
-                "a race: byte {at} of shared memory was touched by thread {} with no barrier between",
-                other.thread
+                "a race: byte {at} of shared memory was touched by {} with no barrier between",
+                clocks.name(other)
             )),
         }
     }
@@ -310,8 +382,8 @@ impl AccessState {
         match self.written {
             None => Err(format!("byte {at} of shared memory was never written")),
             Some(writer) if clocks.is_race(writer, now) => Err(format!(
-                "a race: byte {at} of shared memory was written by thread {} with no barrier between",
-                writer.thread
+                "a race: byte {at} of shared memory was written by {} with no barrier between",
+                clocks.name(writer)
             )),
             Some(_) => Ok(()),
         }
@@ -338,8 +410,9 @@ pub(crate) struct Shared {
     bytes: Vec<u8>,
     touched: Vec<AccessState>,
     pub clocks: Clocks,
-    /// Fences for `wgmma` that each thread has passed.
+    /// Fences for `wgmma` and bulk copies that each thread has passed.
     fences: Vec<u32>,
+    mbarriers: BTreeMap<u64, Mbarrier>,
 }
 
 impl Shared {
@@ -350,12 +423,19 @@ impl Shared {
             touched: vec![AccessState::default(); bytes],
             clocks: Clocks::new(threads.div_ceil(32)),
             fences: vec![0; threads],
+            mbarriers: BTreeMap::new(),
         }
     }
 
-    /// Makes the stores of `thread` visible to `wgmma`.
+    /// Makes the stores of `thread` visible to `wgmma` and bulk copies.
     pub fn fence_proxy(&mut self, thread: u32) {
         self.fences[thread as usize] += 1;
+    }
+
+    /// Returns whether a thread has passed no fence since it had passed `fences`. Bulk copies need
+    /// none.
+    fn is_unfenced(&self, writer: Time, fences: u32) -> bool {
+        self.fences.get(writer.thread as usize).is_some_and(|&passed| passed == fences)
     }
 
     fn at(&self, address: u64, len: usize) -> Result<usize, String> {
@@ -390,7 +470,7 @@ impl Shared {
                 touched.read_at(now, &self.clocks);
             }
             if let Some(writer) = touched.written
-                && self.fences[writer.thread as usize] == touched.fences
+                && self.fences.get(writer.thread as usize) == Some(&touched.fences)
             {
                 let (at, thread) = (at + i, writer.thread);
                 return Err(format!(

@@ -26,7 +26,11 @@ pub(crate) struct Kernel {
     pub dynamic_at: usize,
     /// `.maxntid`: maximum threads of a block.
     pub max_threads: Option<u32>,
+    /// `.minnctapersm`: minimum blocks of a multiprocessor.
+    pub min_blocks: u32,
     pub local_bytes: usize,
+    /// Whether it has `griddepcontrol.wait`, and may begin before the kernels before it end.
+    pub waits: bool,
 }
 
 /// A statement, a label, or the start or end of a scope.
@@ -151,6 +155,12 @@ fn max_threads(text: &str) -> Option<u32> {
     numbers.split(',').map(|n| n.trim().parse::<u32>().ok()).product()
 }
 
+/// Parses `.minnctapersm n`.
+fn min_blocks(text: &str) -> u32 {
+    let number = text.split_once(".minnctapersm").and_then(|(_, rest)| rest.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(1)
+}
+
 /// Parses a number: decimal, hexadecimal, or a float by its bits.
 pub(crate) fn number(text: &str) -> Option<u64> {
     if let Some(bits) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
@@ -242,7 +252,9 @@ impl Body {
             shared_bytes: 0,
             dynamic_at: 0,
             max_threads: max_threads(limits),
+            min_blocks: min_blocks(limits),
             local_bytes: 0,
+            waits: false,
         };
         let body = Self {
             kernel,
@@ -332,6 +344,7 @@ impl Body {
         }
         // A kernel may end without `ret`, and labels may stand at its end.
         self.insts.push(Inst { guard: None, op: Op::Exit, line: 0 });
+        self.kernel.waits = self.insts.iter().any(|inst| matches!(inst.op, Op::WaitForKernels));
         self.kernel.insts = self.insts;
         // The declared alignment, and no more.
         let alignment = self.dynamic.iter().map(|(_, alignment)| *alignment).max().unwrap_or(1);

@@ -1,5 +1,8 @@
 //! Hand-written kernels, compared with plain Rust; and a test of every fault.
 
+mod copies;
+mod dependent;
+
 use super::*;
 
 /// Returns a kernel `k` with a parameter of three addresses, in %rd1..%rd3, its thread in %r1, and

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::arith;
 use crate::block::BarrierArrivals;
 use crate::inst::{Addr, Dst, Logic, Op, Space, Special, Src, Ty};
-use crate::memory::{Access, Global, LOCAL_BASE, PARAM_BASE, SHARED_BASE, Shared, Time};
+use crate::memory::{Access, Global, LOCAL_BASE, PARAM_BASE, SHARED_BASE, Shared, Time, check_bulk};
 use crate::parse::Kernel;
 use crate::warpgroup::PendingWgmma;
 
@@ -19,6 +19,8 @@ pub(crate) struct Block<'a> {
     pub arrived: Vec<BarrierArrivals>,
     /// Pending `wgmma` of each warpgroup.
     pub pending_wgmma: Vec<PendingWgmma>,
+    /// Registers per thread of each warpgroup.
+    pub registers: Vec<u32>,
 }
 
 /// Geometry of a launch, and the index of the block.
@@ -54,6 +56,10 @@ pub(crate) struct Thread {
     pub state: State,
     pub pc: usize,
     pub moment: Time,
+    /// Whether the kernels before this one have ended for this thread.
+    has_waited: bool,
+    /// Whether its wait at an `mbarrier` has timed out.
+    pub has_timed_out: bool,
     regs: Vec<u64>,
     /// Registers at the last fence for `wgmma`.
     fenced: Vec<u64>,
@@ -70,6 +76,8 @@ impl Thread {
             state: State::Running,
             pc: 0,
             moment: Time { thread: index, ..Time::default() },
+            has_waited: !kernel.waits,
+            has_timed_out: false,
             regs: vec![UNSET; kernel.n_regs],
             fenced: Vec::new(),
             local: vec![0; kernel.local_bytes],
@@ -153,6 +161,7 @@ impl Thread {
         budget: &mut u64,
     ) -> Result<(), String> {
         let kernel = block.kernel;
+        global.begin_thread(self.has_waited);
         loop {
             let inst = &kernel.insts[self.pc];
             if *budget == 0 {
@@ -167,6 +176,13 @@ impl Thread {
             }
             match &inst.op {
                 Op::Bra(target) => self.pc = *target,
+                Op::Exit if !self.has_waited => {
+                    return Err(
+                        "it returns before griddepcontrol.wait: a later kernel could begin while one before \
+                                this still runs"
+                            .to_owned(),
+                    );
+                }
                 Op::Exit => {
                     self.state = State::Done;
                     return Ok(());
@@ -294,6 +310,26 @@ impl Thread {
                 block.shared.begin_copy(to, *bytes, self.moment)?;
                 self.copies.push(Copy { to, bytes: *bytes, data });
             }
+            Op::BulkCopy { to, from, bytes, mbarrier } => {
+                let [to, from, mbarrier] = [to, from, mbarrier].map(|&addr| self.address(block, addr));
+                let bytes = self.get(block, *bytes) & 0xffff_ffff;
+                check_bulk([to, from], bytes)?;
+                let mut data = vec![0; bytes as usize];
+                global.load(from, &mut data, Access::Plain)?;
+                block.shared.begin_bulk_copy(to, data, mbarrier, self.moment)?;
+            }
+            Op::MbarrierInit { addr, count } => {
+                let (address, count) = (self.address(block, *addr), self.get(block, *count));
+                block.shared.init_mbarrier(address, count & 0xffff_ffff, self.moment)?;
+            }
+            Op::MbarrierInval(addr) => {
+                let address = self.address(block, *addr);
+                block.shared.invalidate_mbarrier(address, self.moment)?;
+            }
+            Op::MbarrierExpect { addr, bytes } => {
+                let (address, bytes) = (self.address(block, *addr), self.get(block, *bytes));
+                block.shared.expect_bytes(address, bytes & 0xffff_ffff, self.moment)?;
+            }
             Op::CpCommit => self.groups.push_back(std::mem::take(&mut self.copies)),
             Op::CpWait(left) => self.wait_all_copies(*left, block)?,
             Op::CpWaitAll => {
@@ -301,6 +337,10 @@ impl Thread {
                 self.wait_all_copies(0, block)?;
             }
             Op::Fence => global.fence(),
+            Op::WaitForKernels => {
+                self.has_waited = true;
+                global.begin_thread(true);
+            }
             Op::FenceProxy => block.shared.fence_proxy(self.moment.thread),
             Op::Nop => {}
             Op::Trap => return Err("trap".to_owned()),

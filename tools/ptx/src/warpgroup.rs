@@ -63,9 +63,14 @@ pub(crate) fn barrier_sync(threads: &mut [Thread], block: &mut Block<'_>) -> Res
             .pending_wgmma
             .resize_with(block.pending_wgmma.len().max(first / THREADS + 1), PendingWgmma::default);
         let mut pending = std::mem::take(&mut block.pending_wgmma[first / THREADS]);
-        let done = execute_collective(op, group, &mut pending, block);
+        let done = match op {
+            Op::SetRegisters { raises, count } => set_registers(block, first / THREADS, *raises, *count),
+            op => execute_collective(op, group, &mut pending, block).map(|()| true),
+        };
         block.pending_wgmma[first / THREADS] = pending;
-        done.map_err(|what| Failed::new(group, 0, block, what))?;
+        if !done.map_err(|what| Failed::new(group, 0, block, what))? {
+            continue;
+        }
         for thread in group {
             thread.pc += 1;
             thread.state = State::Running;
@@ -73,6 +78,36 @@ pub(crate) fn barrier_sync(threads: &mut [Thread], block: &mut Block<'_>) -> Res
         moved = true;
     }
     Ok(moved)
+}
+
+/// Registers of a multiprocessor, and the maximum of a thread.
+const POOL: u32 = 64 * 1024;
+const MAX_REGISTERS: u32 = 256;
+
+/// Sets the registers per thread of a warpgroup; returns whether the block's have enough, or else
+/// it waits until another has released some.
+fn set_registers(block: &mut Block<'_>, number: usize, raises: bool, count: u32) -> Result<bool, String> {
+    let Some(max_threads) = block.kernel.max_threads else {
+        return Err("setmaxnreg without launch bounds".to_owned());
+    };
+    if !(24..=MAX_REGISTERS).contains(&count) || !count.is_multiple_of(8) {
+        return Err(format!("{count} registers of a thread"));
+    }
+    // As many as the compiler may use, in units of eight.
+    let at_first = (POOL / (max_threads * block.kernel.min_blocks) / 8 * 8).min(MAX_REGISTERS);
+    let groups = block.dims.block.iter().product::<u32>() as usize / THREADS;
+    block.registers.resize(groups, at_first);
+    let before = block.registers[number];
+    if if raises { count < before } else { count > before } {
+        let what = if raises { "inc" } else { "dec" };
+        return Err(format!("setmaxnreg.{what} from {before} to {count} registers"));
+    }
+    let of_all: u32 = block.registers.iter().sum::<u32>() - before + count;
+    let has_enough = of_all <= at_first * groups as u32;
+    if has_enough {
+        block.registers[number] = count;
+    }
+    Ok(has_enough)
 }
 
 fn execute_collective(

@@ -50,6 +50,7 @@ __device__ void combine_warps(Work<1>& w, float* exchange, u32 lane, u32 warp) {
 // sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
+    wait_for_kernel_before();
     Shared& shared = *(Shared*)bytes;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * QUERIES;

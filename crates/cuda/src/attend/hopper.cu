@@ -191,6 +191,7 @@ __device__ void consume(const Common& c, const Range& range, const Stage* stages
 // Unpacks the tiles that any row sees, in the layout of the stages: a warp unpacks one tile of keys
 // or of values. Grid: groups of four tiles, keys and values, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) unpack_tiles(const __grid_constant__ AttendParams p) {
+    wait_for_kernel_before();
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.z);
     VisibleTiles visible = visible_to_any(p.c, slot.sequence);
@@ -211,6 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unpack_tiles(const __grid_
 // splits, blocks of queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_prefill(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(1024) u8 bytes[];
+    wait_for_kernel_before();
     Shared& shared = *(Shared*)bytes;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, group = threadIdx.x / WARPGROUP;
     u32 split = blockIdx.x, block_query = blockIdx.y * BLOCK_QUERIES;

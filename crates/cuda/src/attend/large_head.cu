@@ -161,6 +161,7 @@ __device__ void write_partial(const Common& c, size_t base, Work& w, Shared& sha
 // splits, blocks of queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
+    wait_for_kernel_before();
     Shared& shared = *(Shared*)bytes;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, first_query = blockIdx.y * BLOCK_QUERIES;

@@ -42,8 +42,10 @@
 //! Attention is batch invariant: the split depends on the tokens of its own sequence alone, and
 //! partial results are combined in a fixed order, so the results have the same bits whatever else
 //! is in the batch. Prefill chunks with other boundaries may take another kernel or another split:
-//! their results differ by roundings, within the error below. No buffer grows with the cache: the
-//! tiles that [`hopper`] unpacks are bounded.
+//! their results differ by roundings, within the error below. Nor have queries and keys themselves
+//! the same bits in any batch, as products of many rows take other kernels than those of few
+//! (`DeviceInfo::is_batch_invariant` is false). No buffer grows with the cache: the tiles that
+//! [`hopper`] unpacks are bounded.
 //!
 //! # Budget
 //!

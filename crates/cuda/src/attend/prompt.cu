@@ -103,6 +103,7 @@ __device__ void process_step(const Common& c, const Range& range, u32 step, cons
 // sequences.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_prefill(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
+    wait_for_kernel_before();
     Shared& shared = *(Shared*)bytes;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 split = blockIdx.x, block_query = blockIdx.y * BLOCK_QUERIES, warp_query = WARP_QUERIES * warp;

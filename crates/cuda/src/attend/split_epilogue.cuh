@@ -10,6 +10,7 @@
 // Prepares the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all
 // sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
+    wait_for_kernel_before();
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
     if (i >= slot.sequence.padded) return;
@@ -22,6 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __gr
 
 // Combines the KV splits: one warp per query. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
+    wait_for_kernel_before();
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
     if (i < slot.n_queries(p.c)) combine_query(p, slot, i, lane);

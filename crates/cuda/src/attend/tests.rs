@@ -9,6 +9,23 @@ use kvant_conformance::weights::gaussian;
 use super::*;
 use crate::conformance::{hold, on_emulator};
 
+/// Kernels multiply codes with scales in f16.
+#[test]
+fn codes_are_finite_halves_at_the_largest_scale() {
+    use kvant_codec::block32::Q8_0_MAX_SCALE;
+    use kvant_codec::finite::F16_MAX;
+    for (book, dtype) in BOOKS.iter().zip(TYPES) {
+        let (code, scale) = match dtype {
+            DType::F32 | DType::F16 | DType::BF16 => continue,
+            DType::Q8_0 => (127.0, Q8_0_MAX_SCALE),
+            DType::Q4_0 => (8.0, F16_MAX / 8.0),
+            _ => (127.0, F16_MAX),
+        };
+        let scale = half::f16::from_f32(scale * book.step).to_f32();
+        assert!(half::f16::from_f32(code * scale).is_finite(), "{dtype}: {code} of {scale}");
+    }
+}
+
 /// Sequences of different lengths, each with its own number of tokens; more than a launch takes,
 /// and more heads than that.
 #[test]

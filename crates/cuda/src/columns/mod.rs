@@ -4,13 +4,14 @@ use bytemuck::NoUninit;
 use kvant_backend::Columns;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "columns.cu",
     text: include_str!("columns.cu"),
-    headers: &[],
+    headers: &[HALF_HEADER],
     constants: Constants::default,
     options: &[],
 };
@@ -39,8 +40,8 @@ pub(crate) fn copy_columns(
     if rows == 0 || n == 0 {
         return Ok(());
     }
-    let blocks = (rows * n).div_ceil(THREADS as usize) as u32;
+    let launch = Launch::each("copy_columns", rows * n, THREADS)?;
     let [rows, n, width, first] = [rows, n, to.width, to.first].map(|n| n as u32);
     let params = KernelParams { src, dst, rows, n, width, first };
-    cx.launch(cx.kernel(&SOURCE, "copy_columns")?, Launch::linear(blocks, THREADS), &params)
+    cx.launch(cx.kernel(&SOURCE, "copy_columns")?, launch, &params)
 }

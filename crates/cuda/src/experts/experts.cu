@@ -3,8 +3,9 @@
 // the device.
 
 #include "constants.cuh"
-#include "rank.cuh"
 #include "expert_tiles.cuh"
+#include "half.cuh"
+#include "rank.cuh"
 #include "sum.cuh"
 
 struct RouteParams {
@@ -96,6 +97,7 @@ __device__ inline float near_total(const RouteParams& p, const float* logits, co
 // Runs the router, with a warp for each row. One expert after the other: the largest key below the
 // last one.
 extern "C" __global__ void route(const __grid_constant__ RouteParams p) {
+    wait_for_kernel_before();
     const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
     u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
     u32 lane = threadIdx.x;
@@ -151,6 +153,7 @@ struct GroupParams {
 
 // A warp for each expert: a slot's position is the number of lower slots of the expert.
 extern "C" __global__ void group_slots(const __grid_constant__ GroupParams p) {
+    wait_for_kernel_before();
     u32 expert = blockIdx.x, lane = threadIdx.x, before = 0, n_own = 0;
     for (u32 s = 0; s < p.slots; s += 32) {
         u32 of = s + lane < p.slots ? p.experts[s + lane] : ~0u;
@@ -173,6 +176,7 @@ extern "C" __global__ void group_slots(const __grid_constant__ GroupParams p) {
 
 // Few slots: each is a tile.
 extern "C" __global__ void single_slots(const __grid_constant__ GroupParams p) {
+    wait_for_kernel_before();
     u32 s = blockIdx.x * blockDim.x + threadIdx.x;
     if (s >= p.slots) return;
     p.order[s] = s;
@@ -187,6 +191,7 @@ struct AllExpertsParams {
 
 // Rows that use all experts, in order.
 extern "C" __global__ void all_experts(const __grid_constant__ AllExpertsParams p) {
+    wait_for_kernel_before();
     u32 s = blockIdx.x * blockDim.x + threadIdx.x;
     if (s < p.slots) p.experts[s] = s % p.n;
 }
@@ -203,6 +208,7 @@ struct CombineParams {
 
 // x += sum (or x = sum) of weight y over the slots of a row, in their order; one value per thread.
 extern "C" __global__ void combine(const __grid_constant__ CombineParams p) {
+    wait_for_kernel_before();
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)p.rows * p.n) return;
     size_t slot = i / p.n * p.n_used;

@@ -12,6 +12,7 @@ use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, RouterScore
 use kvant_codec::DType;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
@@ -22,7 +23,7 @@ use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
-    headers: &[RANK_HEADER, EXPERT_TILES_HEADER, SUM_HEADER],
+    headers: &[EXPERT_TILES_HEADER, HALF_HEADER, RANK_HEADER, SUM_HEADER],
     constants: || {
         let constants = Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON);
         constants.float("NEARNESS", RouterScores::NEARNESS)
@@ -195,11 +196,12 @@ pub(crate) fn moe_ffn(
     }
     let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
     matmul::matmul(cx, &mut input, &product(down, of_down, expert_out.ptr(), 1))?;
+    let launch = Launch::each("combine", rows * n, THREADS)?;
     let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);
     let (x, accumulate) = to.map_or((x, 1), |to| (to, 0));
     let params =
         CombineParams { y: expert_out.ptr(), weights: weights.ptr(), x, rows, n, n_used, accumulate };
-    cx.launch(cx.kernel(&SOURCE, "combine")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)
+    cx.launch(cx.kernel(&SOURCE, "combine")?, launch, &params)
 }
 
 /// Runs the router: experts and their weights, `[slots]` each.
@@ -255,7 +257,7 @@ pub(crate) fn project_each(
     }
     let experts = cx.scratch(slots * size_of::<u32>())?;
     let params = AllExpertsParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
-    let launch = Launch::linear(params.slots.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("project_each", slots, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "all_experts")?, launch, &params)?;
     let (expert_slots, _memory) = assign_slots(cx, [n, n], rows, experts.ptr())?;
     let expert_bytes = matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
@@ -290,7 +292,7 @@ fn assign_slots(
     };
     let (kernel, launch) = match is_gemm {
         true => ("group_slots", Launch::linear(n_experts as u32, WARP)),
-        false => ("single_slots", Launch::linear(params.slots.div_ceil(THREADS), THREADS)),
+        false => ("single_slots", Launch::each("moe_ffn", slots, THREADS)?),
     };
     cx.launch(cx.kernel(&SOURCE, kernel)?, launch, &params)?;
     let (tiles_ptr, order_ptr) = (expert_tiles.ptr(), order.ptr());

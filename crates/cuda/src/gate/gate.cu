@@ -3,6 +3,7 @@
 // xIELU.
 
 #include "gate.cuh"
+#include "half.cuh"
 
 struct GateParams {
     const float* g;  // [n]
@@ -14,6 +15,7 @@ struct GateParams {
 };
 
 extern "C" __global__ void gate(const __grid_constant__ GateParams p) {
+    wait_for_kernel_before();
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.u[i] = gated(p.activation, p.limit, p.g[i], p.u[i]);
 }
@@ -38,6 +40,7 @@ struct GateRowsParams {
 
 // Gates of whole rows: y = s(g) y.
 extern "C" __global__ void gate_rows(const __grid_constant__ GateRowsParams p) {
+    wait_for_kernel_before();
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < (size_t)p.rows * p.cols) p.y[i] = gated_by(p.kind, p.g[i / p.cols], p.y[i]);
 }
@@ -50,6 +53,7 @@ struct ScaleParams {
 
 // x = by x.
 extern "C" __global__ void scale(const __grid_constant__ ScaleParams p) {
+    wait_for_kernel_before();
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.x[i] *= p.by;
 }
@@ -62,6 +66,7 @@ struct AddParams {
 
 // x = x + y.
 extern "C" __global__ void add(const __grid_constant__ AddParams p) {
+    wait_for_kernel_before();
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.x[i] += p.y[i];
 }
@@ -78,6 +83,7 @@ struct XieluParams {
 // x = x (p x + b) for positive x, else n (exp(min(x, eps)) - 1 - x) + b x. A NaN is not positive,
 // and subtracted there.
 extern "C" __global__ void xielu(const __grid_constant__ XieluParams p) {
+    wait_for_kernel_before();
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= p.n) return;
     float x = p.x[i], bounded = x < p.eps ? x : p.eps;
@@ -94,6 +100,7 @@ struct GateValuesParams {
 
 // Gates of values: y = s(g) y.
 extern "C" __global__ void gate_values(const __grid_constant__ GateValuesParams p) {
+    wait_for_kernel_before();
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.y[i] = gated_by(p.kind, p.g[i], p.y[i]);
 }

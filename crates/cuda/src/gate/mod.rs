@@ -6,13 +6,14 @@ use bytemuck::NoUninit;
 use kvant_backend::{Activation, Gate, Xielu};
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "gate.cu",
     text: include_str!("gate.cu"),
-    headers: &[HEADER],
+    headers: &[HEADER, HALF_HEADER],
     constants: || constants(Constants::default()),
     options: &[],
 };
@@ -74,7 +75,7 @@ pub(crate) fn gate(
     }
     let (number, limit) = (number(activation), activation.limit());
     let params = KernelParams { g, u, n: n as u32, activation: number, limit, unused: 0 };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("gate", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "gate")?, launch, &params)
 }
 
@@ -112,7 +113,7 @@ pub(crate) fn gate_rows(
         return Ok(());
     }
     let params = RowsParams { g, y, rows: rows as u32, cols: cols as u32, kind: kind(gate), unused: 0 };
-    let launch = Launch::linear((params.rows * params.cols).div_ceil(THREADS), THREADS);
+    let launch = Launch::each("gate_rows", rows * cols, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "gate_rows")?, launch, &params)
 }
 
@@ -139,7 +140,7 @@ pub(crate) fn scale(cx: &Context, x: DevicePtr, n: usize, by: f32) -> Result<(),
         return Ok(());
     }
     let params = ScaleParams { x, n: n as u32, by };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("scale", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "scale")?, launch, &params)
 }
 
@@ -158,7 +159,7 @@ pub(crate) fn add(cx: &Context, x: DevicePtr, y: DevicePtr, n: usize) -> Result<
         return Ok(());
     }
     let params = AddParams { x, y, n: n as u32, unused: 0 };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("add", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "add")?, launch, &params)
 }
 
@@ -181,7 +182,7 @@ pub(crate) fn xielu(cx: &Context, x: DevicePtr, n: usize, numbers: Xielu) -> Res
     }
     let Xielu { positive, negative, slope, eps } = numbers;
     let params = XieluParams { x, n: n as u32, positive, negative, slope, eps, unused: 0 };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("xielu", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "xielu")?, launch, &params)
 }
 
@@ -197,7 +198,7 @@ pub(crate) fn gate_values(
         return Ok(());
     }
     let params = ValuesParams { g, y, n: n as u32, kind: kind(values) };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("gate_values", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "gate_values")?, launch, &params)
 }
 

@@ -126,6 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const 
     extern __shared__ __align__(16) u8 shared[];
     Stage* stages = (Stage*)shared;
     BlockMatrix mine = block_matrix(p);
+    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
+    if (p.expert_tiles) wait_for_kernel_before();
     BlockRows rows = block_rows(p, mine.matrix, SIDE);
     if (rows.n == 0) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -133,8 +135,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const 
     ThreadSlice slice = thread_slice(p, mine, rows);
     float sums[FEATURE_TILES][ROW_TILES][4] = {};
 
+    Group weights = fetch_weights(p, slice, 0);
+    // Loads of weights are in flight while it ends.
+    wait_for_kernel_before();
     copy_inputs(slice, 0, stages[0]);
-    store_weights(p, mine.matrix, fetch_weights(p, slice, 0), stages[0]);
+    store_weights(p, mine.matrix, weights, stages[0]);
     u32 last = (p.n_in - 1) / STEP * STEP;
     for (u32 k = 0, buffer = 0; k <= last; k += STEP, buffer ^= 1) {
         finish_copies();

@@ -116,11 +116,13 @@ __device__ inline Group fetch_weights(const MatmulParams& p, const ThreadSlice& 
     return read_group(slice.weights, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
 }
 
-// Prefetches the group that `fetch_weights` reads LATER steps on to the L2 cache. Where scales lie
-// behind the codes of a row it is one somewhat further on.
+// Steps between a prefetch of weights and their load.
+constexpr u32 LATER = 4;
+
+// Prefetches the group that `fetch_weights` reads to the L2 cache. Where scales lie behind the
+// codes of a row it is one somewhat further on.
 __device__ inline void touch_weights(const MatmulParams& p, const ThreadSlice& slice, u32 k) {
-    constexpr u32 LATER = 4;
-    u32 at = min((k / 32 + 2 * LATER + threadIdx.x % 2) * slice.group_bytes, (u32)p.row_bytes - 1);
+    u32 at = min((k / 32 + threadIdx.x % 2) * slice.group_bytes, (u32)p.row_bytes - 1);
     asm volatile("prefetch.global.L2 [%0];" ::"l"(slice.weights + at) : "memory");
 }
 
@@ -157,7 +159,7 @@ __device__ inline u32 produce_tile(const MatmulParams& p, const Tile& tile, Stag
         }
         commit_copies();
         Group later = fetch_weights(p, slice, next);
-        touch_weights(p, slice, next);
+        touch_weights(p, slice, next + LATER * STEP);
         store_weights(p, tile.matrix, weights, stages[step % STAGES]);
         wait_copies<1>();
         fence_stores();
@@ -259,12 +261,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
     Tiles tiles(p);
     if (group < PRODUCERS) {
         if (ROWS == 256) release_registers<PRODUCER_REGISTERS>();
+        touch_weights(p, thread_slice(p, tiles[blockIdx.x]), 0);
+        wait_for_kernel_before();
 #pragma unroll 1
         for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) step = produce_tile(p, tiles[i], stages, step);
         // Every arrival at a barrier of an empty stage needs a matching wait before the block ends.
         for (u32 i = 0; i < STAGES; i++) acquire_stage(step + i);
     } else {
         if (ROWS == 256) claim_registers<CONSUMER_REGISTERS>();
+        wait_for_kernel_before();
         u32 consumer = group - PRODUCERS, lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
 #pragma unroll 1
         for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) {

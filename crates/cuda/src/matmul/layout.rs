@@ -9,7 +9,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kvant_codec::{DType, factored_fp4, fp8, nf4};
+use kvant_codec::finite::F16_MAX;
+use kvant_codec::{DType, Rotation, factored_fp4, fp8, nf4};
 
 use crate::memory::Block;
 use crate::{Context, CudaError, DevicePtr};
@@ -22,8 +23,9 @@ const MIN_THREAD_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Weights {
     block: Block,
-    /// Power of two for the conversion to f16: floats times 2^-exponent are in the range of f16,
-    /// the largest from 2^14 on and less than 2^15. 0 for the other types, which stay unchanged.
+    /// Power of two for the conversion to f16: weights times 2^-exponent are in the range of f16,
+    /// the largest from 2^14 on and less than 2^15. 0 for f16, and for codes of weights within f16,
+    /// which stay unchanged.
     pub exponent: i32,
 }
 
@@ -39,8 +41,52 @@ impl Weights {
 const HALF_EXPONENT: i32 = 14;
 const MIN_EXPONENT: i32 = -100;
 
+/// Magnitude below which the scales of a block in f16 exclude weights beyond f16: no format has
+/// weights of more than 4,096 times its scale (q6_K: 128 times 32).
+const SMALL_SCALE: f32 = 8.0;
+
+/// Returns the offsets in a block of its scales and minima in f16.
+pub(super) fn half_scales(dtype: DType) -> &'static [usize] {
+    match dtype.layout() {
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::TQ3_1S | DType::TQ4_1S => &[0, 2],
+        DType::Q2K => &[80, 82],
+        DType::Q3K => &[108],
+        DType::Q6K => &[208],
+        DType::MXFP4 | DType::NVFP4 | DType::NVFP4G256 | DType::F16 => &[],
+        _ => &[0],
+    }
+}
+
+/// Returns whether the scales of a block of codes exclude weights beyond f16.
+fn is_small(dtype: DType, block: &[u8]) -> bool {
+    let half = |at: &usize| half::f16::from_le_bytes([block[*at], block[at + 1]]).to_f32();
+    match dtype {
+        // 6 times 2^(e - 127), 2,688 times the factor, and f16 itself.
+        DType::MXFP4 => block[0] <= 127 + 13,
+        DType::NVFP4G256 => block.first_chunk().is_some_and(|&bits| f32::from_le_bytes(bits).abs() < 24.0),
+        _ => half_scales(dtype).iter().all(|at| half(at).abs() < SMALL_SCALE),
+    }
+}
+
+/// Returns the largest magnitude among the finite weights of blocks of codes; 0 where all are
+/// within f16. Those of types with a rotation count as if they were rotated to one value.
+fn largest_code(dtype: DType, bytes: &[u8]) -> f32 {
+    let mut weights = vec![0.0; dtype.block_len()];
+    let rotated = match dtype {
+        DType::TQ3_1S | DType::TQ4_1S | DType::TQ3T => (Rotation::tq().len() as f32).sqrt(),
+        _ => 1.0,
+    };
+    let blocks = bytes.chunks_exact(dtype.block_bytes()).filter(|block| !is_small(dtype, block));
+    let largest = blocks.fold(0.0, |largest: f32, block| {
+        kvant_codec::decode(dtype, block, &mut weights).expect("one block");
+        let finite = weights.iter().filter(|weight| weight.is_finite());
+        finite.fold(largest, |largest, weight| largest.max(weight.abs() * rotated))
+    });
+    if largest <= F16_MAX { 0.0 } else { largest.min(f32::MAX) }
+}
+
 /// Returns the largest magnitude among the finite weights of `bytes`, as the bits of an f32; 0 for
-/// types that are not rounded to f16 directly. Blocks of fp8_g128, nf4_g64 and fp4_g64 count as if
+/// f16, and for codes of weights within f16. Blocks of fp8_g128, nf4_g64 and fp4_g64 count as if
 /// each had the largest code, as those of most writers do.
 fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
     const INFINITE: u32 = f32::INFINITY.to_bits();
@@ -59,7 +105,8 @@ fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
             let scales = bytes.as_chunks::<{ nf4::BYTES }>().0.iter().map(nf4::scale);
             largest(&mut scales.map(f32::to_bits))
         }
-        _ => 0,
+        DType::F16 => 0,
+        _ => largest_code(dtype, bytes).to_bits(),
     }
 }
 
@@ -208,6 +255,34 @@ mod tests {
         let mut blocks = [0; 2 * nf4::BYTES];
         kvant_codec::encode(DType::NF4G64, &[[0.25; 64], [-3.0; 64]].concat(), &mut blocks).unwrap();
         assert_eq!(exponent_of(largest_bits(DType::NF4G64, &blocks)), -13);
+    }
+
+    #[test]
+    fn codes_beyond_f16_alone_are_scaled() {
+        for dtype in crate::matmul::TYPES {
+            let floats = [DType::F32, DType::F16, DType::BF16];
+            if [&floats[..], &[DType::FP8G128, DType::NF4G64, DType::FP4G64]].concat().contains(&dtype) {
+                continue;
+            }
+            let mut block = vec![0; dtype.block_bytes()];
+            let usual: Vec<f32> = (0..dtype.block_len()).map(|i| (i % 7) as f32 - 3.0).collect();
+            kvant_codec::encode(dtype, &usual, &mut block).unwrap();
+            assert_eq!(largest_bits(dtype, &block), 0, "{dtype}");
+            // Scales that writers hardly ever have, but may.
+            let scales = half_scales(dtype);
+            for at in scales {
+                block[*at..at + 2].copy_from_slice(&half::f16::from_f32(60_000.0).to_le_bytes());
+            }
+            if scales.is_empty() {
+                continue;
+            }
+            let mut weights = vec![0.0; dtype.block_len()];
+            kvant_codec::decode(dtype, &block, &mut weights).unwrap();
+            let largest = weights.iter().fold(0.0, |largest: f32, w| largest.max(w.abs()));
+            assert!(largest > F16_MAX, "{dtype}: {largest}");
+            let in_halves = largest * 2f32.powi(-exponent_of(largest_bits(dtype, &block)));
+            assert!((2f32.powi(11)..2f32.powi(15)).contains(&in_halves), "{dtype}: {in_halves}");
+        }
     }
 
     #[test]

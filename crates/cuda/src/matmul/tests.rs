@@ -6,6 +6,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{Codebook, DType};
 
 use super::Levels;
+use super::layout::half_scales;
 use crate::{CudaDevice, CudaMatrix, emulator};
 
 const N_IN: usize = 320;
@@ -137,6 +138,53 @@ fn batched_matrices_match_each_alone() {
         let together = project(&device, &all, &x);
         let alone = all.iter().flat_map(|&w| project(&device, &[w], &x));
         assert!(alone.eq(together), "{rows} rows");
+    }
+}
+
+/// Returns codes of `w`, times 2^15 by their scales: beyond f16, as writers hardly ever have them.
+fn codes_beyond_halves(dtype: DType, w: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; dtype.row_bytes(w.len()).unwrap()];
+    kvant_codec::encode(dtype, w, &mut bytes).unwrap();
+    for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+        if dtype == DType::MXFP4 {
+            block[0] += 15;
+        }
+        for at in half_scales(dtype) {
+            let scale = half::f16::from_le_bytes([block[*at], block[at + 1]]).to_f32();
+            block[*at..at + 2].copy_from_slice(&half::f16::from_f32(scale * 32_768.0).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Many rows take weights in f16.
+#[test]
+fn weights_beyond_halves_multiply_as_finite_numbers() {
+    let Some(device) = emulator::device(80) else { return };
+    let (n_in, n_out, rows) = (256, 20, 17);
+    let (weights, x) = (gaussian(11, n_out * n_in, 1.0), gaussian(12, rows * n_in, 1.0));
+    for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4K, DType::Q2K, DType::Q6K, DType::MXFP4, DType::TQ4_1S] {
+        let bytes = codes_beyond_halves(dtype, &weights);
+        let mut w = vec![0.0; weights.len()];
+        kvant_codec::decode(dtype, &bytes, &mut w).unwrap();
+        let matrix = WeightSource { dtype, n_out, n_in, bytes: bytes.into() };
+        let matrix = device.upload_matrix(matrix).unwrap();
+        let mut input = device.buffer(x.len()).unwrap();
+        device.write(&mut input, &x).unwrap();
+        let (mut y, mut got) = (device.buffer(rows * n_out).unwrap(), vec![f32::NAN; rows * n_out]);
+        let input = Input { x: &input, norm: None, first_row: 0, rows };
+        let output = Output { w: &matrix, bias: None, y: &mut y, accumulate: false };
+        device.project(input, &mut [output]).unwrap();
+        device.read(&y, 0, &mut got).unwrap();
+        for (i, got) in got.into_iter().enumerate() {
+            let row = w[i % n_out * n_in..].iter().zip(&x[i / n_out * n_in..]).take(n_in);
+            let terms: Vec<f64> = row.map(|(&w, &x)| f64::from(w) * f64::from(x)).collect();
+            let size: f64 = terms.iter().map(|term| term.abs()).sum();
+            // Both factors are rounded to 2^-11, after a rotation that keeps the sum of their
+            // squares only; sums in f32 take far less.
+            let tolerance = if dtype == DType::TQ4_1S { 4.0 } else { 1.0 } * size / 512.0;
+            assert!((f64::from(got) - terms.iter().sum::<f64>()).abs() <= tolerance, "{dtype} {i}: {got}");
+        }
     }
 }
 

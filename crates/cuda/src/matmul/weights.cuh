@@ -447,15 +447,19 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
 }
 #endif
 
-// Decodes the weights of a group as pairs of f16: of wider floats, times 1 / `unit`.
-__device__ __forceinline__ void decode_pairs(const Group& group, const Codebook& book, float unit, u32 (&pairs)[16]) {
+// Decodes the weights of a group, times 1 / `unit`, as pairs of f16.
+__device__ __forceinline__ void decode_pairs(Group group, const Codebook& book, float unit, u32 (&pairs)[16]) {
 #if TYPE == F16
 #pragma unroll
     for (int i = 0; i < 16; i++) pairs[i] = group.words[i];
 #else
     // 1 / unit: the exponents of reciprocal powers of two are negatives of each other, and both are
     // stored with bias 127.
-    [[maybe_unused]] float by = __uint_as_float((2 * 127u << 23) - __float_as_uint(unit));
+    float by = __uint_as_float((2 * 127u << 23) - __float_as_uint(unit));
+#if !IS_FLOAT
+#pragma unroll
+    for (int half = 0; half < 2; half++) group.scale[half] *= by, group.min[half] *= by;
+#endif
     float w[32];
     decode_group(group, book, w);
 #pragma unroll

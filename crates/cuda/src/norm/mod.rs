@@ -4,13 +4,14 @@
 use bytemuck::NoUninit;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernels of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "norm.cu",
     text: include_str!("norm.cu"),
-    headers: &[SUM_HEADER],
+    headers: &[HALF_HEADER, SUM_HEADER],
     constants,
     options: &[],
 };

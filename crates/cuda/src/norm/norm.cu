@@ -2,6 +2,7 @@
 // LayerNorm (arXiv 1607.06450) is that of x - mean(x).
 
 #include "constants.cuh"
+#include "half.cuh"
 #include "sum.cuh"
 
 struct NormParams {
@@ -27,16 +28,19 @@ __device__ inline void norm_row(const NormParams& p, float* warps, bool accumula
 
 extern "C" __global__ void rms_norm(const __grid_constant__ NormParams p) {
     __shared__ float warps[THREADS / 32];
+    wait_for_kernel_before();
     norm_row(p, warps, false);
 }
 
 extern "C" __global__ void add_normed(const __grid_constant__ NormParams p) {
     __shared__ float warps[THREADS / 32];
+    wait_for_kernel_before();
     norm_row(p, warps, true);
 }
 
 extern "C" __global__ void layer_norm(const __grid_constant__ NormParams p) {
     __shared__ float warps[2][THREADS / 32];
+    wait_for_kernel_before();
     const float* x = p.x + (size_t)blockIdx.x * p.cols;
     float* y = p.y + (size_t)blockIdx.x * p.cols;
     float sum = 0.0f, squares = 0.0f;

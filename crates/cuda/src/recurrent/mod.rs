@@ -9,6 +9,7 @@ use bytemuck::NoUninit;
 use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads, StateInputs, StateRule, TokenSpan};
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::module::Build;
 use crate::norm::SUM_HEADER;
 use crate::{Context, CudaError, Define, DevicePtr, Launch, Source};
@@ -17,7 +18,7 @@ use crate::{Context, CudaError, Define, DevicePtr, Launch, Source};
 static SOURCE: Source = Source {
     name: "recurrent.cu",
     text: include_str!("recurrent.cu"),
-    headers: &[SUM_HEADER],
+    headers: &[HALF_HEADER, SUM_HEADER],
     constants: || {
         let constants = Constants::default().whole("MAX_TAPS", ShortConv::MAX_TAPS);
         constants.whole("COLUMNS", StateHeads::COLUMNS).whole("THREADS", THREADS as usize)

@@ -3,6 +3,7 @@
 // Macros: K_DIM (values of a key, a multiple of 16).
 
 #include "constants.cuh"
+#include "half.cuh"
 #include "sum.cuh"
 
 struct ConvParams {
@@ -20,6 +21,7 @@ struct ConvParams {
 
 // One thread per channel. Past inputs are in registers, the latest last.
 extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_constant__ ConvParams p) {
+    wait_for_kernel_before();
     unsigned c = blockIdx.x * THREADS + threadIdx.x, n = p.channels;
     if (c >= n) return;
     unsigned before = MAX_TAPS - p.taps;  // missing taps
@@ -84,6 +86,7 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
     __shared__ float query_key[2][K_DIM];  // query and key
     __shared__ float decays[DECAYS_PER_DIM ? K_DIM : 1];
     __shared__ float warps[2][THREADS / 32];
+    wait_for_kernel_before();
     unsigned per_head = p.v_dim / COLUMNS, head = blockIdx.x / per_head;
     unsigned column = threadIdx.x / EACH, column_lane = threadIdx.x % EACH;
     unsigned k_head = p.is_tiled ? head % p.n_k_heads : head / (p.n_v_heads / p.n_k_heads);

@@ -8,6 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Heads, Pairing, RopeParams};
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::norm::NormParts;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
@@ -15,7 +16,7 @@ use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 pub(crate) static SOURCE: Source = Source {
     name: "rope.cu",
     text: include_str!("rope.cu"),
-    headers: &[ROPE_HEADER],
+    headers: &[HALF_HEADER, ROPE_HEADER],
     constants: Constants::default,
     options: &[],
 };
@@ -80,7 +81,7 @@ pub(crate) fn rope(
     head_rope: HeadRope,
     has_own_weights: bool,
 ) -> Result<(), CudaError> {
-    let total = (rows * heads.n) as u32;
+    let total = rows * heads.n;
     if total == 0 || !head_rope.is_on() {
         return Ok(());
     }
@@ -90,9 +91,9 @@ pub(crate) fn rope(
         x,
         n_heads,
         dim,
-        total,
+        total: total as u32,
         weight_step: if has_own_weights { dim } else { 0 },
     };
-    let launch = Launch::linear(total.div_ceil(HEADS_PER_BLOCK), HEADS_PER_BLOCK * 32);
+    let launch = Launch::each("rope", 32 * total, HEADS_PER_BLOCK * 32)?;
     cx.launch(cx.kernel(&SOURCE, "rope")?, launch, &params)
 }

@@ -1,5 +1,6 @@
 // RoPE in place, one warp per head.
 
+#include "half.cuh"
 #include "rope.cuh"
 
 struct RopeParams {
@@ -12,6 +13,7 @@ struct RopeParams {
 };
 
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
+    wait_for_kernel_before();
     unsigned head = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (head >= p.total) return;
     HeadRope head_rope = p.head_rope;

@@ -5,6 +5,7 @@ use std::f64::consts::LOG2_E;
 use bytemuck::NoUninit;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The soft cap, for kernels that apply it to their own values.
@@ -14,7 +15,7 @@ pub(crate) const SOFT_CAP_HEADER: Header = Header { name: "bounded.cuh", text: i
 pub(crate) static SOURCE: Source = Source {
     name: "soft_cap.cu",
     text: include_str!("soft_cap.cu"),
-    headers: &[SOFT_CAP_HEADER],
+    headers: &[SOFT_CAP_HEADER, HALF_HEADER],
     constants: Constants::default,
     options: &[],
 };
@@ -42,7 +43,7 @@ pub(crate) fn soft_cap(cx: &Context, x: DevicePtr, n: usize, cap: f32) -> Result
         return Ok(());
     }
     let params = KernelParams { x, n: n as u32, cap, rate: rate(cap), unused: 0 };
-    let launch = Launch::linear(params.n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("soft_cap", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "soft_cap")?, launch, &params)
 }
 

@@ -1,6 +1,7 @@
 // Soft cap: x = cap tanh(x / cap), one value per thread. Non-finite values become NaN.
 
 #include "bounded.cuh"
+#include "half.cuh"
 
 struct SoftCapParams {
     float* x;  // [n]
@@ -10,6 +11,7 @@ struct SoftCapParams {
 };
 
 extern "C" __global__ void soft_cap(const __grid_constant__ SoftCapParams p) {
+    wait_for_kernel_before();
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < p.n) p.x[i] = bounded(p.x[i], p.cap, p.rate);
 }

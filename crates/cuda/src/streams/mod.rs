@@ -4,13 +4,14 @@ use bytemuck::NoUninit;
 use kvant_backend::Streams;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, norm};
 
 /// The kernels of these ops.
 pub(crate) static SOURCE: Source = Source {
     name: "streams.cu",
     text: include_str!("streams.cu"),
-    headers: &[gate::HEADER, norm::SUM_HEADER],
+    headers: &[gate::HEADER, HALF_HEADER, norm::SUM_HEADER],
     constants: || gate::constants(Constants::default().whole("THREADS", THREADS as usize)),
     options: &[],
 };
@@ -37,13 +38,13 @@ pub(crate) fn mix_streams(
     streams: Streams,
 ) -> Result<(), CudaError> {
     let Streams { n_in, n_out, width } = streams;
-    let n = (rows * n_out * width) as u32;
+    let n = rows * n_out * width;
     if n == 0 {
         return Ok(());
     }
     let [rows, n_in, n_out, width] = [rows, n_in, n_out, width].map(|n| n as u32);
     let params = MixParams { coefs, x, y, rows, n_in, n_out, width };
-    let launch = Launch::linear(n.div_ceil(THREADS), THREADS);
+    let launch = Launch::each("mix_streams", n, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "mix_streams")?, launch, &params)
 }
 

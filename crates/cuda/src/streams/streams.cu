@@ -3,6 +3,7 @@
 
 #include "constants.cuh"
 #include "gate.cuh"
+#include "half.cuh"
 #include "sum.cuh"
 
 struct MixParams {
@@ -17,6 +18,7 @@ struct MixParams {
 
 // y[i] = sum over j of coefs[row, i, j] x[j], one value per thread.
 extern "C" __global__ void mix_streams(const __grid_constant__ MixParams p) {
+    wait_for_kernel_before();
     size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x, stream = (size_t)p.rows * p.width;
     if (at >= p.n_out * stream) return;
     unsigned i = at / stream;
@@ -37,6 +39,7 @@ struct RowsParams {
 // y = rms(of) y, one block per row.
 extern "C" __global__ void scale_by_rms(const __grid_constant__ RowsParams p) {
     __shared__ float warps[THREADS / 32];
+    wait_for_kernel_before();
     const float* of = p.of + (size_t)blockIdx.x * p.width;
     float* y = p.y + (size_t)blockIdx.x * p.width;
     float squares = 0.0f;
@@ -48,6 +51,7 @@ extern "C" __global__ void scale_by_rms(const __grid_constant__ RowsParams p) {
 // y = gelu(max(0, of - cutoff)) y, cutoff the mean of the row and some of its standard deviations.
 extern "C" __global__ void gate_sparsely(const __grid_constant__ RowsParams p) {
     __shared__ float warps[2][THREADS / 32];
+    wait_for_kernel_before();
     const float* of = p.of + (size_t)blockIdx.x * p.width;
     float* y = p.y + (size_t)blockIdx.x * p.width;
     float sum = 0.0f, squares = 0.0f;

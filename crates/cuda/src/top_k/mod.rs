@@ -8,13 +8,14 @@ use bytemuck::NoUninit;
 use kvant_backend::Candidate;
 
 use crate::constants::Constants;
+use crate::half::HALF_HEADER;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "top_k.cu",
     text: include_str!("top_k.cu"),
-    headers: &[RANK_HEADER],
+    headers: &[HALF_HEADER, RANK_HEADER],
     constants: || Constants::default().whole("SLICE", SLICE),
     options: &[],
 };

@@ -2,6 +2,7 @@
 // one block is left.
 
 #include "constants.cuh"
+#include "half.cuh"
 #include "rank.cuh"
 
 struct TopKParams {
@@ -14,6 +15,7 @@ struct TopKParams {
 
 extern "C" __global__ void top_k(const __grid_constant__ TopKParams p) {
     __shared__ u64 keys[SLICE];
+    wait_for_kernel_before();
     for (u32 i = threadIdx.x; i < SLICE; i += blockDim.x) {
         u32 at = blockIdx.x * SLICE + i;
         keys[i] = at >= p.len ? 0 : p.logits ? key_of(p.logits[at], at) : p.keys[at];

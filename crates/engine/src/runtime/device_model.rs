@@ -16,7 +16,7 @@ use super::draft_head::DraftHead;
 use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, MAX_ROWS, ModelProperties, SequenceId};
 use crate::error::Error;
 
-/// Device memory reserved for the scratch of ops, in bytes.
+/// Device memory reserved for the scratch of ops besides that of experts, in bytes.
 const RESERVED_BYTES: usize = 256 << 20;
 
 /// What every operation expects of its sequence.
@@ -70,7 +70,7 @@ fn load_with<B: Backend>(
 ) -> Result<Arc<dyn LoadedModel>, Error> {
     check_guard(&device.info(), part)?;
     check_selection(&device.info(), &config, part)?;
-    check_weights(&*device, part, config.layers.len(), gguf)?;
+    check_weights(&*device, part, &config, gguf)?;
     // Speculative decoding needs batch invariance.
     let drafts = device.info().is_batch_invariant;
     let of_file = match part.draft_head() {
@@ -154,11 +154,11 @@ fn check_selection(device: &DeviceInfo, config: &Config, part: &LayerRange) -> R
 fn check_weights<B: Backend>(
     device: &B,
     part: &LayerRange,
-    n_layers: usize,
+    config: &Config,
     gguf: &Gguf,
 ) -> Result<(), Error> {
-    let needed = part.n_bytes(gguf);
-    let Some(usable) = usable_bytes(device)? else { return Ok(()) };
+    let (needed, n_layers) = (part.n_bytes(gguf), config.layers.len());
+    let Some(usable) = usable_bytes(device, config)? else { return Ok(()) };
     if needed <= usable {
         return Ok(());
     }
@@ -172,8 +172,19 @@ fn check_weights<B: Backend>(
 }
 
 /// Returns the memory for weights and caches, where the device has memory of its own.
-fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
-    Ok(device.free_bytes()?.map(|free| free.saturating_sub(RESERVED_BYTES)))
+fn usable_bytes<B: Backend>(device: &B, config: &Config) -> Result<Option<usize>, Error> {
+    let experts = config.layers.iter().filter_map(|layer| layer.experts.as_ref());
+    let of_experts =
+        experts.map(|experts| expert_scratch_bytes(experts.routing.n_used, experts.n_ff, config.n_embd));
+    let reserved = RESERVED_BYTES + of_experts.max().unwrap_or(0);
+    Ok(device.free_bytes()?.map(|free| free.saturating_sub(reserved)))
+}
+
+/// Returns the scratch that the experts of a layer take in the longest step: gates, their products,
+/// these in f16, and outputs. Devices round blocks up to powers of two.
+fn expert_scratch_bytes(n_used: usize, n_ff: usize, n_embd: usize) -> usize {
+    let [hidden, out] = [n_ff, n_embd].map(|n| MAX_ROWS * n_used * n * size_of::<f32>());
+    [hidden, hidden, hidden / 2, out].map(usize::next_power_of_two).iter().sum()
 }
 
 /// Rolls back a failed step in its caches.
@@ -213,7 +224,8 @@ impl<B: Backend> DeviceModel<B> {
     /// allocated as tokens arrive.
     fn fit(&self, plan: &mut Plan, room: ContextSize) -> Result<usize, Error> {
         let (ContextSize::Exactly(requested) | ContextSize::UpTo(requested)) = room;
-        let free = usable_bytes(&*self.device.backend)?.or_else(limits::machine_bytes);
+        let free =
+            usable_bytes(&*self.device.backend, &self.properties.config)?.or_else(limits::machine_bytes);
         let usable = [free, self.device.backend.max_page_bytes()].into_iter().flatten().min();
         let usable = usable.unwrap_or(isize::MAX as usize);
         let n_bytes = self.sizes(plan);
@@ -443,5 +455,16 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
 
     fn set_budget(&self, bytes: usize) {
         self.device.pool.set_budget(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_of_experts_counts_every_buffer_as_a_power_of_two() {
+        // Mixtral 8x7B: 56 MiB each of gates and products, 28 of halves, 16 of outputs.
+        assert_eq!(expert_scratch_bytes(2, 14_336, 4096), (64 + 64 + 32 + 16) << 20);
     }
 }

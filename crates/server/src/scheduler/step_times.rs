@@ -12,6 +12,45 @@ pub(super) const MIN_ROWS: usize = 16;
 /// Prefill tokens beside decode before any measurement.
 const FIRST_ROWS: usize = 4;
 
+/// A sample of more than so many averages is an outlier, as of a step that compiles a kernel.
+const OUTLIER: f64 = 10.0;
+
+/// A running average that ignores an outlier, unless the sample before it is one too.
+#[derive(Debug, Default)]
+pub(super) struct Average {
+    value: Option<f64>,
+    was_outlier: bool,
+}
+
+impl Average {
+    /// Returns the average; `None` before the first sample.
+    pub fn get(&self) -> Option<f64> {
+        self.value
+    }
+
+    /// Adds a sample; returns whether it counts.
+    fn learn(&mut self, sample: f64) -> bool {
+        let Some(average) = &mut self.value else {
+            self.value = Some(sample);
+            return true;
+        };
+        let is_outlier = sample > OUTLIER * *average;
+        let counts = !is_outlier || self.was_outlier;
+        self.was_outlier = is_outlier;
+        if counts {
+            *average += 0.1 * (sample - *average);
+        }
+        counts
+    }
+
+    /// As [`Average::learn`]; the average is at least the last sample that counts.
+    fn learn_maximum(&mut self, sample: f64) {
+        if self.learn(sample) {
+            self.value = self.value.map(|average| average.max(sample));
+        }
+    }
+}
+
 /// Step times in seconds, as running averages.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
@@ -19,16 +58,16 @@ pub(super) struct Pace {
     /// another size the difference would be attributed to prefill tokens.
     decode_time: BTreeMap<u32, DecodeTime>,
     /// Time of a prefill token in a step without decode.
-    pub row: Option<f64>,
+    pub row: Average,
     /// Time that a prefill token adds to a step with decode: more than alone, as small batches
     /// multiply less efficiently. The recent maximum, so that the latency bound holds.
-    row_beside_decode: Option<f64>,
+    row_beside_decode: Average,
 }
 
 /// Time of steps with decode only, for one class of batch sizes.
 #[derive(Debug, Default)]
 struct DecodeTime {
-    seconds: Option<f64>,
+    seconds: Average,
     /// Steps of that size with prefill since the last measurement.
     n_since: u32,
 }
@@ -37,15 +76,11 @@ impl DecodeTime {
     /// Reports whether the next step must run without prefill as a measurement: none exists yet,
     /// or contexts have grown since.
     fn is_to_be_known(&self) -> bool {
-        self.n_since >= if self.seconds.is_none() { 1 } else { MEASURE_EVERY }
+        self.n_since >= if self.seconds.get().is_none() { 1 } else { MEASURE_EVERY }
     }
 }
 
 impl Pace {
-    fn learn(average: &mut Option<f64>, seconds: f64) {
-        *average = Some(average.map_or(seconds, |average| average + 0.1 * (seconds - average)));
-    }
-
     /// Records a step of so many tokens that took `seconds`.
     pub fn ran(&mut self, n_decode: usize, n_read: usize, seconds: f64) {
         match (n_decode, n_read) {
@@ -53,18 +88,18 @@ impl Pace {
             (0, 0) => {}
             (n, 0) => {
                 let decode = self.decode_time.entry(n.ilog2()).or_default();
-                Self::learn(&mut decode.seconds, seconds);
+                decode.seconds.learn(seconds);
                 decode.n_since = 0;
             }
-            (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
+            (0, rows) => {
+                self.row.learn(seconds / rows as f64);
+            }
             (n, rows) => {
                 let decode = self.decode_time.entry(n.ilog2()).or_default();
                 decode.n_since += 1;
-                if let Some(decode) = decode.seconds {
+                if let Some(decode) = decode.seconds.get() {
                     let row = ((seconds - decode) / rows as f64).max(1e-5);
-                    Self::learn(&mut self.row_beside_decode, row);
-                    self.row_beside_decode =
-                        self.row_beside_decode.map(|row_beside_decode| row_beside_decode.max(row));
+                    self.row_beside_decode.learn_maximum(row);
                 }
             }
         }
@@ -74,14 +109,17 @@ impl Pace {
     /// without them.
     pub fn rows(&self, n_decode: usize, max_rows: usize, gap: f64) -> usize {
         let (seconds, row, min_rows) = match n_decode.checked_ilog2() {
-            Some(n) => match (self.decode_time.get(&n), self.row_beside_decode) {
-                (Some(decode), _) if decode.is_to_be_known() => return 0,
-                (Some(DecodeTime { seconds: Some(decode), .. }), Some(row_beside_decode)) => {
-                    ((gap - 1.0) * decode, row_beside_decode, 1)
+            Some(n) => match self.decode_time.get(&n) {
+                Some(decode) if decode.is_to_be_known() => return 0,
+                decode => {
+                    let decode = decode.and_then(|decode| decode.seconds.get());
+                    match (decode, self.row_beside_decode.get()) {
+                        (Some(decode), Some(row)) => ((gap - 1.0) * decode, row, 1),
+                        _ => return FIRST_ROWS.min(max_rows),
+                    }
                 }
-                _ => return FIRST_ROWS.min(max_rows),
             },
-            None => match self.row.filter(|&row| row > 0.0) {
+            None => match self.row.get().filter(|&row| row > 0.0) {
                 Some(row) => (MAX_STEP, row, MIN_ROWS),
                 None => return max_rows.min(8 * MIN_ROWS),
             },
@@ -130,5 +168,24 @@ mod tests {
         assert_eq!((slow.rows(1, 500, GAP), slow.rows(0, 500, GAP)), (FIRST_ROWS, MIN_ROWS));
         slow.ran(1, 4, 4.5);
         assert_eq!(slow.rows(1, 500, GAP), 1);
+    }
+
+    #[test]
+    fn one_step_that_compiles_does_not_slow_the_next_ones() {
+        let mut pace = Pace::default();
+        for _ in 0..20 {
+            pace.ran(4, 0, 0.050);
+            pace.ran(4, 40, 0.050 + 40.0 * 0.001);
+            pace.ran(0, 100, 0.1);
+        }
+        let usual = [pace.rows(4, 500, GAP), pace.rows(0, 500, GAP)];
+        pace.ran(4, 4, 1.5);
+        pace.ran(0, 16, 2.0);
+        pace.ran(4, 0, 1.5);
+        assert_eq!([pace.rows(4, 500, GAP), pace.rows(0, 500, GAP)], usual);
+        // Two in a row are no accident.
+        pace.ran(4, 4, 1.5);
+        pace.ran(4, 4, 1.5);
+        assert_eq!(pace.rows(4, 500, GAP), 1);
     }
 }
