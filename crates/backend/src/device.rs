@@ -78,6 +78,9 @@ pub struct DeviceInfo {
     pub n_threads: usize,
     /// The unit of `n_threads`: `threads` or `SMs`.
     pub thread_unit: &'static str,
+    /// Maximum of rows in a step. More rows fill a large device better; the activations of a step
+    /// grow with them.
+    pub max_step_rows: usize,
     /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
     pub is_batch_invariant: bool,
     /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values
@@ -88,6 +91,11 @@ pub struct DeviceInfo {
     /// of models that have those, [`Activation::Situ`](crate::Activation::Situ), and
     /// [`Backend::shift_tokens`] and [`Backend::wkv7`] of RWKV-7.
     pub selects_tokens: bool,
+}
+
+impl DeviceInfo {
+    /// The usual [maximum of rows](Self::max_step_rows): a CPU and a small GPU are full with these.
+    pub const MAX_STEP_ROWS: usize = 512;
 }
 
 /// Time of a kernel's launches on a device.

@@ -197,6 +197,7 @@ impl Kernels for CudaDevice {
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
             is_batch_invariant: false,
+            max_step_rows: properties.max_step_rows(),
             checks_finite_rows: false,
             selects_tokens: false,
         }

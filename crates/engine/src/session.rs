@@ -12,7 +12,7 @@ mod speculative;
 use std::sync::Arc;
 
 use kvant_backend::limits::{MAX_TOKENS, check_size};
-use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
+use kvant_backend::{Candidate, DeviceInfo, TOKENS_PER_BLOCK};
 use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 
@@ -185,7 +185,7 @@ impl Session {
         if !left.is_empty() {
             self.recommit()?;
         }
-        while let Some(chunk) = self.take_chunk(&mut left) {
+        while let Some(chunk) = Self::take_chunk(self.max_tokens(), &mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { LogitsFor::Last } else { LogitsFor::None }, None)?;
             self.commit_step(chunk);
@@ -251,7 +251,9 @@ impl Session {
         self.check_capacity(tokens)?;
         self.recommit()?;
         let mut left = tokens;
-        while let Some(chunk) = self.take_chunk(&mut left) {
+        // The logits of a step are held in memory.
+        let max = self.max_tokens().min(DeviceInfo::MAX_STEP_ROWS);
+        while let Some(chunk) = Self::take_chunk(max, &mut left) {
             let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, LogitsFor::From(first), None)?;
@@ -439,12 +441,12 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the tokens of the next step from `left`; `None` when it is empty.
-    fn take_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
+    /// Takes the tokens of the next step from `left`, at most `max`; `None` when it is empty.
+    fn take_chunk<'t>(max: usize, left: &mut &'t [u32]) -> Option<&'t [u32]> {
         if left.is_empty() {
             return None;
         }
-        let (chunk, rest) = left.split_at(self.sequence.max_step_rows().min(left.len()));
+        let (chunk, rest) = left.split_at(max.min(left.len()));
         *left = rest;
         Some(chunk)
     }
@@ -453,7 +455,7 @@ impl Session {
     /// step has the logits `logits_for`, the others none.
     fn queue(&mut self, tokens: &[u32], logits_for: LogitsFor) -> Result<(), Error> {
         let mut left = tokens;
-        while let Some(chunk) = self.take_chunk(&mut left) {
+        while let Some(chunk) = Self::take_chunk(self.max_tokens(), &mut left) {
             self.step(chunk, if left.is_empty() { logits_for } else { LogitsFor::None }, None)?;
             self.commit_step(chunk);
         }

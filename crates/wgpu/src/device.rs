@@ -147,6 +147,7 @@ impl Kernels for WgpuDevice {
             n_threads: 1,
             thread_unit: "queue",
             is_batch_invariant: false,
+            max_step_rows: DeviceInfo::MAX_STEP_ROWS,
             checks_finite_rows: false,
             selects_tokens: false,
         }

@@ -17,6 +17,7 @@ pub(super) fn info(device: &CpuDevice) -> DeviceInfo {
         n_threads: device.pool.n_threads(),
         thread_unit: "threads",
         is_batch_invariant: device.prefill_precision == PrefillPrecision::Exact,
+        max_step_rows: DeviceInfo::MAX_STEP_ROWS,
         checks_finite_rows: true,
         selects_tokens: true,
     }

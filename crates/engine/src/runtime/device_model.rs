@@ -13,7 +13,7 @@ use kvant_model::{
 
 use super::cache::{CacheOps, DeviceCache, PooledDevice, SequenceCaches};
 use super::draft_head::DraftHead;
-use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, MAX_ROWS, ModelProperties, SequenceId};
+use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, ModelProperties, SequenceId};
 use crate::error::Error;
 
 /// Device memory reserved for the scratch of ops, in bytes.
@@ -92,7 +92,7 @@ fn load_with<B: Backend>(
         (_, Some(weights)) => Some(DraftHead::mtp(&*device, &decoder, weights)?),
         (_, None) => None,
     };
-    let act = decoder.activations(&*device, MAX_ROWS)?;
+    let act = decoder.activations(&*device, device.info().max_step_rows)?;
     let properties = ModelProperties {
         info: device.info(),
         kernel_choices: device.kernel_choices(),

@@ -19,11 +19,12 @@ use kvant_model::{
     Weights,
 };
 
-use super::MAX_ROWS;
 use super::cache::PooledDevice;
 use super::device_model::roll_back;
 use crate::error::Error;
 
+/// Maximum of rows in a step of the head.
+const MAX_ROWS: usize = 512;
 /// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
 /// Beyond it, all but the last [`MAX_UNVERIFIED`] are processed: those may be draft tokens.
 const MAX_PENDING: usize = 16;

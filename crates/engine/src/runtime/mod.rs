@@ -35,9 +35,6 @@ pub use measure::StageTime;
 pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;
 
-/// Maximum of rows in a step.
-pub(crate) const MAX_ROWS: usize = 512;
-
 /// Id of a sequence, chosen by the caller that starts it; the same in all parts of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SequenceId(u64);

@@ -7,7 +7,6 @@ use super::Session;
 use crate::embed::HiddenStatePool;
 use crate::error::Error;
 use crate::model::Model;
-use crate::runtime::MAX_ROWS;
 
 /// The input of one session in a batch.
 pub struct BatchItem<'a> {
@@ -57,7 +56,8 @@ impl Session {
             feed.session.check_capacity(feed.tokens)?;
         }
         let mut read: Vec<_> = feeds.iter_mut().map(BatchItem::accept_draft_tokens).collect();
-        while let Some(batch) = next_batch(feeds, &read)? {
+        let max_rows = model.device().max_step_rows;
+        while let Some(batch) = next_batch(max_rows, feeds, &read)? {
             step(&model, feeds, &batch, &mut read)?;
         }
         model.loaded().finish()
@@ -76,10 +76,9 @@ impl BatchItem<'_> {
     }
 }
 
-/// Returns the rows of the next step, for each feed with tokens left. Pooling feeds come first, as
+/// Returns the rows of the next step, at most `room`, for each feed with tokens left. Pooling feeds come first, as
 /// a step returns either hidden states or logits. `None` when all tokens are processed.
-fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot>>, Error> {
-    let mut room = MAX_ROWS;
+fn next_batch(mut room: usize, feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot>>, Error> {
     let mut batch = Vec::new();
     let unread = |(feed, read): (&BatchItem<'_>, &usize)| feed.tokens.len() - read;
     let pools = feeds.iter().zip(read).any(|all| all.0.pooled.is_some() && unread(all) > 0);

@@ -394,7 +394,7 @@ fn a_failed_micro_batch_rolls_back_every_sequence() {
         let feed_one = |(number, (sequence, until)): (usize, (&Sequence, Rows))| {
             let mut last = vec![f32::NAN; sequence.loaded().properties().n_vocab];
             while sequence.len() < until.n {
-                let n = (until.n - sequence.len()).min(MAX_ROWS);
+                let n = (until.n - sequence.len()).min(sequence.max_step_rows());
                 let (batch, tokens) =
                     ([sequence.step_row(n, LogitsFor::Last)], text(number, sequence.len(), n));
                 let logits = sequence.loaded().step(&batch, Entry::Tokens(&tokens), None, None).unwrap();
