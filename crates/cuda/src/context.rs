@@ -11,6 +11,9 @@ use crate::{CudaError, CudaVersion, Define, DevicePtr, Gpu, KernelId, Launch, Mo
 /// Number of counters that [`Context::counters`] returns.
 pub(crate) const MAX_COUNTERS: usize = 512;
 
+/// Number of lists that are kept for the next layers: those of a step, for some groups of layers.
+const MAX_LISTS: usize = 16;
+
 /// A device, its compiled kernels and its memory.
 pub(crate) struct Context {
     gpu: Arc<dyn Gpu>,
@@ -18,6 +21,13 @@ pub(crate) struct Context {
     loaded: Mutex<Loaded>,
     arena: Arc<Arena>,
     counters: Mutex<Option<Block>>,
+    lists: Mutex<Vec<List>>,
+}
+
+/// Parameters that are too long to travel with a launch.
+struct List {
+    bytes: Vec<u8>,
+    on_device: Block,
 }
 
 #[derive(Default)]
@@ -53,7 +63,14 @@ impl Context {
             return Err(CudaError::OldDriver { found, needed, why });
         }
         let arena = Arena::new(Arc::clone(&gpu));
-        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, counters: Mutex::default() })
+        Ok(Self {
+            gpu,
+            compiler,
+            loaded: Mutex::default(),
+            arena,
+            counters: Mutex::default(),
+            lists: Mutex::default(),
+        })
     }
 
     /// Creates a context on an emulator: without slabs, so that the emulator detects out-of-bounds
@@ -62,7 +79,14 @@ impl Context {
     pub(crate) fn emulated(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
         let compiler = Compiler::with_cache(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
         let arena = Arena::without_slabs(Arc::clone(&gpu));
-        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, counters: Mutex::default() })
+        Ok(Self {
+            gpu,
+            compiler,
+            loaded: Mutex::default(),
+            arena,
+            counters: Mutex::default(),
+            lists: Mutex::default(),
+        })
     }
 
     /// Returns the device.
@@ -109,6 +133,32 @@ impl Context {
             Some(block) => Ok(block.ptr()),
             None => Ok(counters.insert(self.arena.take_zeroed(MAX_COUNTERS * size_of::<u32>())?).ptr()),
         }
+    }
+
+    /// Writes parameters that are too long to travel with a launch, and returns their address.
+    ///
+    /// The layers of a step have the same list or one of a few, which is written once.
+    ///
+    /// # Errors
+    /// When memory runs out or the device cannot be written.
+    pub fn list(&self, bytes: &[u8]) -> Result<DevicePtr, CudaError> {
+        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lists.iter().find(|list| list.bytes == bytes) {
+            return Ok(known.on_device.ptr());
+        }
+        if lists.len() == MAX_LISTS {
+            lists.remove(0);
+        }
+        let on_device = self.arena.take(bytes.len())?;
+        self.gpu.write(on_device.ptr(), bytes)?;
+        let ptr = on_device.ptr();
+        lists.push(List { bytes: bytes.to_vec(), on_device });
+        Ok(ptr)
+    }
+
+    /// Forgets the lists, as a step begins: what a failed step should have written is unknown.
+    pub fn forget_lists(&self) {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Returns the kernel `name` of `source`, compiled at the first call.

@@ -225,6 +225,7 @@ impl Kernels for CudaDevice {
         is_decode: bool,
         ops: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
+        self.cx.forget_lists();
         if !(self.records && is_decode && self.is_warm.load(Ordering::Acquire)) {
             let result = ops()?;
             self.is_warm.fetch_or(is_decode, Ordering::Release);

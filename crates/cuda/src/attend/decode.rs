@@ -1,8 +1,10 @@
-//! Decode attention: up to eight queries per KV head. Tiles go from memory to the tensor cores
-//! through registers.
+//! Decode attention: up to eight rows of a sequence, whose query heads of a KV head are processed
+//! eight at a time. Tiles go from memory to the tensor cores through registers. [`super::splits`]
+//! plans which block processes what.
 //!
-//! A warp processes a *unit* of 8 tiles, 128 tokens. Its lanes are (g, t), g = 0..8 and t = 0..4,
-//! as the tensor cores number them, and the eight queries are the columns of every MMA:
+//! A warp processes a *unit* of 8 tiles: the 128 tokens of a block of the cache. Its lanes are (g,
+//! t), g = 0..8 and t = 0..4, as the tensor cores number them, and the eight queries are the
+//! columns of every MMA:
 //!
 //! - **Keys.** Lane (g, t) loads whole groups of tile g, every fourth from t on, by 16 bytes at a
 //!   time. MMA i of eight takes tokens i and i + 8 of all eight tiles as its 16 rows, and the four
@@ -11,9 +13,8 @@
 //!   group uses all of its 64 codes, and nothing passes through shared memory. Codes are multiplied
 //!   as bytes; the contribution of their bias is subtracted from the f32 sum of a block, which is
 //!   then multiplied by the token's scale.
-//! - **Centres** that keys of a block are relative to are the rows of one additional MMA for each
-//!   16 dims, one row per tile: with a window a unit may span two blocks. Their result is added to
-//!   the maximum of the tile, not to its scores.
+//! - **The centre** that keys of a block are relative to is every row of one additional MMA for
+//!   each 16 dims. Its result is added to the maximum of each tile in codes, not to its scores.
 //! - **Softmax weights** of the unit (128 tokens, 8 queries, f16) are the only data that passes
 //!   through shared memory, to become right operands.
 //! - **Values.** Lane (g, t) has the group of dims 16 g .. 16 g + 16 and tokens 4 t .. 4 t + 4 of
@@ -29,6 +30,20 @@
 //!
 //! Tiles of the f16 sink and tail use the same loop with another `Group`; a unit that contains both
 //! kinds is processed once for each, and the lanes of the other kind contribute zero.
+//!
+//! # Splits
+//!
+//! At the end of a split the warps leave their sums in shared memory, which held the softmax
+//! weights before, and every thread folds four queries of one dim into the total that it owns there
+//! (`fold.cuh`): some 110 instructions of a warp. Outputs leave the block when the total is
+//! complete. Where several blocks share columns, the last one to finish joins their results, all
+//! four warps together, with 16 loads of 16 bytes in flight per thread: 43 splits of four queries,
+//! 88 KB, take three waits for memory, where a warp per query with four loads in flight took
+//! eleven. Columns without a query are neither prepared, exchanged, written nor joined; only the
+//! softmax has them, in lanes that would idle.
+//!
+//! Addresses of blocks are loaded one unit ahead, and the first keys of a warp are requested before
+//! the queries are prepared.
 //!
 //! # Budget
 //!
@@ -73,18 +88,21 @@
 //! tiles that arrive by copies to shared memory, as weights do in `gemv.cu`, which leaves registers
 //! for more warps.
 
+use bytemuck::{Pod, Zeroable};
 use kvant_backend::{KvTensorSpec, Result};
 use kvant_codec::{DType, turbo};
 
-use super::{HEADERS, KernelParams, OP, THREADS, WARPS, constants};
-use crate::kv::{SpecParams, TYPES, number};
+use super::splits::{Shares, Splits};
+use super::{HEADERS, KernelParams, OP, THREADS, constants};
+use crate::kv::{MAX_PARAMS, MAX_SEQUENCES, SpecParams, TYPES, number};
 use crate::module::Build;
-use crate::{Context, Define, Header, Launch, Source};
+use crate::{Context, Define, DevicePtr, Header, Launch, Source};
 
-const DECODE_HEADERS: [Header; 8] = {
+const DECODE_HEADERS: [Header; 9] = {
     let [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, ..] = HEADERS;
     let groups = Header { name: "groups.cuh", text: include_str!("groups.cuh") };
-    [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, groups]
+    let fold = Header { name: "fold.cuh", text: include_str!("fold.cuh") };
+    [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, groups, fold]
 };
 
 /// The decode kernel.
@@ -97,10 +115,26 @@ static SOURCE: Source = Source {
     options: &["--device-as-default-execution-space"],
 };
 
-/// Queries of a KV head that one launch serves.
+/// Queries that a block processes at a time, the columns of its products.
 pub(super) const QUERIES: usize = 8;
-/// Tiles that a warp processes at a time.
-const UNIT: usize = 8;
+/// Maximum number of rows of a sequence that this kernel serves, in tiles of [`QUERIES`] queries.
+pub(super) const MAX_ROWS: usize = 8;
+/// Tiles that a warp processes at a time: those of a block.
+pub(super) const UNIT: usize = 8;
+
+/// `DecodeParams` of `fold.cuh`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DecodeParams {
+    attend: KernelParams,
+    listed: DevicePtr,
+    n_sequences: u32,
+    share: u32,
+    longer: u32,
+    block_partials: u32,
+}
+
+const _: () = assert!(size_of::<DecodeParams>() <= MAX_PARAMS);
 
 /// Storage formats of the KV tensors of a head, keys first. The kernel is compiled for the types
 /// and sizes.
@@ -133,12 +167,12 @@ impl HeadFormat {
 
 fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool) -> [Define; 6] {
     let ([k, v], [k_dim, v_dim, capped]) = (types.map(number), super::defines(dims, is_capped));
-    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped, ("BLOCKS", blocks_at_once(dims[1]) as u32)]
+    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped, ("BLOCKS", resident_blocks(dims[1]) as u32)]
 }
 
 /// Returns the resident blocks per multiprocessor: as many as leave the accumulators of `v_dim`
 /// dims in registers.
-fn blocks_at_once(v_dim: usize) -> usize {
+pub(super) fn resident_blocks(v_dim: usize) -> usize {
     if v_dim <= turbo::LEN { 3 } else { 2 }
 }
 
@@ -158,27 +192,36 @@ pub(super) fn builds() -> impl Iterator<Item = Build> {
     plain.chain(capped).map(build)
 }
 
-/// Returns the tiles per KV split of a sequence of `n_kv_heads` that attends to `tiles`.
-///
-/// A split consists of whole units, one or more per warp. The blocks of a single long sequence are
-/// all resident at once and finish together: a few more blocks would wait for the first to finish.
-pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize, v_dim: usize) -> usize {
-    let at_once = blocks_at_once(v_dim) * cx.gpu().properties().n_sms as usize;
-    let max_splits = (at_once / n_kv_heads).max(1);
-    UNIT * WARPS * tiles.div_ceil(UNIT * WARPS).div_ceil(max_splits).max(1)
-}
-
-/// Queues the kernel, which also prepares the queries and combines the partial results of the
-/// splits.
+/// Queues the kernel for any number of sequences. It also prepares the queries and folds the
+/// partial results of the splits.
 pub(super) fn launch(
     cx: &Context,
-    params: &KernelParams,
+    params: KernelParams,
     head_format: &HeadFormat,
     is_capped: bool,
-    [splits, slots]: [usize; 2],
+    splits: &Splits,
 ) -> Result<()> {
+    let v_dim = head_format.dims[1];
+    let Shares { blocks, share, longer, block_partials } = splits.shares(cx, v_dim);
+    let n_partials = blocks * block_partials * QUERIES;
+    let on_partials = cx.scratch(n_partials * v_dim * size_of::<f32>())?;
+    let on_state = cx.scratch(n_partials * 2 * size_of::<f32>())?;
+    let mut params = DecodeParams {
+        attend: params,
+        listed: 0,
+        n_sequences: splits.sequences.len() as u32,
+        share: share as u32,
+        longer: longer as u32,
+        block_partials: block_partials as u32,
+    };
+    let common = &mut params.attend.common;
+    (common.partial_out, common.state) = (on_partials.ptr(), on_state.ptr());
+    if splits.sequences.len() <= MAX_SEQUENCES {
+        common.sequences[..splits.sequences.len()].copy_from_slice(&splits.sequences);
+    } else {
+        params.listed = cx.list(bytemuck::cast_slice(&splits.sequences))?;
+    }
     let kernel =
         cx.kernel_with(&SOURCE, &defines(head_format.types, head_format.dims, is_capped), "decode")?;
-    let grid = [splits as u32, slots as u32, 1];
-    Ok(cx.launch(kernel, Launch { grid, block: [THREADS, 1, 1], shared_bytes: 0 }, params)?)
+    Ok(cx.launch(kernel, Launch::linear(blocks as u32, THREADS), &params)?)
 }
