@@ -63,6 +63,15 @@ constexpr float BYTE_UNIT = 1.0f / (1 << 24);
 // Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
 __host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !is_trellis(type); }
 
+// Returns whether the scales of values join the softmax weights: a token has one scale, that of its
+// only block.
+__host__ __device__ constexpr bool weights_have_scales(u32 type) {
+    return is_turbo(type) && SLICES == 1 && block_at(type, V_DIM, 0).n == V_DIM;
+}
+constexpr bool SCALED_WEIGHTS = weights_have_scales(V_TYPE);
+// Outputs of codes without their scales: of bytes, which are subnormal as f16, or of levels.
+constexpr float CODE_UNIT = has_bias(V_TYPE) ? BYTE_UNIT : 1.0f;
+
 // Blocks of the keys whose accumulators start with the negative bias.
 constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
 
@@ -179,8 +188,36 @@ __device__ inline float2 centre_scores(const u16* centre, const uint2* queries, 
     return make_float2(products[0], products[1]);
 }
 
-template <u32 TYPE, bool CODED = (TYPE >= Q8_0)>
+// Of codes whose scales are in the weights there are the bytes, or levels, alone. `minus` collects
+// what the bias of bytes adds to all dims.
+template <u32 TYPE, bool CODED = (TYPE >= Q8_0), bool SCALED = weights_have_scales(TYPE)>
 struct Values {
+    Group<TYPE> group;
+
+    __device__ void load(const u8* tile, u32 lane) { group.load(tile + SCALE_BYTES, V_DIM, first_dim(0, lane) / 4 + lane % 4); }
+
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], float minus[4], const Levels& levels, const u32 b[2], u32 lane) const {
+        Group<TYPE> own = group;
+        if constexpr (is_trellis(TYPE)) {
+            u32 dim = first_dim(0, lane);
+            own.set_predecessor_lanes(dim / 16, V_DIM, dim / 16 * 4 + lane % 4);
+        }
+        if constexpr (MMAS == 4) own = own.from(first_row(lane));
+        for_mmas([&](auto i) {
+            u32 a[4];
+            if constexpr (is_trellis(TYPE)) level_fragment<i.value>(own, levels.table, lane, a);
+            else byte_fragment<0, i.value>(own, levels.book, a);
+            multiply(out[0][i.value], a, b[0], b[1]);
+        });
+        if constexpr (has_bias(TYPE)) {
+            u32 bias = 0x80008000 | (u32)levels.book.bias * 0x10001, all[4] = {bias, bias, bias, bias};
+            multiply(minus, all, b[0], b[1]);
+        }
+    }
+};
+
+template <u32 TYPE>
+struct Values<TYPE, true, false> {
     Group<TYPE> groups[SLICES];
     uint2 scales[SLICES];  // of four tokens
 
@@ -197,7 +234,7 @@ struct Values {
 
     // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t
     // and 2t + 1. (With 64 dims the lane's dims begin at `first_dim` and `first_row`.)
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], const Levels& levels, const u32 b[2], u32 lane) const {
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], float*, const Levels& levels, const u32 b[2], u32 lane) const {
         u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
@@ -228,7 +265,7 @@ struct Values {
 };
 
 template <u32 TYPE>
-struct Values<TYPE, false> {
+struct Values<TYPE, false, false> {
     Floats groups[SLICES];
 
     __device__ void load(const u8* tile, u32 lane) {
@@ -239,7 +276,7 @@ struct Values<TYPE, false> {
         }
     }
 
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], const Levels&, const u32 b[2], u32) const {
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], float*, const Levels&, const u32 b[2], u32) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             for_mmas([&](auto i) {
@@ -269,30 +306,77 @@ struct Softmax {
 struct VisibleRange {
     u32 oldest[2], end[2];
 
+    __device__ bool sees(u32 q, u32 token) const { return token >= oldest[q] && token < end[q]; }
     __device__ bool sees_tile(u32 first_token) const {
         return first_token >= max(oldest[0], oldest[1]) && first_token + TILE <= min(end[0], end[1]);
     }
 };
 
+// The scales of the values of a lane's tile, which join the softmax weights, relative to a power of
+// two above the largest scale that a query sees in the unit: weights stay f16 and bits do not depend
+// on tokens that the query does not see. Tiles in 16 bit have scale 1 and no such power.
+struct ValueScales {
+    Scales scales;
+    float power[2];   // of queries 2t and 2t + 1
+    bool are_scales;  // or the tile is in 16 bit
+
+    __device__ void load(const u8* tile, bool in_main) {
+        are_scales = in_main;
+        for (int i = 0; i < 2; i++) scales.half[i] = make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
+        if (in_main) scales.load(tile);
+    }
+    // Finds the powers. Called by a whole warp; `is_visible` is the same for all of its lanes if it
+    // needs no mask.
+    __device__ void set_power(bool needs_mask, u32 first_token, const VisibleRange& range) {
+        float top[2] = {0.0f, 0.0f};
+        if (!are_scales) {
+        } else if (needs_mask) {
+            for_eight([&](auto i) {
+                for (u32 q = 0; q < 2; q++) {
+                    u32 low = first_token + i.value, high = low + 8;
+                    if (range.sees(q, low)) top[q] = fmaxf(top[q], scales.template get<i.value>());
+                    if (range.sees(q, high)) top[q] = fmaxf(top[q], scales.template get<i.value + 8>());
+                }
+            });
+        } else {
+            u32 four[4];
+            for_four([&](auto i) { four[i.value] = half_max(word<i.value>(scales.half[0]), word<i.value>(scales.half[1])); });
+            u32 two = half_max(half_max(four[0], four[1]), half_max(four[2], four[3]));
+            top[0] = top[1] = fmaxf(from_half((u16)two), from_half((u16)(two >> 16)));
+        }
+        for (u32 q = 0; q < 2; q++) {
+            for (u32 step = 4; step < 32; step *= 2) top[q] = fmaxf(top[q], __shfl_xor_sync(~0u, top[q], step));
+            // The power above it; 1 without scales.
+            u32 bits = __float_as_uint(top[q]) & 0x7f800000;
+            power[q] = bits == 0 ? 1.0f : 2.0f * __uint_as_float(bits);
+        }
+    }
+    // Returns the power of a query, 1 for tiles in 16 bit, and its exponent.
+    __device__ float power_of(u32 q) const { return are_scales ? power[q] : 1.0f; }
+    __device__ float exponent(u32 q) const { return are_scales ? (float)(int)(__float_as_uint(power[q]) >> 23) - 127.0f : 0.0f; }
+};
+
 // Masks tokens, turns scores, which lack `centre_score` each, into softmax weights and leaves them
-// in shared memory; returns in `rescale` the rescaling factors of the earlier sums.
+// in shared memory, with the scales of values if these join them; returns in `rescale` the
+// rescaling factors of the earlier sums.
 __device__ inline void online_softmax(const Common& c, Softmax& w, float scores[8][4], const float centre_score[2], u32 first_token,
-                                      const VisibleRange& visible_range, u8* weights, float rescale[2], u32 lane) {
+                                      const VisibleRange& visible_range, ValueScales& scales, u8* weights, float rescale[2], u32 lane) {
     if (CAPPED) {
         for (u32 i = 0; i < 8; i++) {
             for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + centre_score[r % 2]);
         }
     }
-    // Only the first and the last unit of a split need the mask.
-    if (!__all_sync(~0u, visible_range.sees_tile(first_token))) {
+    // Only the first and the last unit of a sequence need the mask.
+    bool needs_mask = !__all_sync(~0u, visible_range.sees_tile(first_token));
+    if (needs_mask) {
         for (u32 i = 0; i < 8; i++) {
             for (u32 r = 0; r < 4; r++) {
-                u32 token = first_token + i + 8 * (r / 2);
-                if (token < visible_range.oldest[r % 2] || token >= visible_range.end[r % 2]) scores[i][r] = HIDDEN;
+                if (!visible_range.sees(r % 2, first_token + i + 8 * (r / 2))) scores[i][r] = HIDDEN;
             }
         }
     }
-    float max_score[2] = {HIDDEN, HIDDEN};
+    if constexpr (SCALED_WEIGHTS) scales.set_power(needs_mask, first_token, visible_range);
+    float max_score[2] = {HIDDEN, HIDDEN}, sum[2] = {0.0f, 0.0f};
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) max_score[r % 2] = fmaxf(max_score[r % 2], scores[i][r]);
     }
@@ -301,22 +385,29 @@ __device__ inline void online_softmax(const Common& c, Softmax& w, float scores[
         for (u32 step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
         rescale[q] = exp2f(w.max[q] - max);
         w.max[q] = max;
-        w.sum[q] *= rescale[q];
         // All scores of a tile lack the same `centre_score`: instead of adding it to each, the
         // subtracted maximum is lowered by it. It is not less than any score, however large they
         // are and whatever was rounded. A query that has seen no token yet has maximum HIDDEN:
         // subtracting 0 leaves the weights of masked tokens at 0.
         max_score[q] = max == HIDDEN ? 0.0f : max_score[q] - (own - max);
+        max_score[q] -= LIFT;
+        if constexpr (SCALED_WEIGHTS) max_score[q] += scales.exponent(q);
     }
     u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
-    for (u32 i = 0; i < 8; i++) {
+    for_eight([&](auto i) {
+        float* four = scores[i.value];
         for (u32 r = 0; r < 4; r++) {
-            scores[i][r] = power_of_two(scores[i][r] - max_score[r % 2] + LIFT);
-            w.sum[r % 2] += scores[i][r];
+            four[r] = power_of_two(four[r] - max_score[r % 2]);
+            sum[r % 2] += four[r];
         }
-        *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
-        *(u32*)(at + 16 * (i + 8)) = pack_halves(scores[i][2], scores[i][3]);
-    }
+        if constexpr (SCALED_WEIGHTS) {
+            float low = scales.scales.template get<i.value>(), high = scales.scales.template get<i.value + 8>();
+            four[0] *= low, four[1] *= low, four[2] *= high, four[3] *= high;
+        }
+        *(u32*)(at + 16 * i.value) = pack_halves(four[0], four[1]);
+        *(u32*)(at + 16 * (i.value + 8)) = pack_halves(four[2], four[3]);
+    });
+    for (u32 q = 0; q < 2; q++) w.sum[q] = w.sum[q] * rescale[q] + (SCALED_WEIGHTS ? scales.power_of(q) : 1.0f) * sum[q];
 }
 
 struct Shared {
@@ -400,18 +491,19 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
 }
 
 template <u32 TYPE>
-__device__ inline void accumulate_tile(float out[SLICES][MMAS][4], const u8* tile, const Levels& levels, const u8* weights, u32 lane) {
+__device__ inline void accumulate_tile(float out[SLICES][MMAS][4], float minus[4], const u8* tile, const Levels& levels, const u8* weights,
+                                       u32 lane) {
     Values<TYPE> values;
     values.load(tile, lane);
     u32 b[2];
     load_weights(b, weights, lane);
-    values.accumulate_values(out, levels, b, lane);
+    values.accumulate_values(out, minus, levels, b, lane);
 }
 
 // Processes eight tiles of one type, with several loads in flight.
 template <u32 TYPE>
-__device__ inline void accumulate_unit(float out[SLICES][MMAS][4], const u8* lane_tile, const Levels& levels, const u8* weights,
-                                       u32 lane) {
+__device__ inline void accumulate_unit(float out[SLICES][MMAS][4], float minus[4], const u8* lane_tile, const Levels& levels,
+                                       const u8* weights, u32 lane) {
     constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
 #pragma unroll 1
     for (u32 first = 0; first < UNIT; first += AHEAD) {
@@ -422,7 +514,7 @@ __device__ inline void accumulate_unit(float out[SLICES][MMAS][4], const u8* lan
         for (u32 i = 0; i < AHEAD; i++) {
             u32 b[2];
             load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
-            values[i].accumulate_values(out, levels, b, lane);
+            values[i].accumulate_values(out, minus, levels, b, lane);
         }
     }
 }
@@ -430,10 +522,13 @@ __device__ inline void accumulate_unit(float out[SLICES][MMAS][4], const u8* lan
 // The part of a split that a warp has processed.
 struct Part {
     Softmax softmax;
-    float out[SLICES][MMAS][4];
+    float out[SLICES][MMAS][4];  // times `unit` if `of_codes`
+    float power[2];              // of the scales, of queries 2t and 2t + 1
+    bool of_codes;
 
     __device__ void clear() {
-        for (u32 q = 0; q < 2; q++) softmax.max[q] = HIDDEN, softmax.sum[q] = 0.0f;
+        for (u32 q = 0; q < 2; q++) softmax.max[q] = HIDDEN, softmax.sum[q] = 0.0f, power[q] = 1.0f;
+        of_codes = false;
         for (u32 slice = 0; slice < SLICES; slice++) {
             for (u32 i = 0; i < MMAS; i++) {
                 for (u32 r = 0; r < 4; r++) out[slice][i][r] = 0.0f;
@@ -441,13 +536,65 @@ struct Part {
         }
     }
     __device__ void scale(const float by[2]) {
+        if (by[0] == 1.0f && by[1] == 1.0f) return;
         for (u32 slice = 0; slice < SLICES; slice++) {
             for (u32 i = 0; i < MMAS; i++) {
                 for (u32 r = 0; r < 4; r++) out[slice][i][r] *= by[r % 2];
             }
         }
     }
+    __device__ void add(const float by[4]) {
+        for (u32 i = 0; i < MMAS; i++) {
+            for (u32 r = 0; r < 4; r++) out[0][i][r] += by[r];
+        }
+    }
+    // Rescales the sums, to those of codes with scales relative to `next`.
+    __device__ void rescale_to_codes(const float rescale[2], const float next[2], float step) {
+        float by[2];
+        for (u32 q = 0; q < 2; q++) {
+            // The reciprocal of a power of two.
+            float other = __uint_as_float(0x7f000000 - __float_as_uint(next[q]));
+            by[q] = rescale[q] * (of_codes ? power[q] * other : other * (CODE_UNIT / step));
+            power[q] = next[q];
+        }
+        of_codes = true;
+        scale(by);
+    }
+    // Rescales the sums, to plain ones.
+    __device__ void rescale_to_floats(const float rescale[2], float step) {
+        float by[2];
+        for (u32 q = 0; q < 2; q++) by[q] = rescale[q] * (of_codes ? power[q] * (step / CODE_UNIT) : 1.0f);
+        of_codes = false;
+        scale(by);
+    }
 };
+
+// Adds the values of a unit, whose softmax weights are in shared memory, after the earlier sums have
+// been multiplied by `rescale`.
+__device__ inline void accumulate(Part& part, const LaneTile& value, const ValueScales& scales, const float rescale[2],
+                                  const Levels& levels, const u8* weights, u32 lane) {
+    u32 in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
+    float minus[4] = {};
+    bool to_codes = SCALED_WEIGHTS && in_main;
+    if (to_codes) part.rescale_to_codes(rescale, scales.power, levels.book.step);
+    else part.rescale_to_floats(rescale, levels.book.step);
+    if (in_main == ~0u) {
+        accumulate_unit<V_TYPE>(part.out, minus, value.tile, levels, weights, lane);
+    } else if (in_main) {
+        for (u32 i = 0; i < UNIT; i++) {
+            const u8* tile = tile_of_lane(value.tile, 4 * i);
+            if (in_main >> (4 * i) & 1) accumulate_tile<V_TYPE>(part.out, minus, tile, levels, weights + i * WEIGHT_BYTES, lane);
+        }
+    }
+    if (SCALED_WEIGHTS && has_bias(V_TYPE) && in_main) part.add(minus);
+    if (!in_f16) return;
+    float same[2] = {1.0f, 1.0f};
+    part.rescale_to_floats(same, levels.book.step);
+    for (u32 i = 0; i < UNIT; i++) {
+        const u8* tile = tile_of_lane(value.tile, 4 * i);
+        if (in_f16 >> (4 * i) & 1) accumulate_tile<F16>(part.out, minus, tile, levels, weights + i * WEIGHT_BYTES, lane);
+    }
+}
 
 // Attends to a unit, whose block is at `block`.
 __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const Head& head, Part& part, u32 unit, const u8* block,
@@ -473,23 +620,15 @@ __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const 
         add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
     }
     float rescale[2], centre_score[2] = {};
+    ValueScales scales;
+    if constexpr (SCALED_WEIGHTS) scales.load(value.tile, value.in_main);
     if (has_centre) {
         float2 products = centre_scores(centre, shared.queries, lane);
         if (key.in_main) centre_score[0] = products.x, centre_score[1] = products.y;
     }
-    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, visible_range, weights, rescale, lane);
-    if (rescale[0] != 1.0f || rescale[1] != 1.0f) part.scale(rescale);
+    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, visible_range, scales, weights, rescale, lane);
     __syncwarp();
-    in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
-    if (in_main == ~0u) {
-        accumulate_unit<V_TYPE>(part.out, value.tile, value_levels, weights, lane);
-    } else {
-        for (u32 i = 0; i < UNIT; i++) {
-            const u8* tile = tile_of_lane(value.tile, 4 * i);
-            if (in_main >> (4 * i) & 1) accumulate_tile<V_TYPE>(part.out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
-            if (in_f16 >> (4 * i) & 1) accumulate_tile<F16>(part.out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
-        }
-    }
+    accumulate(part, value, scales, rescale, value_levels, weights, lane);
     __syncwarp();
 }
 
@@ -584,6 +723,8 @@ __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 s
             if (!now.is_there(Units(a.c, sequence))) continue;
             attend_unit(a, shared, a.c.heads[columns.head], part, now.unit, now.block, visible_range, shared.weights[warp], lane);
         }
+        float same[2] = {1.0f, 1.0f};
+        part.rescale_to_floats(same, a.books[V_TYPE].step);
         fold(a.c, shared, columns, part.softmax.max, part.softmax.sum, part.out, is_begun ? ~0u : p.place(split), lane, warp);
     }
     if (!is_begun || split != columns.first_split + columns.splits) {

@@ -27,7 +27,7 @@ __device__ inline u32 pack_halves(float low, float high) {
     return pair;
 }
 
-// Products and differences of f16 pairs.
+// Products, differences and maxima of f16 pairs.
 __device__ inline u32 half_mul(u32 a, u32 b) {
     u32 c;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -37,6 +37,12 @@ __device__ inline u32 half_mul(u32 a, u32 b) {
 __device__ inline u32 half_sub(u32 a, u32 b) {
     u32 c;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+__device__ inline u32 half_max(u32 a, u32 b) {
+    u32 c;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
 
