@@ -4,189 +4,7 @@
 // Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (stored values per token), CAPPED (soft
 // cap on the scores), BLOCKS (resident per multiprocessor).
 
-#include "fold.cuh"
-#include "groups.cuh"
-
-// Bytes of the softmax weights of a tile, [16 tokens][8 queries] f16; 16 more, so that tiles lie in
-// different banks.
-constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
-
-// The levels of codes: the byte codebook of their type, and a level table for trellis types.
-struct Levels {
-    const Book& book;
-    const LevelTable& table;
-};
-
-// Level tables of the trellis types.
-constexpr bool K_IS_TRELLIS = is_trellis(K_TYPE), V_IS_TRELLIS = is_trellis(V_TYPE);
-constexpr u32 V_TABLE = K_IS_TRELLIS && V_TYPE != K_TYPE ? 1 : 0;
-constexpr u32 TABLES = V_IS_TRELLIS ? V_TABLE + 1 : K_IS_TRELLIS;
-
-// Calls f with the constants 0 .. 4 or 0 .. 8.
-template <u32 I>
-struct Const { static constexpr u32 value = I; };
-template <typename F>
-__device__ inline void for_four(F f) {
-    f(Const<0>()), f(Const<1>()), f(Const<2>()), f(Const<3>());
-}
-template <typename F>
-__device__ inline void for_eight(F f) {
-    for_four(f), f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
-}
-template <typename F>
-__device__ inline void for_mmas(F f) {
-    if constexpr (MMAS == 8) for_eight(f);
-    else for_four(f);
-}
-
-// Sixteen f16 scales.
-struct Scales {
-    uint4 half[2];
-    __device__ void load(const u8* block) {
-        for (int i = 0; i < 2; i++) half[i] = __ldg((const uint4*)block + i);
-    }
-    template <u32 I>
-    __device__ float get() const {
-        return from_half((u16)(word<I % 8 / 2>(half[I / 8]) >> (16 * (I % 2))));
-    }
-};
-
-// Codes of keys are multiplied unchanged, as bytes above their bias, which saves an instruction per
-// code: the accumulator of a block starts with the negative contribution of the bias, `minus_bias`.
-// As f16 these bytes are subnormal, which tensor cores support exactly (doi 10.7717/peerj-cs.330
-// for compute capabilities up to 8.0), so that only the bias is added to a code. Intermediate sums
-// are two to four times as large as without it, by root mean square, and f32 rounds each by 2^-23
-// at most; queries have been rounded by 2^-12. (With bytes above 1024 the sums would be more than
-// twenty times as large.)
-constexpr float BYTE_UNIT = 1.0f / (1 << 24);
-
-// Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
-__host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !is_trellis(type); }
-
-// Returns whether the scales of values join the softmax weights: a token has one scale, that of its
-// only block.
-__host__ __device__ constexpr bool weights_have_scales(u32 type) {
-    return is_turbo(type) && SLICES == 1 && block_at(type, V_DIM, 0).n == V_DIM;
-}
-constexpr bool SCALED_WEIGHTS = weights_have_scales(V_TYPE);
-// Outputs of codes without their scales: of bytes, which are subnormal as f16, or of levels.
-constexpr float CODE_UNIT = has_bias(V_TYPE) ? BYTE_UNIT : 1.0f;
-
-// Blocks of the keys whose accumulators start with the negative bias.
-constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
-
-// Returns the contribution of the bias of block `block` with queries 2t and 2t + 1, negative.
-__device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2* queries, u32 lane) {
-    u32 minus = 0x80008000 | (u32)book.bias * 0x10001, all[4] = {minus, minus, minus, minus};
-    float products[4] = {};
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        if (block_at(K_TYPE, K_DIM, 16 * chunk).index != block) continue;
-        uint2 b = queries[32 * chunk + lane];
-        multiply(products, all, b.x, b.y);
-    }
-    return make_float2(products[0], products[1]);
-}
-
-// Returns the initial accumulator of block `block`.
-template <u32 TYPE>
-__device__ inline float2 initial_sum(const float2 (*minus_bias)[4], u32 block, u32 lane) {
-    if constexpr (has_bias(TYPE)) return minus_bias[block][lane % 4];
-    return make_float2(0.0f, 0.0f);
-}
-
-// Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those
-// dims.
-template <u32 TYPE, u32 DIMS>
-__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
-                                        const uint2* queries, float2 first_sum, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
-    float block_scores[8][4];
-    for (u32 i = 0; i < 8; i++) block_scores[i][0] = block_scores[i][2] = first_sum.x, block_scores[i][1] = block_scores[i][3] = first_sum.y;
-    Scales scales;
-    scales.load(block);
-    Group<TYPE> last;
-    if constexpr (is_trellis(TYPE)) last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
-#pragma unroll 1
-    for (u32 first = 0; first < CHUNKS; first += AHEAD) {
-        Group<TYPE> groups[AHEAD];
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) {
-            if constexpr (is_trellis(TYPE)) groups[c].set_predecessor(last), last = groups[c];
-            uint2 b = queries[32 * (first + c) + lane];
-            for_eight([&](auto i) {
-                u32 a[4];
-                if constexpr (is_trellis(TYPE)) level_fragment<i.value>(groups[c], levels.table, lane, a);
-                else byte_fragment<0, i.value>(groups[c], levels.book, a);
-                multiply(block_scores[i.value], a, b.x, b.y);
-            });
-        }
-    }
-    float step = mine ? levels.book.step / (has_bias(TYPE) ? BYTE_UNIT : 1.0f) : 0.0f;
-    for_eight([&](auto i) {
-        float low = scales.get<i.value>() * step, high = scales.get<i.value + 8>() * step;
-        scores[i.value][0] += low * block_scores[i.value][0], scores[i.value][1] += low * block_scores[i.value][1];
-        scores[i.value][2] += high * block_scores[i.value][2], scores[i.value][3] += high * block_scores[i.value][3];
-    });
-}
-
-// Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i
-// (first two) and i + 8 of tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read
-// another one and add zero.
-template <u32 TYPE>
-__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
-                                  const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
-    if constexpr (TYPE < Q8_0) {
-        float block_scores[8][4] = {};
-#pragma unroll 1
-        for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-            Floats group;
-            load_floats<TYPE>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
-            uint2 b = queries[32 * chunk + lane];
-            for_eight([&](auto i) {
-                u32 a[4];
-                fragment<i.value>(group, a);
-                multiply(block_scores[i.value], a, b.x, b.y);
-            });
-        }
-        for_eight([&](auto i) {
-            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? block_scores[i.value][r] : 0.0f;
-        });
-    } else {
-        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE_DIMS = K_DIM / MAX_DIMS * MAX_DIMS;
-#pragma unroll 1
-        for (u32 first = 0; first < WHOLE_DIMS; first += MAX_DIMS) {
-            const u8* block = tile + block_byte(TYPE, first / MAX_DIMS, first);
-            float2 initial = initial_sum<TYPE>(minus_bias, first / MAX_DIMS, lane);
-            add_block_scores<TYPE, MAX_DIMS>(scores, block, mine, levels, queries + 2 * first, initial, lane);
-        }
-        if constexpr (K_DIM - WHOLE_DIMS >= 64) {
-            const u8* block = tile + block_byte(TYPE, WHOLE_DIMS / MAX_DIMS, WHOLE_DIMS);
-            float2 initial = initial_sum<TYPE>(minus_bias, WHOLE_DIMS / MAX_DIMS, lane);
-            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE_DIMS, initial, lane);
-        }
-        if constexpr ((K_DIM - WHOLE_DIMS) % 64 > 0) {
-            constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
-            const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
-            float2 initial = initial_sum<TYPE>(minus_bias, LAST.index, lane);
-            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, initial, lane);
-        }
-    }
-}
-
-// Returns the contribution of the centre of a unit to its scores with queries 2t and 2t + 1: all
-// rows of the MMA are the centre, so that the result has the layout of the scores.
-__device__ inline float2 centre_scores(const u16* centre, const uint2* queries, u32 lane) {
-    float products[4] = {};
-#pragma unroll
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        uint2 four = __ldg((const uint2*)(centre + 16 * chunk) + lane % 4), b = queries[32 * chunk + lane];
-        u32 a[4] = {four.x, four.x, four.y, four.y};
-        multiply(products, a, b.x, b.y);
-    }
-    return make_float2(products[0], products[1]);
-}
+#include "scores.cuh"
 
 // Of codes whose scales are in the weights there are the bytes, or levels, alone. `minus` collects
 // what the bias of bytes adds to all dims.
@@ -303,7 +121,7 @@ struct Softmax {
 };
 
 // The visible tokens of the queries 2t and 2t + 1 of a lane.
-struct VisibleRange {
+struct __align__(16) VisibleRange {
     u32 oldest[2], end[2];
 
     __device__ bool sees(u32 q, u32 token) const { return token >= oldest[q] && token < end[q]; }
@@ -415,6 +233,7 @@ struct Shared {
     Columns columns;
     uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
     float2 minus_bias[K_BLOCKS + 1][4];    // of quantized keys, by block and t
+    VisibleRange visible_ranges[4];        // by t
     LevelTable tables[TABLES > 0 ? TABLES : 1];
     union __align__(16) {
         u8 weights[WARPS][UNIT * WEIGHT_BYTES];
@@ -598,7 +417,7 @@ __device__ inline void accumulate(Part& part, const LaneTile& value, const Value
 
 // Attends to a unit, whose block is at `block`.
 __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const Head& head, Part& part, u32 unit, const u8* block,
-                                   const VisibleRange& visible_range, u8* weights, u32 lane) {
+                                   u8* weights, u32 lane) {
     Levels key_levels = {p.books[K_TYPE], shared.tables[0]};
     Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
     const Sequence& sequence = shared.sequence;
@@ -626,7 +445,7 @@ __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const 
         float2 products = centre_scores(centre, shared.queries, lane);
         if (key.in_main) centre_score[0] = products.x, centre_score[1] = products.y;
     }
-    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, visible_range, scales, weights, rescale, lane);
+    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, shared.visible_ranges[lane % 4], scales, weights, rescale, lane);
     __syncwarp();
     accumulate(part, value, scales, rescale, value_levels, weights, lane);
     __syncwarp();
@@ -641,7 +460,8 @@ __device__ inline void find_columns(const DecodeParams& p, u32 split, Shared& sh
         if (at >= sequence.splits * tiles * p.a.c.n_heads) return;
         u32 number = at / sequence.splits, first = number % tiles * QUERIES;
         shared.sequence = sequence;
-        shared.columns = {number / tiles, first, min(queries - first, QUERIES), split - at % sequence.splits, sequence.splits};
+        u32 first_split = split - at % sequence.splits;
+        shared.columns = {number / tiles, first, min(queries - first, QUERIES), first_split, first_split + sequence.splits, p.block_of(first_split)};
     };
     __syncthreads();
     for (u32 i = threadIdx.x; i < p.n_sequences; i += THREADS) {
@@ -670,29 +490,30 @@ struct Walk {
     }
 };
 
+// Returns what queries 2t and 2t + 1 see. Columns beyond the last one, which are 0 and are not
+// stored, see the same.
+__device__ inline VisibleRange visible_range_of(const Common& c, const Sequence& sequence, const Columns& columns, u32 t) {
+    VisibleRange range;
+    for (u32 q = 0; q < 2; q++) {
+        u32 row = (columns.first_query + min(2 * t + q, columns.n - 1)) / c.group;
+        range.oldest[q] = oldest_of(c, sequence, row);
+        range.end[q] = sequence.start + row + 1;
+    }
+    return range;
+}
+
 // Prepares the queries of the columns and what else all splits need. Called by the whole block.
 __device__ inline void begin_columns(const AttendParams& p, Shared& shared, u32 lane, u32 warp) {
     const Columns& columns = shared.columns;
     prepare(p, Slot(shared.sequence, p.c.heads[columns.head], columns.head), columns, shared.queries, lane, warp);
     begin_totals(shared.totals, columns.n);
+    if (threadIdx.x < 4) shared.visible_ranges[threadIdx.x] = visible_range_of(p.c, shared.sequence, columns, threadIdx.x);
     __syncthreads();
     for (u32 index = warp; index < K_BLOCKS; index += WARPS) {
         float2 minus = minus_bias_of(index, p.books[K_TYPE], shared.queries, lane);
         if (lane < 4) shared.minus_bias[index][lane] = minus;
     }
     __syncthreads();
-}
-
-// Returns what the queries of a lane see. Columns beyond the last one, which are 0 and are not
-// stored, see the same.
-__device__ inline VisibleRange visible_range_of(const Common& c, const Sequence& sequence, const Columns& columns, u32 lane) {
-    VisibleRange range;
-    for (u32 q = 0; q < 2; q++) {
-        u32 row = (columns.first_query + min(2 * (lane % 4) + q, columns.n - 1)) / c.group;
-        range.oldest[q] = oldest_of(c, sequence, row);
-        range.end[q] = sequence.start + row + 1;
-    }
-    return range;
 }
 
 // Attends to the splits from `split` on, before `end`, of the columns that it belongs to; returns
@@ -703,14 +524,13 @@ __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 s
     const Sequence& sequence = shared.sequence;
     const Columns& columns = shared.columns;
     bool is_begun = split == columns.first_split;
-    end = min(end, columns.first_split + columns.splits);
+    end = min(end, columns.end_split);
     Walk walk;
     walk.unit = Units(a.c, sequence).first + (split - columns.first_split) * (sequence.split_tiles / UNIT) + warp;
     walk.load(a.c, sequence);
     prefetch_keys(a.c, a.c.heads[columns.head], walk.block, lane);
     begin_columns(a, shared, lane, warp);
 
-    VisibleRange visible_range = visible_range_of(a.c, sequence, columns, lane);
 #pragma unroll 1
     for (; split < end; split++) {
         Part part;
@@ -721,13 +541,13 @@ __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 s
             walk.unit += WARPS;
             walk.load(a.c, sequence);
             if (!now.is_there(Units(a.c, sequence))) continue;
-            attend_unit(a, shared, a.c.heads[columns.head], part, now.unit, now.block, visible_range, shared.weights[warp], lane);
+            attend_unit(a, shared, a.c.heads[columns.head], part, now.unit, now.block, shared.weights[warp], lane);
         }
         float same[2] = {1.0f, 1.0f};
         part.rescale_to_floats(same, a.books[V_TYPE].step);
         fold(a.c, shared, columns, part.softmax.max, part.softmax.sum, part.out, is_begun ? ~0u : p.place(split), lane, warp);
     }
-    if (!is_begun || split != columns.first_split + columns.splits) {
+    if (!is_begun || split != columns.end_split) {
         __syncthreads();
         if (is_begun) write_totals(a.c, shared.totals, columns.n, p.folded_place(blockIdx.x));
         if (!is_last(p, columns, shared.is_last)) return split;

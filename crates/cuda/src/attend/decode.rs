@@ -117,11 +117,12 @@ use crate::kv::{MAX_PARAMS, MAX_SEQUENCES, SpecParams, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, DevicePtr, Header, Launch, Source};
 
-const DECODE_HEADERS: [Header; 9] = {
+const DECODE_HEADERS: [Header; 10] = {
     let [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, ..] = HEADERS;
     let groups = Header { name: "groups.cuh", text: include_str!("groups.cuh") };
     let fold = Header { name: "fold.cuh", text: include_str!("fold.cuh") };
-    [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, groups, fold]
+    let scores = Header { name: "scores.cuh", text: include_str!("scores.cuh") };
+    [half, rotate, tile, bounded, look_up, attend, prologue_epilogue, groups, fold, scores]
 };
 
 /// The decode kernel.

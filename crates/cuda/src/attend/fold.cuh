@@ -53,7 +53,8 @@ struct Columns {
     u32 first_query;  // among those of the head
     u32 n;            // of them
     u32 first_split;  // among those of the launch
-    u32 splits;
+    u32 end_split;
+    u32 first_block;  // the one that has the first split
 };
 
 // The current fold: for each query the largest score and the sum of the weights, and the weighted
@@ -225,11 +226,11 @@ __device__ inline void order_for_device() { asm volatile("fence.acq_rel.gpu;" ::
 // Returns whether all other blocks of some columns have written their partial results; if so, the
 // threads of this block see them. The first block of some columns has a counter of theirs.
 __device__ inline bool is_last(const DecodeParams& p, const Columns& columns, u32& shared) {
-    u32 first = p.block_of(columns.first_split), others = p.block_of(columns.first_split + columns.splits - 1) - first;
+    u32 others = p.block_of(columns.end_split - 1) - columns.first_block;
     __syncthreads();
     if (threadIdx.x == 0) {
         order_for_device();
-        shared = atomicInc(p.a.c.counters + first, others) == others;
+        shared = atomicInc(p.a.c.counters + columns.first_block, others) == others;
         order_for_device();
     }
     __syncthreads();
@@ -258,13 +259,12 @@ __device__ inline float list_partials(const Common& c, Joined& joined, u32 place
 // writes of other blocks of the launch.
 __device__ inline void join(const DecodeParams& p, Totals& totals, Joined& joined, const Columns& columns, u32 lane, u32 warp) {
     const Common& c = p.a.c;
-    u32 block = p.block_of(columns.first_split), n_folded = p.first_split(block + 1) - columns.first_split;
-    u32 n_partials = columns.splits - n_folded + 1;
+    u32 folded_end = p.first_split(columns.first_block + 1), n_partials = columns.end_split - folded_end + 1;
     begin_totals(totals, columns.n);
     for (u32 first = 0; first < n_partials; first += 32) {
         __syncthreads();
-        u32 index = first + lane, n = min(n_partials - first, 32), place = p.folded_place(block);
-        if (index > 0 && index < n_partials) place = p.place(columns.first_split + n_folded + index - 1);
+        u32 index = first + lane, n = min(n_partials - first, 32), place = p.folded_place(columns.first_block);
+        if (index > 0 && index < n_partials) place = p.place(folded_end + index - 1);
         if (warp == 0) joined.place[lane] = place;
         for (u32 query = warp; query < QUERIES; query += WARPS) {
             float max = list_partials(c, joined, place, n, query, totals.max[query], lane);
