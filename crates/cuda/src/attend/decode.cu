@@ -131,8 +131,8 @@ struct __align__(16) VisibleRange {
 };
 
 // The scales of the values of a lane's tile, which join the softmax weights, relative to a power of
-// two above the largest scale that a query sees in the unit: weights stay f16 and bits do not depend
-// on tokens that the query does not see. Tiles in 16 bit have scale 1 and no such power.
+// two above the largest scale that a query sees in the unit: weights stay f16 and bits do not
+// depend on tokens that the query does not see. Tiles in 16 bit have scale 1 and no such power.
 struct ValueScales {
     Scales scales;
     float power[2];   // of queries 2t and 2t + 1
@@ -388,8 +388,8 @@ struct Part {
     }
 };
 
-// Adds the values of a unit, whose softmax weights are in shared memory, after the earlier sums have
-// been multiplied by `rescale`.
+// Adds the values of a unit, whose softmax weights are in shared memory, after the earlier sums
+// have been multiplied by `rescale`.
 __device__ inline void accumulate(Part& part, const LaneTile& value, const ValueScales& scales, const float rescale[2],
                                   const Levels& levels, const u8* weights, u32 lane) {
     u32 in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);

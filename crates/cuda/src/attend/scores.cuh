@@ -1,5 +1,5 @@
-// Scores of a unit: the products of keys with eight queries, and of their centre. decode.rs describes
-// the method.
+// Scores of a unit: the products of keys with eight queries, and of their centre. decode.rs
+// describes the method.
 //
 // Macros: K_TYPE, V_TYPE, K_DIM, V_DIM.
 

@@ -16,9 +16,9 @@
 //!   to it. So a row among seven others has the bits that it has alone.
 //! - **The fold.** Splits are added one after the other to a total, which begins at zero: `total =
 //!   fma(total, 2^(max - top), split · 2^(split max - top))`, the sum of the softmax weights
-//!   likewise. A left fold in one order has the same bits whoever computes it; what it costs is
-//!   that it cannot begin in the middle. (A tree of aligned groups could, at the price of another
-//!   level: it would save a part of the partial results below, which are few.)
+//!   likewise. A left fold in one order has the same bits in one block and in several; what it
+//!   costs is that it cannot begin in the middle. (A tree of aligned groups could, at the price of
+//!   another level: it would save a part of the partial results below, which are few.)
 //! - **Who: shares.** The splits of all sequences, heads and tiles of eight columns, in this order,
 //!   are a list, of which every block has an equal consecutive share; there are as many blocks as
 //!   the device holds at once. A block that has the first split of some columns folds from there
