@@ -78,8 +78,9 @@ pub struct DeviceInfo {
     pub n_threads: usize,
     /// The unit of `n_threads`: `threads` or `SMs`.
     pub thread_unit: &'static str,
-    /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
-    pub is_batch_invariant: bool,
+    /// Maximum number of rows of a step in which the device is batch-invariant: there a row has the
+    /// bits that it has alone. `usize::MAX` for steps of any size, 1 for none but those of one row.
+    pub batch_invariant_rows: usize,
     /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values
     /// show in the logits.
     pub checks_finite_rows: bool,

@@ -196,7 +196,7 @@ impl Kernels for CudaDevice {
             kernels: format!("{}, sm_{}", properties.name, properties.arch),
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
-            is_batch_invariant: false,
+            batch_invariant_rows: matmul::INVARIANT_ROWS.min(attend::INVARIANT_ROWS),
             checks_finite_rows: false,
             selects_tokens: false,
         }
@@ -344,7 +344,7 @@ impl Kernels for CudaDevice {
         BackendError::check_activation(OP, activation)?;
         let mut x = operand(&input, gate.n_in());
         let up_product = matmul_args(OP, up, y.ptr())?;
-        if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
+        if gate.dtype() == up.dtype() && matmul::has_gate(&self.cx, gate.dtype(), [x.rows, x.n_in]) {
             let both = MatmulArgs { up: Some((up_product.w, activation)), ..matmul_args(OP, gate, y.ptr())? };
             return Ok(matmul::matmul(&self.cx, &mut x, &both)?);
         }

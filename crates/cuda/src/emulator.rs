@@ -26,29 +26,34 @@ struct State {
 impl Emulator {
     /// Creates an emulated device of compute capability `arch / 10`: 80, 89 or 90.
     pub fn new(arch: u32) -> Arc<Self> {
-        // From the table of compute capabilities in the CUDA C++ programming guide.
-        let shared_kib = match arch {
-            80 => 163,
-            89 => 99,
-            90 => 227,
-            _ => panic!("no emulated device of compute capability {arch}"),
-        };
-        let properties = GpuProperties {
-            name: "emulator".to_owned(),
-            arch,
-            // Few, so that small tests split work over blocks too.
-            n_sms: 4,
-            shared_per_block: shared_kib * 1024,
-            total_bytes: 1 << 30,
-            // Loads any PTX version of the compiler.
-            driver: CudaVersion { major: u32::MAX, minor: 0 },
-        };
+        let properties = properties(arch);
         let state = State { machine: Machine::new(), modules: Vec::new(), kernels: Vec::new() };
         Arc::new(Self { properties, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the properties of an emulated device of compute capability `arch / 10`.
+pub(crate) fn properties(arch: u32) -> GpuProperties {
+    // From the table of compute capabilities in the CUDA C++ programming guide.
+    let shared_kib = match arch {
+        80 => 163,
+        89 => 99,
+        90 => 227,
+        _ => panic!("no emulated device of compute capability {arch}"),
+    };
+    GpuProperties {
+        name: "emulator".to_owned(),
+        arch,
+        // Few, so that small tests split work over blocks too.
+        n_sms: 4,
+        shared_per_block: shared_kib * 1024,
+        total_bytes: 1 << 30,
+        // Loads any PTX version of the compiler.
+        driver: CudaVersion { major: u32::MAX, minor: 0 },
     }
 }
 

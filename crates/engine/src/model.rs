@@ -460,10 +460,23 @@ impl Model {
         self.inner.loaded.properties().info.clone()
     }
 
-    /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
-    /// that speculation does not change the output.
+    /// Returns the default maximum of draft tokens: as many as the device verifies in a
+    /// batch-invariant step, so that speculation does not change the output.
     pub fn max_draft_tokens(&self) -> usize {
-        if self.device().is_batch_invariant { MAX_DRAFT_TOKENS } else { 0 }
+        MAX_DRAFT_TOKENS.min(self.batch_invariant_rows().saturating_sub(1))
+    }
+
+    /// Returns the maximum number of rows of a step with draft tokens. Without batch-invariant steps
+    /// speculation was requested all the same, and has no other limit.
+    pub(crate) fn max_verify_rows(&self) -> usize {
+        match self.max_draft_tokens() {
+            0 => 1 + MAX_DRAFT_TOKENS,
+            drafts => 1 + drafts,
+        }
+    }
+
+    fn batch_invariant_rows(&self) -> usize {
+        self.inner.loaded.properties().info.batch_invariant_rows
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer

@@ -146,7 +146,7 @@ impl Kernels for WgpuDevice {
             kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
             n_threads: 1,
             thread_unit: "queue",
-            is_batch_invariant: false,
+            batch_invariant_rows: 1,
             checks_finite_rows: false,
             selects_tokens: false,
         }

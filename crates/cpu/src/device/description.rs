@@ -16,7 +16,10 @@ pub(super) fn info(device: &CpuDevice) -> DeviceInfo {
         kernels: format!("{}{math}{tuned}", device.isa.name()),
         n_threads: device.pool.n_threads(),
         thread_unit: "threads",
-        is_batch_invariant: device.prefill_precision == PrefillPrecision::Exact,
+        batch_invariant_rows: match device.prefill_precision {
+            PrefillPrecision::Exact => usize::MAX,
+            PrefillPrecision::Bf16 => 1,
+        },
         checks_finite_rows: true,
         selects_tokens: true,
     }

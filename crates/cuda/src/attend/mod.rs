@@ -123,6 +123,8 @@ const MASKED_SCORE: f32 = -1e30;
 const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
 /// Bytes of `VisibleRange` of `unpack.cuh`.
 const VISIBLE_RANGE_BYTES: usize = 2 * size_of::<u32>();
+/// Maximum number of rows of a sequence in a step that attend as each of them does alone.
+pub(crate) const INVARIANT_ROWS: usize = 1;
 /// Largest stored head size whose queries and outputs stay in the registers of a warp.
 const MAX_NARROW: usize = 256;
 

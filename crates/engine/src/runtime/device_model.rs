@@ -71,8 +71,8 @@ fn load_with<B: Backend>(
     check_guard(&device.info(), part)?;
     check_selection(&device.info(), &config, part)?;
     check_weights(&*device, part, config.layers.len(), gguf)?;
-    // Speculative decoding needs batch invariance.
-    let drafts = device.info().is_batch_invariant;
+    // Speculative decoding needs batch-invariant steps of several rows.
+    let drafts = device.info().batch_invariant_rows > 1;
     let of_file = match part.draft_head() {
         Some(file) if drafts => Some((file, DraftHeadConfig::of(file, &config, n_vocab(gguf)?)?)),
         _ => None,

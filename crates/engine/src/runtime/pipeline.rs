@@ -117,7 +117,7 @@ fn properties_of(parts: &[&ModelProperties]) -> ModelProperties {
     let info = DeviceInfo {
         name: parts.iter().map(name).collect::<Vec<_>>().join(" + "),
         kernels: parts.iter().map(|part| &*part.info.kernels).collect::<Vec<_>>().join(" + "),
-        is_batch_invariant: parts.iter().all(|part| part.info.is_batch_invariant),
+        batch_invariant_rows: parts.iter().map(|part| part.info.batch_invariant_rows).min().unwrap_or(1),
         checks_finite_rows: parts.iter().all(|part| part.info.checks_finite_rows),
         selects_tokens: parts.iter().all(|part| part.info.selects_tokens),
         // A GPU's are of another unit than the CPU's before it.

@@ -109,7 +109,7 @@ impl Session {
     /// [`Session::uncommitted_with`].
     pub(super) fn draft_capacity(&self, n: usize) -> usize {
         // Each row beyond these costs more.
-        let max = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
+        let max = n.min(self.model.max_verify_rows().saturating_sub(1 + self.uncommitted().len()));
         match max {
             0 => 0,
             max => self.sequence.reserve_draft(self.uncommitted().len() + 1, max),
