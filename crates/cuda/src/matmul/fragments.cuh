@@ -1,5 +1,5 @@
-// Reads the A operands of MMAs from a stage of weights in shared memory: in a lane with lane % 4 = t
-// of a row's group words t and 4 + t of its codes, four codes each. `read_group` (weights.cuh) is
+// Reads the A operands of MMAs from a stage of weights in shared memory: in a lane with lane % 4 =
+// t of a row's group words t and 4 + t of its codes, four codes each. `read_group` (weights.cuh) is
 // the same for a whole group.
 //
 // A stage has STAGE_GROUPS groups of a row, and behind them what is moved behind the row (`tail`).

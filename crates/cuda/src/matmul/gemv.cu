@@ -13,8 +13,8 @@
 // weights.
 //
 // Every block normalizes and quantizes the row again: in a separate launch the whole device would
-// wait for one block. The order of all sums is that of skinny_q8.cu (matmul/mod.rs): each lane has a
-// class of groups.
+// wait for one block. The order of all sums is that of skinny_q8.cu (matmul/mod.rs): each lane has
+// a class of groups.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step: 140
 // instructions with q4_0 and q8_0, 174 with q4_K, 223 with q5_K, 240 with q6_K, and some 95 of a

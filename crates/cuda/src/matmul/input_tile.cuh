@@ -5,7 +5,8 @@
 #include "half.cuh"
 
 // How a tile has the sums of the codes of a group: those of either half, 16 bits each, the first
-// half's low; the sum times the scale, a float; or the start of an MMA, minus a multiple of the sum.
+// half's low; the sum times the scale, a float; or the start of an MMA, minus a multiple of the
+// sum.
 #define SUMS_OF_HALVES 0
 #define SUMS_AS_FLOATS 1
 #define SUMS_AS_STARTS 2

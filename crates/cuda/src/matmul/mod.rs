@@ -12,8 +12,8 @@
 //! tokens gives each the logits that it has alone. Both kernels therefore round at the same places,
 //! with intrinsics that compilers do not contract:
 //!
-//! 1. An input is `x` times the norm's weight; for rotated types a group of 32 is then multiplied by
-//!    the signs times the factor, and added in the butterfly's steps 1, 2, 4, 8, 16. The norm's
+//! 1. An input is `x` times the norm's weight; for rotated types a group of 32 is then multiplied
+//!    by the signs times the factor, and added in the butterfly's steps 1, 2, 4, 8, 16. The norm's
 //!    *factor* comes last (7), so that a group needs no other.
 //! 2. The factor is `1 / sqrt(sum / n + eps)`. Squares of four inputs are added by FMAs, of a group
 //!    over eight of those by steps of 1, 2, 4; sums of groups `l`, `l + 32`, .. in order, and those
@@ -21,7 +21,8 @@
 //! 3. A group's scale is its largest magnitude times 1 / 127, a code the nearest integer of the
 //!    input times 127 times the approximate reciprocal (`to_bytes.cuh`).
 //! 4. Codes of a group are multiplied and added as integers, exactly. A constant offset of the
-//!    weights' codes (8 in q4_0, 16 in q5_0, 4 in q3_K, 32 in q6_K) is subtracted there too.
+//!    weights' codes (8 in q4_0, 16 in q5_0, 4 in q3_K, 32 in q6_K) is subtracted there too. Only
+//!    those of two-byte levels exceed 2^24: the sum is rounded to f32 once.
 //! 5. The group's product is added to the sum of its *class* by FMAs, in the order of groups
 //!    (`arithmetic.cuh`). The class of group g is g mod 32; where groups share bytes in blocks of
 //!    256, half of g mod 64 (of q6_K, where g and g + 2 share them, 2 (g mod 64 / 4) + g mod 2).
@@ -36,8 +37,8 @@
 //!
 //! # Other products
 //!
-//! Few rows, float weights (`skinny_f32.cu`): f32 throughout, by FMAs in one order for any number of
-//! rows.
+//! Few rows, float weights (`skinny_f32.cu`): f32 throughout, by FMAs in one order for any number
+//! of rows.
 //!
 //! Many rows (GEMM, `gemm.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
 //! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that

@@ -17,15 +17,15 @@
 // need, one of them reads.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 12.8), instructions of a warp for
-// 512 weights and 8 rows, loads included: 44 with q4_0, 41 with q8_0, 47 with q4_K, 72 with q6_K (57,
-// 66 and 117 of its predecessor with q4_0, q4_K and q6_K); with 16 rows 63, 61, 67 and 110 (88, 97
-// and 168). Up to 116 registers with 8 rows, 128 and 12 to 20 spilled bytes with 16.
+// 512 weights and 8 rows, loads included: 44 with q4_0, 41 with q8_0, 47 with q4_K, 72 with q6_K
+// (57, 66 and 117 of its predecessor with q4_0, q4_K and q6_K); with 16 rows 63, 61, 67 and 110
+// (88, 97 and 168). Up to 116 registers with 8 rows, 128 and 12 to 20 spilled bytes with 16.
 //
 // Predicted for 132 multiprocessors at 1.98 GHz, q4_0, 8 rows: [14336, 4096] and [4096, 14336] take
 // 4.9 us of issue slots beside 11.0 us of bytes at 3.0 TB/s, so that memory binds at any rate above
 // 0.45 instructions per clock and scheduler, with four warps on each; 16 rows 7.0 us (0.64). Inputs
-// add 10.8 and 9.2 MB of L2 reads. Measured of its predecessor, which read inputs from memory in its
-// loop and decoded weights through shared memory: 34 us with 8 rows, of 0.14 per clock.
+// add 10.8 and 9.2 MB of L2 reads. Measured of its predecessor, which read inputs from memory in
+// its loop and decoded weights through shared memory: 34 us with 8 rows, of 0.14 per clock.
 //
 // NaN and infinities in x make the scale of their 32 values NaN, and so the row of y.
 
@@ -135,8 +135,8 @@ struct LoadCursor {
     }
 };
 
-// Issues the copies of a stage, of whose groups `n` exist. Rows are a multiple of 16 bytes long: the
-// last copies may exceed the groups that exist, but not the row.
+// Issues the copies of a stage, of whose groups `n` exist. Rows are a multiple of 16 bytes long:
+// the last copies may exceed the groups that exist, but not the row.
 template <bool IS_WHOLE>
 __device__ __forceinline__ void copy_stage(const LoadCursor& cursor, const Lane& lane, u32 n, u8* to) {
     u32 odd = threadIdx.x % 2;
@@ -226,8 +226,8 @@ __device__ __forceinline__ void dots(const Codes (&w)[2], const u32 (&b)[2], con
 #endif
 }
 
-// Adds the products of a group with its inputs to the sums of its class: rows lane / 4 and 8 more of
-// the tile with rows 2 (lane % 4) and the next of x.
+// Adds the products of a group with its inputs to the sums of its class: rows lane / 4 and 8 more
+// of the tile with rows 2 (lane % 4) and the next of x.
 __device__ __forceinline__ void multiply_group(const Codes (&w)[2], const Scales (&scales)[2], const Lane& lane, const InputTile* x,
                                                float (&sums)[4]) {
     uint2 b = *(const uint2*)((const u8*)x + lane.codes);

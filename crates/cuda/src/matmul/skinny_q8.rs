@@ -41,6 +41,8 @@ const MAX_SPLITS: u32 = WARPS;
 const RINGS_BYTES: usize = 56 << 10;
 /// What the driver reserves of each block.
 const RESERVED: u32 = 1 << 10;
+/// Upper bound of a block's static shared memory.
+const STATIC: u32 = 16;
 /// Inputs of a group.
 const GROUP: usize = 32;
 
@@ -96,8 +98,8 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Returns the plan for `rows` rows of `n_in` inputs: with two blocks per multiprocessor where
-    /// shared memory suffices, and as few splits as it allows. Rows that need two launches' worth of
-    /// it are taken 8 at a time. `None` where it is too small for 8.
+    /// shared memory suffices, and as few splits as it allows. Where 16 rows are too many for it,
+    /// blocks take 8. `None` where these are too many too.
     pub fn new(dtype: DType, rows: usize, n_in: usize, gpu: &GpuProperties) -> Option<Self> {
         let wanted = ROWS[usize::from(rows > ROWS[0] as usize)];
         let plans = [(wanted, 2), (wanted, 1), (ROWS[0], 2), (ROWS[0], 1)];
@@ -108,7 +110,8 @@ impl Plan {
         let splits = (0..=MAX_SPLITS.ilog2()).map(|log| 1 << log);
         let plan =
             |splits| Self { rows, splits, shared_bytes: shared_bytes(dtype, rows, n_in, splits), of_sm };
-        let fits = |plan: &Self| of_sm * (plan.shared_bytes + RESERVED) <= gpu.shared_per_block + RESERVED;
+        let fits =
+            |plan: &Self| of_sm * (plan.shared_bytes + STATIC + RESERVED) <= gpu.shared_per_block + RESERVED;
         splits.map(plan).find(fits)
     }
 
@@ -126,8 +129,8 @@ impl Plan {
     }
 }
 
-/// Returns the dynamic shared memory of a block: two of `Sums` of `skinny_q8.cu`, the rings, and the
-/// inputs of a split.
+/// Returns the dynamic shared memory of a block: two of `Sums` of `skinny_q8.cu`, the rings, and
+/// the inputs of a split.
 fn shared_bytes(dtype: DType, rows: u32, n_in: usize, splits: u32) -> u32 {
     let sums = 2 * WARPS * rows * (FEATURES + 4) * size_of::<f32>() as u32;
     let rings = WARPS as usize * stages(dtype) as usize * stage_bytes(dtype);
