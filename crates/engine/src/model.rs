@@ -466,8 +466,8 @@ impl Model {
         MAX_DRAFT_TOKENS.min(self.batch_invariant_rows().saturating_sub(1))
     }
 
-    /// Returns the maximum number of rows of a step with draft tokens. Without batch-invariant steps
-    /// speculation was requested all the same, and has no other limit.
+    /// Returns the maximum number of rows of a step with draft tokens. Where no step is
+    /// batch-invariant, speculation was requested all the same and has no other limit.
     pub(crate) fn max_verify_rows(&self) -> usize {
         match self.max_draft_tokens() {
             0 => 1 + MAX_DRAFT_TOKENS,
