@@ -523,6 +523,15 @@ impl Calls for DriverStream {
         })
     }
 
+    unsafe fn fetch(&self, src: DevicePtr, memory: &Pinned, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= memory.bytes, "{bytes} of {}", memory.bytes);
+        // SAFETY: the bytes lie within the memory (checked above), which stays untouched until the
+        // copy is done (the caller's promise); `src` is the caller's allocation.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(memory.memory, src, bytes, self.stream)
+        })
+    }
+
     fn event(&self) -> Result<Event, CudaError> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is live; the context is current.

@@ -13,7 +13,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use crate::staging::{Calls, Staging, Uploads};
+use crate::staging::{Calls, Readback, Staging, Uploads};
 use crate::{CudaError, DevicePtr};
 
 /// Calls per piece of a recording: those of some ten layers, which take the device longer than the
@@ -35,6 +35,8 @@ struct State<C: Calls> {
     runnables: Vec<C::Runnable>,
     staging: Staging<C>,
     uploads: Uploads<C>,
+    /// Those that no read uses now.
+    readbacks: Vec<Readback<C>>,
 }
 
 struct Recording {
@@ -77,7 +79,8 @@ impl<C: Calls> Recorder<C> {
     /// Creates a queue on the stream of `calls`.
     pub fn new(calls: C) -> Self {
         let (staging, uploads) = (Staging::default(), Uploads::default());
-        let state = State { recording: None, runnables: Vec::new(), staging, uploads };
+        let (runnables, readbacks) = (Vec::new(), Vec::new());
+        let state = State { recording: None, runnables, staging, uploads, readbacks };
         Self { state: Mutex::new(state), ended: Condvar::new(), calls }
     }
 
@@ -122,11 +125,23 @@ impl<C: Calls> Recorder<C> {
     }
 
     pub fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
-        let queue = self.queue()?;
+        let mut queue = self.queue()?;
         queue.check_not_recording("read")?;
-        // SAFETY: `dst` is live and exclusive until the stream has been waited for below.
-        unsafe { queue.calls.read(src, dst) }?;
-        queue.wait()
+        if dst.len() > Readback::<C>::MAX_BYTES {
+            // SAFETY: `dst` is live and exclusive until the stream has been waited for below.
+            unsafe { queue.calls.read(src, dst) }?;
+            return queue.wait();
+        }
+        let mut readback = match queue.state.readbacks.pop() {
+            Some(readback) => readback,
+            None => Readback::new(queue.calls)?,
+        };
+        readback.queue(queue.calls, src, dst.len())?;
+        // Other threads may queue or record meanwhile.
+        drop(queue);
+        readback.take(&self.calls, dst)?;
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).readbacks.push(readback);
+        Ok(())
     }
 
     /// Waits for the queued work.

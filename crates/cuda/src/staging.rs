@@ -1,5 +1,5 @@
-//! Pinned host memory that the device copies from asynchronously, and the driver calls that a queue
-//! of work needs.
+//! Pinned host memory that the device copies from and to asynchronously, and the driver calls that
+//! a queue of work needs.
 //!
 //! The driver implements [`Calls`] with a CUDA stream of its own; the tests use a fake that defers
 //! all work as long as possible.
@@ -22,7 +22,7 @@ const ALIGN: usize = 16;
 pub(crate) trait Calls {
     /// A point in the work of the stream.
     type Event;
-    /// Host memory that the device copies from asynchronously.
+    /// Host memory that the device copies from and to asynchronously.
     type Pinned;
     /// A recorded graph.
     type Graph;
@@ -47,7 +47,7 @@ pub(crate) trait Calls {
     /// Calls `fill` on a range of host memory.
     ///
     /// # Safety
-    /// The stream has passed every queued copy from that range.
+    /// The stream has passed every queued copy from and to that range.
     unsafe fn fill(&self, memory: &mut Self::Pinned, part: Range<usize>, fill: &mut dyn FnMut(&mut [u8]));
     /// Queues a copy of a range of host memory to the device.
     ///
@@ -55,6 +55,12 @@ pub(crate) trait Calls {
     /// The memory stays live, and that range unchanged, until the stream has passed this copy.
     unsafe fn copy(&self, dst: DevicePtr, memory: &Self::Pinned, part: Range<usize>)
     -> Result<(), CudaError>;
+
+    /// Queues a copy of `bytes` from the device to the start of host memory.
+    ///
+    /// # Safety
+    /// The memory stays live and untouched until the stream has passed this copy.
+    unsafe fn fetch(&self, src: DevicePtr, memory: &Self::Pinned, bytes: usize) -> Result<(), CudaError>;
 
     /// Creates an event that is not yet recorded.
     fn event(&self) -> Result<Self::Event, CudaError>;
@@ -128,6 +134,39 @@ impl<C: Calls> Staging<C> {
         // SAFETY: until `clear` that range is not written again, and pieces live as long as `self`,
         // which outlives the stream's work (the recorder waits for it before it drops `self`).
         unsafe { calls.copy(dst, &piece.memory, part) }
+    }
+}
+
+/// Pinned memory that the device copies results to: the copy is queued behind the work that
+/// computes them, and there is one wait for both.
+pub(crate) struct Readback<C: Calls> {
+    memory: C::Pinned,
+    /// Reached when the results are there.
+    arrived: C::Event,
+}
+
+impl<C: Calls> Readback<C> {
+    /// Maximum bytes; more are worth a copy of their own to pageable memory.
+    pub const MAX_BYTES: usize = STAGING_BYTES;
+
+    pub fn new(calls: &C) -> Result<Self, CudaError> {
+        Ok(Self { memory: calls.pin(Self::MAX_BYTES)?, arrived: calls.event()? })
+    }
+
+    /// Queues a copy of at most [`Readback::MAX_BYTES`].
+    pub fn queue(&mut self, calls: &C, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: before the memory is read, queued again or dropped, `take` waits for the copy, or
+        // the recorder for all of the stream; after a failed call the context is lost.
+        unsafe { calls.fetch(src, &self.memory, bytes) }?;
+        calls.record(&self.arrived)
+    }
+
+    /// Waits for the copy that was queued and moves it to `dst`.
+    pub fn take(&mut self, calls: &C, dst: &mut [u8]) -> Result<(), CudaError> {
+        calls.wait(&self.arrived)?;
+        // SAFETY: the stream has passed the copy.
+        unsafe { calls.fill(&mut self.memory, 0..dst.len(), &mut |bytes| dst.copy_from_slice(bytes)) };
+        Ok(())
     }
 }
 
@@ -232,6 +271,7 @@ pub(crate) mod fake {
     enum Work {
         Write { dst: DevicePtr, bytes: Vec<u8> },
         Copy { dst: DevicePtr, from: Pinned, part: Range<usize> },
+        Fetch { src: DevicePtr, to: Pinned, bytes: usize },
         Reach(Event),
     }
 
@@ -306,6 +346,9 @@ pub(crate) mod fake {
                         let bytes = locked(&from)[part].to_vec();
                         self.store(dst, &bytes);
                     }
+                    Work::Fetch { src, to, bytes } => {
+                        locked(&to)[..bytes].copy_from_slice(&self.memory[src as usize..][..bytes]);
+                    }
                     Work::Reach(event) => event.store(true, Ordering::Relaxed),
                 }
             }
@@ -317,13 +360,14 @@ pub(crate) mod fake {
             self.memory[part].copy_from_slice(bytes);
         }
 
-        /// Returns whether pending work copies from this range.
+        /// Returns whether pending work copies from or to this range.
         fn is_needed(&self, memory: &Pinned, part: &Range<usize>) -> bool {
             let copies = self.queue.iter().chain(self.recording.iter().flatten());
             copies.into_iter().any(|work| match work {
                 Work::Copy { from, part: other, .. } => {
                     Arc::ptr_eq(from, memory) && other.start < part.end && part.start < other.end
                 }
+                Work::Fetch { to, bytes, .. } => Arc::ptr_eq(to, memory) && part.start < *bytes,
                 _ => false,
             })
         }
@@ -372,6 +416,13 @@ pub(crate) mod fake {
         unsafe fn copy(&self, dst: DevicePtr, memory: &Pinned, part: Range<usize>) -> Result<(), CudaError> {
             assert!(part.end <= locked(memory).len());
             locked(&self.state).put(Work::Copy { dst, from: Arc::clone(memory), part });
+            Ok(())
+        }
+
+        unsafe fn fetch(&self, src: DevicePtr, memory: &Pinned, bytes: usize) -> Result<(), CudaError> {
+            let mut state = locked(&self.state);
+            assert!(state.recording.is_none() && bytes <= locked(memory).len());
+            state.put(Work::Fetch { src, to: Arc::clone(memory), bytes });
             Ok(())
         }
 

@@ -49,6 +49,29 @@ fn a_step_does_not_disturb_the_one_before_it() {
 }
 
 #[test]
+fn reads_wait_for_work_before_them_and_share_pinned_memory() {
+    let (fake, recorder) = recorder();
+    let large = vec![7; Readback::<Fake>::MAX_BYTES + 1];
+    for (i, bytes) in [&[1, 2, 3][..], &[4], &large, &[5, 6]].into_iter().enumerate() {
+        recorder.write(2, bytes).unwrap();
+        assert!(!fake.is_idle());
+        let mut got = vec![0; bytes.len()];
+        recorder.read(2, &mut got).unwrap();
+        assert!(got == bytes, "read {i}");
+    }
+    assert_eq!(fake.n_pinned(), 1);
+    thread::scope(|scope| {
+        let read = || {
+            let mut got = [0; 2];
+            (0..50).for_each(|_| recorder.read(2, &mut got).unwrap());
+            assert_eq!(got, [5, 6]);
+        };
+        (0..3).for_each(|_| _ = scope.spawn(read));
+    });
+    assert!(fake.n_pinned() <= 3, "{} pieces for three threads", fake.n_pinned());
+}
+
+#[test]
 fn memory_that_recorded_work_may_use_is_freed_after_it() {
     let (fake, recorder) = recorder();
     recorder.free(5);
