@@ -42,7 +42,7 @@ pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};
 pub use params::{
     Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads, Norm,
-    Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, Xielu,
+    Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, TopK, Xielu,
 };
 pub use pooled::{PooledBatchEntry, PooledKeys, SelectedKeys, TokenPool};
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};

@@ -25,10 +25,10 @@ use crate::streams::{
     check_attend_streams, check_connect_streams, check_gate_streams, check_inject_ngrams, check_mix_streams,
 };
 use crate::{
-    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
-    GatedStreams, Heads, HyperConnections, InputSquares, KvBatchEntry, NgramInjection, Norm,
-    PooledBatchEntry, PooledKeys, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry,
-    StateHeads, StateInputs, StreamAttention, Streams, TokenPool, TokenShift, Wkv7Inputs, Xielu,
+    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Columns, Gate, GatedStreams,
+    Heads, HyperConnections, InputSquares, KvBatchEntry, NgramInjection, Norm, PooledBatchEntry, PooledKeys,
+    Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    StreamAttention, Streams, TokenPool, TokenShift, TopK, Wkv7Inputs, Xielu,
 };
 
 ops! {
@@ -62,18 +62,13 @@ ops! {
     /// Copies `dst.len()` values from `src`, starting at value `offset`.
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>
         where check_read(src, offset, dst);
-    /// Writes the `k` largest of the `n_vocab` logits that start at value `offset` of `logits` to
-    /// `out`, in the order of [`Candidate::rank`]; usually sampling needs no more of a row. Equals
-    /// [`top_k`](crate::top_k) of the logits that [`Backend::read`] returns.
-    fn top_k(
-        &self,
-        logits: &Self::Buffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()>
-        where check_top_k(logits, offset, n_vocab);
+    /// Selects the most probable tokens of `rows` of `logits` `[_, n_vocab]`, in any order and
+    /// number; usually sampling needs no more of a row. Those of each row equal
+    /// [`top_k`](crate::top_k) of the logits that [`Backend::read`] returns. A step that samples
+    /// several sequences asks once for all of them: a device with memory of its own then waits
+    /// once.
+    fn top_k(&self, logits: &Self::Buffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()>
+        where check_top_k(logits, n_vocab, rows);
     /// Waits until all submitted work is complete.
     fn finish(&self) -> Result<()> => { Ok(()) };
     /// Uploads a weight matrix for products, repacked where that pays. A device with memory of its

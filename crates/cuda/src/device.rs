@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use kvant_backend::{
-    Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
-    Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource,
-    Xielu, batch_rows,
+    Activation, AttendParams, BackendError, Buffer as _, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
+    Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, Rope, RopeParams,
+    Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TopK, WeightSource, Xielu,
+    batch_rows,
 };
 
 use crate::driver::Driver;
@@ -257,25 +257,21 @@ impl Kernels for CudaDevice {
         Ok(self.cx.gpu().read(from, bytemuck::cast_slice_mut(dst))?)
     }
 
-    fn top_k(
-        &self,
-        logits: &CudaBuffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()> {
-        let k = k.min(n_vocab);
-        if 0 < k && k <= top_k::MAX_K {
-            let first = logits.ptr() + bytes(offset) as u64;
-            return Ok(top_k::top_k(&self.cx, first, n_vocab, k, out)?);
+    fn top_k(&self, logits: &CudaBuffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()> {
+        let mut on_device = Vec::with_capacity(rows.len());
+        for TopK { row, k, out } in rows {
+            match (*k).min(n_vocab) {
+                0 => out.clear(),
+                k @ 1..=top_k::MAX_K => on_device.push(TopK { row: *row, k, out }),
+                k => {
+                    let mut values = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+                    values.resize(n_vocab, 0.0);
+                    self.read(logits, *row * n_vocab, &mut values)?;
+                    kvant_backend::top_k(&values, k, out);
+                }
+            }
         }
-        // For so many candidates, reading the whole row is no slower.
-        let mut row = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        row.resize(n_vocab, 0.0);
-        self.read(logits, offset, &mut row)?;
-        kvant_backend::top_k(&row, k, out);
-        Ok(())
+        Ok(top_k::top_k(&self.cx, logits.ptr(), n_vocab, &mut on_device)?)
     }
 
     fn finish(&self) -> Result<()> {

@@ -19,9 +19,10 @@ use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 use crate::error::Error;
 use crate::generation::{CancelFlag, GenerateOptions, Generation, GenerationState};
 use crate::model::Model;
-use crate::runtime::{ContextSize, Logits, Sequence};
+use crate::runtime::{ContextSize, Sequence};
 
 pub use batch::BatchItem;
+use logits::LogitsLoan;
 pub use measure::Measure;
 pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
 pub use sequence_step::SequenceStep;
@@ -40,10 +41,10 @@ pub struct Session {
     /// Session of the draft model, which follows this one.
     drafter: Option<Box<Session>>,
     /// Logits of the last step, and the row that follows the last token.
-    logits_loan: Option<(Arc<dyn Logits>, usize)>,
+    logits_loan: Option<LogitsLoan>,
     /// That row on the host, `[n_vocab]`, once it has been read.
     row: Vec<f32>,
-    /// Top-k candidates, reused between calls.
+    /// Most probable tokens of that row, as many as its loan states; reused between steps.
     candidates: Vec<Candidate>,
     /// Whether the cache holds computed keys and values rather than random ones.
     has_real_kv: bool,
@@ -207,8 +208,7 @@ impl Session {
             self.logits()?;
             return sampler.sample(&self.row, &self.tokens).map_err(|error| self.sample_error(error));
         };
-        let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
-        logits.top_k(*row, k, &mut self.candidates)?;
+        self.select_candidates(k)?;
         sampler.sample_likeliest(&self.candidates, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
@@ -257,8 +257,7 @@ impl Session {
             self.step(chunk, LogitsFor::From(first), None)?;
             self.commit_step(chunk);
             for row in first..chunk.len() {
-                let (logits, _) = self.logits_loan.take().ok_or(Error::NoLogits)?;
-                self.logits_loan = Some((logits, row - first));
+                self.logits_loan = self.logits_loan.take().map(|loan| loan.at(row - first));
                 visit(done + row, self.logits()?);
             }
         }
@@ -276,7 +275,7 @@ impl Session {
     /// [`Error::NoLogits`] after a rewind, a fork, a restored context or a finished generation,
     /// until the next token is fed; a failed read.
     pub fn logits(&mut self) -> Result<&[f32], Error> {
-        let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
+        let LogitsLoan { logits, row, .. } = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
         self.row.resize(self.model.n_vocab(), 0.0);
         logits.read(*row, &mut self.row)?;
         Ok(&self.row)
@@ -467,7 +466,7 @@ impl Session {
         let row = self.batch_entry(tokens, want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
         let logits = logits.map_err(|error| self.rollback_step(error))?;
-        self.logits_loan = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
+        self.logits_loan = logits.map(|logits| LogitsLoan::new(logits, want.count(tokens.len()) - 1));
         Ok(())
     }
 

@@ -9,11 +9,11 @@ pub(crate) mod tuning;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
-    DeviceInfo, ExpertWeights, Experts, Gate, GatedStreams, Heads, HyperConnections, Input, InputSquares,
-    KernelChoice, Kernels, KvBatchEntry, Matrix, NgramInjection, Norm, Output, Page, PooledBatchEntry,
-    PooledKeys, Result, RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads,
-    StateInputs, StreamAttention, Streams, TokenPool, TokenShift, WeightSource, Wkv7Inputs, Xielu,
+    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, GatedStreams, Heads, HyperConnections, Input, InputSquares, KernelChoice,
+    Kernels, KvBatchEntry, Matrix, NgramInjection, Norm, Output, Page, PooledBatchEntry, PooledKeys, Result,
+    RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    StreamAttention, Streams, TokenPool, TokenShift, TopK, WeightSource, Wkv7Inputs, Xielu,
 };
 
 use crate::host::buffer::CpuBuffer;
@@ -85,15 +85,14 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
-    fn top_k(
-        &self,
-        logits: &CpuBuffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()> {
-        kvant_backend::top_k(&logits.as_slice()[offset..][..n_vocab], k, out);
+    fn top_k(&self, logits: &CpuBuffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()> {
+        let (logits, n_rows) = (logits.as_slice(), rows.len());
+        let rows = DisjointMut::new(rows);
+        self.pool.for_each(n_rows, &|i| {
+            // SAFETY: one call of this job has each row.
+            let [TopK { row, k, out }] = (unsafe { rows.part(i..i + 1) }) else { unreachable!() };
+            kvant_backend::top_k(&logits[*row * n_vocab..][..n_vocab], *k, out);
+        });
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_backend::{Activation, Backend, BackendError, Candidate, DeviceInfo, Page, limits};
+use kvant_backend::{Activation, Backend, BackendError, DeviceInfo, Page, TopK, limits};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockPool, Cache, CacheState, Layout, Plan};
 use kvant_model::{
@@ -309,8 +309,8 @@ impl<B: Backend> Logits for LogitsBuffer<B> {
         Ok(self.device.read(&self.buffer, row * self.n_vocab, out)?)
     }
 
-    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error> {
-        Ok(self.device.top_k(&self.buffer, row * self.n_vocab, self.n_vocab, k, out)?)
+    fn top_k(&self, rows: &mut [TopK<'_>]) -> Result<(), Error> {
+        Ok(self.device.top_k(&self.buffer, self.n_vocab, rows)?)
     }
 }
 

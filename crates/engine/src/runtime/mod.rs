@@ -19,7 +19,7 @@ mod sequence;
 
 use std::sync::Arc;
 
-use kvant_backend::{Candidate, DeviceInfo, KernelChoice};
+use kvant_backend::{DeviceInfo, KernelChoice, TopK};
 use kvant_gguf::Gguf;
 use kvant_kv::{CacheState, KvShape, Plan};
 use kvant_model::{Config, Entry, LogitsFor, OnQueries, Position, SoftTokens};
@@ -71,8 +71,10 @@ pub(crate) enum ContextSize {
 pub(crate) trait Logits: Send + Sync {
     /// Copies row `row` into `out` `[n_vocab]`.
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), Error>;
-    /// Writes the `k` most probable tokens of row `row` to `out`.
-    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error>;
+    /// Selects the most probable tokens of `rows`; see [`Backend::top_k`].
+    ///
+    /// [`Backend::top_k`]: kvant_backend::Backend::top_k
+    fn top_k(&self, rows: &mut [TopK<'_>]) -> Result<(), Error>;
 }
 
 /// Constant properties of a loaded model, or of a part of one.

@@ -42,8 +42,7 @@ impl Session {
         self.prefill(&[missing, &[next]].concat())?;
         let capacity = self.sequence.reserve_draft(0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
-            let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
-            logits.top_k(*row, 2, &mut self.candidates)?;
+            self.select_candidates(2)?;
             let (token, lead) = top_with_margin(&self.candidates);
             if !on_prediction(token, lead) || n_read == capacity {
                 break;

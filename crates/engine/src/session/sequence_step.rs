@@ -47,13 +47,15 @@ impl<'a> SequenceStep<'a> {
         let at = session.tokens().len();
         let is_last = at + *n == sequence.tokens().len();
         let most = if is_last { sequence.max_draft_tokens(most) } else { 0 };
+        let n_candidates = if is_last { sequence.n_candidates() } else { None };
         let (tokens, drafter) = sequence.drafting();
         let tokens = &tokens[at..at + *n];
         let draft_tokens = match *tokens {
             [token] => session.propose(drafter, token, most, is_alone),
             _ => &[],
         };
-        BatchItem { draft_tokens, pooled: pooled.as_deref_mut(), ..BatchItem::new(session, tokens) }
+        let pooled = pooled.as_deref_mut();
+        BatchItem { draft_tokens, pooled, n_candidates, ..BatchItem::new(session, tokens) }
     }
 
     /// Records the result of a step that was to end at `end` tokens.
