@@ -246,6 +246,10 @@ impl KvCaches for TextEncoder {
         0
     }
 
+    fn max_sequences(&self, _: &Plan, _: usize) -> Result<usize, Error> {
+        self.refuse()
+    }
+
     fn pool_bytes(&self) -> usize {
         0
     }

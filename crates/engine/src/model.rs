@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::lora_file::LoraFile;
 use crate::media::MediaModel;
 use crate::runtime::{LoadedModel, Sequence};
-use crate::session::{Session, SessionOptions};
+use crate::session::{KvOptions, Session, SessionOptions};
 use crate::{draft, fingerprint, kv_guard};
 
 /// How to load a model.
@@ -438,6 +438,15 @@ impl Model {
             draft.inner.loaded.bytes_for(&plan, tokens.min(draft.config().n_ctx_train))
         });
         self.inner.loaded.bytes_for(plan, tokens).saturating_add(drafts)
+    }
+
+    /// Returns how many sessions of `n_ctx` tokens fit the memory together, those that hold some now
+    /// included.
+    ///
+    /// # Errors
+    /// Options that do not fit the model; a device error.
+    pub fn max_sessions(&self, kv: &KvOptions, n_ctx: usize) -> Result<usize, Error> {
+        self.inner.loaded.max_sequences(&kv.plan(&self.config().kv_shape())?, n_ctx)
     }
 
     /// Limits the bytes allocated by the caches of all sessions together.

@@ -437,6 +437,13 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         self.sizes(plan)(tokens)
     }
 
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error> {
+        let free = usable_bytes(&*self.device.backend)?.or_else(limits::available_bytes);
+        let usable = free.unwrap_or(isize::MAX as usize).saturating_add(self.pool_bytes());
+        let logits = self.properties.n_vocab * size_of::<f32>();
+        Ok(usable / self.bytes_for(plan, tokens).saturating_add(logits).max(1))
+    }
+
     fn pool_bytes(&self) -> usize {
         self.device.pool.n_bytes()
     }

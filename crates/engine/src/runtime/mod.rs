@@ -145,6 +145,8 @@ pub(crate) trait KvCaches {
     /// Returns the bytes that a sequence of `tokens` tokens allocates, shared ones included;
     /// `usize::MAX` on overflow.
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize;
+    /// Returns how many sequences of `tokens` tokens fit the memory, when no other holds any.
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error>;
     /// Returns the bytes allocated by all sequences together; shared ones count once.
     fn pool_bytes(&self) -> usize;
     /// Limits the bytes allocated by all sequences together.

@@ -235,6 +235,12 @@ impl KvCaches for LayerPipeline {
         parts.fold(0, usize::saturating_add)
     }
 
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error> {
+        let parts =
+            self.parts().map(|(first, part)| part.max_sequences(&Self::own(plan, first, part), tokens));
+        parts.reduce(|least, part| Ok(least?.min(part?))).expect("a model has at least one part")
+    }
+
     fn pool_bytes(&self) -> usize {
         self.parts.iter().map(|part| part.pool_bytes()).sum()
     }

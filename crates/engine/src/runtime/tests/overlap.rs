@@ -130,6 +130,10 @@ impl KvCaches for LoggedPart {
         self.inner.bytes_for(plan, tokens)
     }
 
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error> {
+        self.inner.max_sequences(plan, tokens)
+    }
+
     fn pool_bytes(&self) -> usize {
         self.inner.pool_bytes()
     }
