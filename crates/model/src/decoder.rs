@@ -318,12 +318,13 @@ impl<B: Backend> Decoder<B> {
         for part in parts.iter_mut() {
             part.cache.reserve(backend, pool, part.n)?;
         }
-        for (rope, (on_device, angles)) in self.config.ropes.iter().zip(&mut act.angles) {
+        let angles = act.angles.iter_mut().zip(&mut act.angle_tables);
+        for (rope, ((on_device, angles), table)) in self.config.ropes.iter().zip(angles) {
             angles.clear();
             for BatchSequence { cache, n, places, .. } in parts.iter() {
                 match places {
                     Some(places) => rope.angles_at(cache.n_ctx(), cache.len(), *n, places, angles),
-                    None => rope.angles(cache.n_ctx(), cache.len(), *n, angles),
+                    None => table.append(rope, cache.n_ctx(), cache.len(), *n, angles),
                 }
             }
             backend.write(on_device, angles)?;

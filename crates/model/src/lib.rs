@@ -4,6 +4,7 @@
 //! [`Backend`](kvant_backend::Backend) and is independent of the device.
 #![forbid(unsafe_code)]
 
+mod angle_table;
 mod config;
 mod decoder;
 mod draft_head;

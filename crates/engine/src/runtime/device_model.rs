@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvant_backend::{Activation, Backend, BackendError, Candidate, DeviceInfo, Page, limits};
 use kvant_gguf::Gguf;
-use kvant_kv::{BlockPool, Cache, CacheState, Layout, Plan};
+use kvant_kv::{BlockPool, Cache, CacheState, KvShape, Layout, Plan};
 use kvant_model::{
     Activations, BatchSequence, Config, Decoder, DraftHeadConfig, Entry, LayerRange, ModelError, OnQueries,
     Outputs, ResidualStreams, StepError, Weights,
@@ -281,6 +281,14 @@ impl<B: Backend> State<B> {
         Ok(())
     }
 
+    /// Returns the layout of a cache with `plan`: that of another sequence where it has one, so that
+    /// the sequences of a step have the same layers.
+    fn layout(&self, shape: &KvShape, plan: &Plan) -> Arc<Layout> {
+        let layouts = self.sequences.values().map(|caches| caches.model.layout());
+        let known = layouts.into_iter().find(|layout| layout.plan() == plan);
+        known.map_or_else(|| Arc::new(Layout::new(shape, plan.clone())), Arc::clone)
+    }
+
     /// Returns the index of a free logits buffer for `rows` rows: the smallest that fits, or a new
     /// one.
     fn free_logits(&mut self, device: &Arc<B>, rows: usize, n_vocab: usize) -> Result<usize, Error> {
@@ -395,8 +403,8 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
 impl<B: Backend> KvCaches for DeviceModel<B> {
     fn start(&self, id: SequenceId, mut plan: Plan, room: ContextSize) -> Result<(usize, Plan), Error> {
         let n_ctx = self.fit(&mut plan, room)?;
-        let layout = Arc::new(Layout::new(&self.properties.kv_shape, plan.clone()));
         let state = &mut *self.state();
+        let layout = state.layout(&self.properties.kv_shape, &plan);
         let head = state.head.as_ref().map(|head| head.start(&plan, n_ctx));
         state.sequences.insert(id, SequenceCaches { model: Cache::new(layout, n_ctx), head });
         Ok((n_ctx, plan))
@@ -410,7 +418,7 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         state: CacheState,
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, Error>,
     ) -> Result<(), Error> {
-        let layout = Arc::new(Layout::new(&self.properties.kv_shape, plan));
+        let layout = self.state().layout(&self.properties.kv_shape, &plan);
         let PooledDevice { backend, pool } = &self.device;
         let model = Cache::from_pages(&**backend, pool, layout, n_ctx, state, next)?;
         self.state().sequences.insert(id, SequenceCaches { model, head: None });
