@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use cudarc::driver::sys::CUresult;
@@ -87,6 +88,52 @@ pub(crate) fn add_bytes(kind: Kind, bytes: usize) {
     COUNTS[kind as usize].bytes.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
+/// What was counted up to a wait of the host.
+#[derive(Debug, Clone, Copy)]
+struct Snapshot {
+    cpu_ns: u64,
+    calls: [u64; KINDS.len()],
+}
+
+/// One for each wait, which ends a step.
+static SNAPSHOTS: Mutex<Vec<Snapshot>> = Mutex::new(Vec::new());
+
+/// Ends a step: the host waits for its work.
+pub(crate) fn end_step() {
+    let calls = std::array::from_fn(|kind| COUNTS[kind].calls.load(Ordering::Relaxed));
+    let snapshot = Snapshot { cpu_ns: cpu_ns(), calls };
+    SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner).push(snapshot);
+}
+
+/// Returns the CPU time of this process: unlike the clock, it stands still while others run.
+fn cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is live.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Returns the medians over the second half of the steps, as a JSON object: nanoseconds of the
+/// host's CPU, the least of them too, and calls by kind.
+pub(crate) fn steps_json() -> String {
+    let snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let steps: Vec<_> = snapshots[snapshots.len() / 2..].windows(2).map(|pair| [pair[0], pair[1]]).collect();
+    let sorted = |of: &dyn Fn(&Snapshot) -> u64| {
+        let mut all: Vec<u64> = steps.iter().map(|[from, to]| of(to) - of(from)).collect();
+        all.sort_unstable();
+        all
+    };
+    let median = |all: &[u64]| all.get(all.len() / 2).copied().unwrap_or(0);
+    let cpu = sorted(&|snapshot| snapshot.cpu_ns);
+    let (least, cpu_ns) = (cpu.first().copied().unwrap_or(0), median(&cpu));
+    let calls = (0..KINDS.len()).map(|kind| {
+        let n = median(&sorted(&|snapshot| snapshot.calls[kind]));
+        format!(r#""{}": {n}"#, KINDS[kind].1)
+    });
+    let (n, calls) = (steps.len(), calls.collect::<Vec<_>>().join(", "));
+    format!(r#"{{"n": {n}, "cpu_ns": {cpu_ns}, "least_cpu_ns": {least}, "calls": {{{calls}}}}}"#)
+}
+
 /// Returns `"KIND": {"calls": .., "ns": .., "bytes": ..}` of each kind, as a JSON object.
 pub(crate) fn json() -> String {
     let mut text = String::from("{");
@@ -106,6 +153,16 @@ mod tests {
     #[test]
     fn kinds_are_listed_in_order() {
         assert!(KINDS.iter().enumerate().all(|(index, (kind, _))| *kind as usize == index));
+    }
+
+    #[test]
+    fn steps_are_what_lies_between_waits() {
+        for calls in [5, 1, 3, 2, 2] {
+            (0..calls).for_each(|_| _ = counted(Kind::Zero, || CUresult::CUDA_SUCCESS));
+            end_step();
+        }
+        let text = steps_json();
+        assert!(text.starts_with(r#"{"n": 2, "cpu_ns": "#) && text.contains(r#""zero": 2"#), "{text}");
     }
 
     #[test]

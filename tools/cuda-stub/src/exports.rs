@@ -134,7 +134,8 @@ unsafe fn idle(stream: CUstream) -> CUresult {
 /// Writes counts and memory to the file that the environment names.
 extern "C" fn report() {
     let Some(path) = &SETTINGS.report else { return };
-    let text = format!("{{\"calls\": {},\n\"memory\": {}}}\n", counts::json(), locked(&MEMORY).json());
+    let (calls, step, memory) = (counts::json(), counts::steps_json(), locked(&MEMORY).json());
+    let text = format!("{{\"calls\": {calls},\n\"step\": {step},\n\"memory\": {memory}}}\n");
     if let Err(error) = std::fs::write(path, text) {
         eprintln!("KVANT_STUB_REPORT: {path}: {error}");
     }
@@ -443,6 +444,7 @@ functions! {
     }
 
     fn cuEventSynchronize(_event: CUevent) {
+        counts::end_step();
         counted(Kind::Wait, || in_context(|| CUresult::CUDA_SUCCESS))
     }
 

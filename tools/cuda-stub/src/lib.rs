@@ -3,7 +3,7 @@
 //! It keeps account of device memory, rounded as the driver rounds it, counts calls, and checks
 //! what a driver would reject: copies outside of allocations, calls without a current context,
 //! waits within a capture. It computes nothing: launches do nothing and copies to the host are
-//! zeros. So it measures what the host does for a step, and nothing else.
+//! zeros. So it measures what the host does for a step, from one wait to the next, and nothing else.
 //!
 //! ```sh
 //! cargo build --release -p kvant-cuda-stub
@@ -20,6 +20,7 @@
 //! | `KVANT_STUB_CUDA` | CUDA version times 1,000 | 13000 |
 //! | `KVANT_STUB_REPORT` | file for the counts, written as JSON at exit | none |
 
+#![cfg(unix)]
 #![allow(non_snake_case, reason = "the names of the driver's functions")]
 
 mod counts;
