@@ -14,7 +14,7 @@ use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 
 use crate::entry::Entry;
-use crate::recorder::Recorder;
+use crate::recorder::{Node, Recorder};
 use crate::staging::Calls;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
@@ -185,6 +185,13 @@ impl Driver {
         Ok(Self { properties, recorder, modules, kernels, primary })
     }
 
+    /// Returns the kind of node that a launch of `kernel` is.
+    fn node(&self, kernel: KernelId) -> Node {
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let begins_early = kernels[kernel.0].entry.waits && self.properties.driver >= OLDEST_EARLY;
+        if begins_early { Node::EarlyKernel } else { Node::Kernel }
+    }
+
     /// Makes the context current in this thread.
     fn bind(&self) -> Result<(), CudaError> {
         bind(self.primary.context)
@@ -243,7 +250,7 @@ impl Gpu for Driver {
     }
 
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
-        let queue = self.recorder.queue()?;
+        let queue = self.recorder.queue(Node::Copy)?;
         // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream
         // is live.
         check("cuMemcpyDtoDAsync", unsafe {
@@ -252,7 +259,7 @@ impl Gpu for Driver {
     }
 
     fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
-        let queue = self.recorder.queue()?;
+        let queue = self.recorder.queue(Node::Zero)?;
         // SAFETY: the range lies in memory of this device (the caller's allocation); the stream is
         // live.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(dst, 0, bytes, queue.calls.handle()) })
@@ -314,7 +321,8 @@ impl Gpu for Driver {
     }
 
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
-        let queue = self.recorder.queue()?;
+        let node = self.node(kernel);
+        let queue = self.recorder.queue(node)?;
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let kernel = &kernels[kernel.0];
         if params.len() != kernel.entry.param_bytes {
@@ -328,7 +336,6 @@ impl Gpu for Driver {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let begins_early = kernel.entry.waits && self.properties.driver >= OLDEST_EARLY;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
         let config = sys::CUlaunchConfig {
             gridDimX: grid_x,
@@ -340,7 +347,7 @@ impl Gpu for Driver {
             sharedMemBytes: launch.shared_bytes,
             hStream: queue.calls.handle(),
             attrs: &mut early,
-            numAttrs: begins_early.into(),
+            numAttrs: (node == Node::EarlyKernel).into(),
         };
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the function belongs to a loaded module; it has one parameter of `params.len()`
