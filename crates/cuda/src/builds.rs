@@ -3,7 +3,7 @@
 
 use crate::module::Build;
 use crate::{
-    append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    append, attend, columns, embed, experts, gate, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
 };
 
 /// Returns the builds for compute capability `arch / 10`.
@@ -24,6 +24,7 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         .into_iter()
         .map(plain)
         .chain(attend::builds())
+        .chain(embed::builds())
         .chain(matmul::builds())
         .chain(recurrent::builds())
         .filter(|build| build.source.is_for(arch))

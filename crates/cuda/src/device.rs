@@ -17,7 +17,7 @@ use crate::norm::NormParts;
 use crate::rope::HeadRope;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    attend, columns, embed, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
 };
 
 /// Environment variable that disables CUDA graphs for decode steps.
@@ -34,6 +34,8 @@ pub struct CudaDevice {
     is_warm: AtomicBool,
     /// Host buffer for embeddings on their way to the device, or logits from it.
     rows: Mutex<Vec<f32>>,
+    /// Host buffer for coded embeddings on their way to the device.
+    staged: Mutex<Vec<u8>>,
 }
 
 impl CudaDevice {
@@ -71,7 +73,14 @@ impl CudaDevice {
     }
 
     pub(crate) fn on(cx: Context, name: String, records: bool) -> Self {
-        Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
+        Self {
+            cx,
+            name,
+            records,
+            is_warm: AtomicBool::new(false),
+            rows: Mutex::default(),
+            staged: Mutex::default(),
+        }
     }
 
     /// Returns the product name, such as `NVIDIA H200`.
@@ -313,6 +322,10 @@ impl Kernels for CudaDevice {
     }
 
     fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {
+        if let Some(table) = table.device_table() {
+            let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+            return Ok(embed::embed(&self.cx, table, tokens, scale, out.ptr(), &mut staged)?);
+        }
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.resize(tokens.len() * table.n_in(), 0.0);
         table.decode_rows(tokens, scale, &mut rows)?;

@@ -19,6 +19,7 @@ mod constants;
 mod context;
 mod device;
 mod driver;
+mod embed;
 #[cfg(test)]
 mod emulator;
 #[cfg(test)]

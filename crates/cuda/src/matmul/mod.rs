@@ -28,10 +28,11 @@ mod gemv;
 mod layout;
 mod operand;
 mod skinny_q8;
-pub(crate) use layout::{Weights, upload};
+pub(crate) use layout::{Weights, lay_out_rows, row_bytes, upload};
 pub(crate) use operand::Operand;
 
-const HEADERS: [Header; 3] = [HALF_HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER];
+/// Headers of kernels that decode weights.
+pub(crate) const HEADERS: [Header; 3] = [HALF_HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER];
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
 /// Header of the tiles of slots that share an expert.
 pub(crate) const EXPERT_TILES_HEADER: Header =
@@ -122,7 +123,7 @@ pub(crate) const TYPES: [DType; 29] = [
 
 /// Returns the constants of `weights.cuh`: the type numbers, the bytes of their blocks without
 /// those that move, and levels of codes, as the bits of floats.
-fn constants() -> Constants {
+pub(crate) fn constants() -> Constants {
     let words = |levels: nf4::Levels| levels.map(|level| level.to_bits() as i32);
     let limits = Constants::default()
         .whole("MAX_MATRICES", MAX_MATRICES)
@@ -152,7 +153,7 @@ fn skinny_f32_constants() -> Constants {
 /// look them up.
 #[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
-struct Levels {
+pub(crate) struct Levels {
     high: [u32; 4],
     low: [u32; 4],
     unit: f32,
@@ -316,7 +317,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 
 impl Levels {
     /// The levels of the types with a codebook or a table.
-    fn of(dtype: DType) -> Self {
+    pub(crate) fn of(dtype: DType) -> Self {
         match FieldSpec::of(dtype) {
             Some(FieldSpec { table: Some(table), .. }) => Self::of_table(table),
             Some(FieldSpec { trellis: Some(levels), .. }) => Self::of_windows(levels),
@@ -478,7 +479,7 @@ impl KernelKind {
 }
 
 /// Returns the number of a supported type in kernels.
-fn number_of(dtype: DType) -> u32 {
+pub(crate) fn number_of(dtype: DType) -> u32 {
     TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
 }
 
