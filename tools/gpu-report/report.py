@@ -276,7 +276,7 @@ def all_steps(args, kvant, suites, kernels):
 
 def truth_steps(args, kvant, suites, kernels):
     """Yields what four minutes tell of kernels, memory, batches and correctness."""
-    yield Step("doctor", [[*kvant, "doctor"]], 20)
+    yield Step("doctor", [[*kvant, "doctor"]], 60)
     yield Step("kernels", [[*kernels, args.contexts, "0", "f16,q8_0,turbo4,turbo3,turbo2", "q4_0,q4_K,q6_K"]], 110)
     yield from torch_steps(args)
     turbo3 = ["-ctk", "turbo3", "-ctv", "turbo3"]

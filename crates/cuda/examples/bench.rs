@@ -31,9 +31,10 @@ type Result<T> = std::result::Result<T, BackendError>;
 const LAYERS: usize = 4;
 const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
-/// Layers of the model, whose blocks share a page, and pages that are allocated.
+/// Layers of the model, whose blocks share a page, and bytes of pages that are allocated: enough
+/// that the last slab, which they fill in part, is a small share.
 const MODEL_LAYERS: usize = 32;
-const PAGES: usize = 100;
+const PAGE_BYTES: usize = 4 << 30;
 const DIM: usize = 128;
 /// Tokens per append while a cache is filled.
 const CHUNK: usize = 512;
@@ -98,19 +99,16 @@ fn random(device: &CudaDevice, len: usize, seed: u64) -> Result<CudaBuffer> {
 
 /// Prints what pages take of the device: blocks of 128 tokens of [`MODEL_LAYERS`] layers.
 fn memory(device: &CudaDevice, pairs: &[Pair]) -> Result<()> {
-    println!("{PAGES} pages of {MODEL_LAYERS} layers: MiB told, MiB that the device lost");
+    println!("pages of {MODEL_LAYERS} layers: number, MiB told, MiB that the device lost");
     for &(k, v) in pairs {
         let block = layer_of(k, v).1.block * MODEL_LAYERS;
         let free = || Ok::<_, BackendError>(device.free_bytes()?.unwrap_or(0));
         let before = free()?;
-        let pages = (0..PAGES).map(|_| device.page(block)).collect::<Result<Vec<_>>>()?;
+        let pages = (0..PAGE_BYTES / block).map(|_| device.page(block)).collect::<Result<Vec<_>>>()?;
         let told: usize = pages.iter().map(Page::n_bytes).sum();
         let [told, lost] = [told, before - free()?].map(|bytes| bytes as f64 / f64::from(1 << 20));
-        println!(
-            "{:>14} {told:>9.1} {lost:>9.1} ({:+.1} %)",
-            format!("{k}/{v}"),
-            100.0 * (lost / told - 1.0)
-        );
+        let (n, more) = (pages.len(), 100.0 * (lost / told - 1.0));
+        println!("{:>14} {n:>6} {told:>9.1} {lost:>9.1} ({more:+.1} %)", format!("{k}/{v}"));
     }
     println!();
     Ok(())
