@@ -323,8 +323,7 @@ impl Kernels for CudaDevice {
 
     fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {
         if let Some(table) = table.device_table() {
-            let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
-            return Ok(embed::embed(&self.cx, table, tokens, scale, out.ptr(), &mut staged)?);
+            return Ok(embed::embed(&self.cx, table, tokens, scale, out.ptr(), &self.staged)?);
         }
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.resize(tokens.len() * table.n_in(), 0.0);

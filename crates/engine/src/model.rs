@@ -440,8 +440,8 @@ impl Model {
         self.inner.loaded.bytes_for(plan, tokens).saturating_add(drafts)
     }
 
-    /// Returns how many sessions of `n_ctx` tokens fit the memory together, those that hold some now
-    /// included.
+    /// Returns how many sessions of `n_ctx` tokens fit the memory together, those that hold some
+    /// now included.
     ///
     /// # Errors
     /// Options that do not fit the model; a device error.

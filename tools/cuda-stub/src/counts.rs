@@ -113,8 +113,8 @@ fn cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Returns the medians over the second half of the steps, those with a kernel, as a JSON object: nanoseconds of the
-/// host's CPU, the least of them too, and calls by kind.
+/// Returns the medians over the second half of the steps, those with a kernel, as a JSON object:
+/// nanoseconds of the host's CPU, the least of them too, and calls by kind.
 pub(crate) fn steps_json() -> String {
     let snapshots = SNAPSHOTS.lock().unwrap_or_else(PoisonError::into_inner);
     let launches = |snapshot: &Snapshot| snapshot.calls[Kind::Launch as usize];

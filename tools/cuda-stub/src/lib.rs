@@ -3,7 +3,8 @@
 //! It keeps account of device memory, rounded as the driver rounds it, counts calls, and checks
 //! what a driver would reject: copies outside of allocations, calls without a current context,
 //! waits within a capture. It computes nothing: launches do nothing and copies to the host are
-//! zeros. So it measures what the host does for a step, from one wait to the next, and nothing else.
+//! zeros. So it measures what the host does for a step, from one wait to the next, and nothing
+//! else.
 //!
 //! ```sh
 //! cargo build --release -p kvant-cuda-stub

@@ -4,6 +4,8 @@
 //! on the device; of another, which takes no device memory, the rows of the step are copied there
 //! first, in the type of the file: 2.3 KB for 4,096 weights in q4_0, where decoded ones take 16.
 
+use std::sync::{Mutex, PoisonError};
+
 use bytemuck::NoUninit;
 use kvant_codec::DType;
 
@@ -76,7 +78,7 @@ pub(crate) fn embed(
     tokens: &[u32],
     scale: f32,
     out: DevicePtr,
-    staged: &mut Vec<u8>,
+    staged: &Mutex<Vec<u8>>,
 ) -> Result<(), CudaError> {
     let Table { dtype, n, on_device, .. } = table;
     let kernel = cx.kernel_with(&SOURCE, &defines(dtype), "embed")?;
@@ -111,8 +113,9 @@ fn copy_rows(
     cx: &Context,
     table: &Table<'_>,
     tokens: &[u32],
-    staged: &mut Vec<u8>,
+    staged: &Mutex<Vec<u8>>,
 ) -> Result<Block, CudaError> {
+    let staged = &mut *staged.lock().unwrap_or_else(PoisonError::into_inner);
     staged.resize(tokens.len() * matmul::row_bytes(table.dtype, table.n), 0);
     matmul::lay_out_rows(table.dtype, table.n, table.file_rows, tokens, staged);
     let rows = cx.scratch(staged.len())?;

@@ -281,8 +281,8 @@ impl<B: Backend> State<B> {
         Ok(())
     }
 
-    /// Returns the layout of a cache with `plan`: that of another sequence where it has one, so that
-    /// the sequences of a step have the same layers.
+    /// Returns the layout of a cache with `plan`: that of another sequence where one has it, so
+    /// that the sequences of a step have the same layers.
     fn layout(&self, shape: &KvShape, plan: &Plan) -> Arc<Layout> {
         let layouts = self.sequences.values().map(|caches| caches.model.layout());
         let known = layouts.into_iter().find(|layout| layout.plan() == plan);
