@@ -32,6 +32,7 @@ mod per_layer;
 mod products;
 mod random;
 mod recurrent;
+mod rehearsal;
 mod rwkv;
 mod shared_kv;
 mod stream_attention;
