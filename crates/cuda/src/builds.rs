@@ -1,7 +1,9 @@
-//! Lists every kernel source in every variant, for the doctor and the tests: an op that adds a
-//! kernel adds it here.
+//! Lists every kernel source in every variant, for the archive of the binary, the doctor and the
+//! tests: an op that adds a kernel adds it here.
 
 use crate::module::Build;
+#[cfg(test)]
+use crate::module::TARGETS;
 use crate::{
     append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
 };
@@ -28,4 +30,10 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         .chain(recurrent::builds())
         .filter(|build| build.source.is_for(arch))
         .collect()
+}
+
+/// Returns the builds with each target that they are compiled for.
+#[cfg(test)]
+pub(crate) fn builds_for_targets() -> impl Iterator<Item = (Build, u32)> {
+    TARGETS.into_iter().flat_map(|target| builds(target).into_iter().map(move |build| (build, target)))
 }

@@ -1,8 +1,6 @@
 //! CUDA as a [`Backend`](kvant_backend::Backend): passes device addresses to the ops.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 
 use kvant_backend::{
     Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
@@ -11,13 +9,15 @@ use kvant_backend::{
     Xielu, batch_rows,
 };
 
+use crate::context::on_all_cores;
 use crate::driver::Driver;
 use crate::matmul::{MatmulArgs, Operand};
 use crate::norm::NormParts;
+use crate::nvrtc::Nvrtc;
 use crate::rope::HeadRope;
 use crate::{
-    Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    Context, CudaBuffer, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, append, attend, columns,
+    experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
 };
 
 /// Environment variable that disables CUDA graphs for decode steps.
@@ -29,9 +29,6 @@ pub struct CudaDevice {
     name: String,
     /// Whether decode steps are recorded and launched as CUDA graphs.
     records: bool,
-    /// Whether a decode step has run, so that its kernels are compiled and loaded: neither can be
-    /// recorded.
-    is_warm: AtomicBool,
     /// Host buffer for embeddings on their way to the device, or logits from it.
     rows: Mutex<Vec<f32>>,
 }
@@ -40,7 +37,7 @@ impl CudaDevice {
     /// Opens device `index`. Decode steps run as CUDA graphs unless `KVANT_CUDA_GRAPH=0`.
     ///
     /// # Errors
-    /// A missing or outdated driver, compiler or device. [`BackendError::Setting`] when the
+    /// A missing or outdated driver or device. [`BackendError::Setting`] when the
     /// variable is neither 0 nor 1.
     pub fn open(index: usize) -> Result<Self> {
         let records = match std::env::var(GRAPH).ok().as_deref() {
@@ -51,7 +48,8 @@ impl CudaDevice {
                 return Err(BackendError::Setting { name: GRAPH, expected, got });
             }
         };
-        Ok(Self::new(Arc::new(Driver::open(index)?), format!("cuda:{index}"), records)?)
+        let cx = Context::new(Arc::new(Driver::open(index)?));
+        Ok(Self::on(cx, format!("cuda:{index}"), records))
     }
 
     /// Returns the number of GPUs.
@@ -62,16 +60,8 @@ impl CudaDevice {
         Ok(Driver::count()?)
     }
 
-    pub(crate) fn new(
-        gpu: Arc<dyn Gpu>,
-        name: String,
-        records: bool,
-    ) -> std::result::Result<Self, CudaError> {
-        Ok(Self::on(Context::new(gpu)?, name, records))
-    }
-
     pub(crate) fn on(cx: Context, name: String, records: bool) -> Self {
-        Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
+        Self { cx, name, records, rows: Mutex::default() }
     }
 
     /// Returns the product name, such as `NVIDIA H200`.
@@ -84,9 +74,13 @@ impl CudaDevice {
         self.cx.gpu().properties().driver
     }
 
-    /// Returns the version of the compiler.
-    pub fn nvrtc(&self) -> CudaVersion {
-        self.cx.nvrtc()
+    /// Returns the version of NVRTC, which compiles kernels that are not part of this binary;
+    /// `None` where there is none.
+    ///
+    /// # Errors
+    /// When the library fails.
+    pub fn nvrtc(&self) -> Result<Option<CudaVersion>> {
+        Ok(Nvrtc::find().map(Nvrtc::version).transpose()?)
     }
 
     /// Returns the device memory in bytes.
@@ -123,25 +117,14 @@ impl CudaDevice {
         Ok(2.0 * BYTES as f64 / best)
     }
 
-    /// Compiles every kernel for this device. Returns the number of sources and variants.
+    /// Finds or compiles every listed kernel for this device. Returns the number of sources and
+    /// variants.
     ///
     /// # Errors
     /// The first compilation error.
     pub fn compile_all(&self) -> Result<usize> {
         let builds = crate::builds::builds(self.cx.gpu().properties().arch);
-        let next = AtomicUsize::new(0);
-        // A compilation takes a second or so of one core.
-        let work = || {
-            while let Some(build) = builds.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.cx.compile(build)?;
-            }
-            Ok::<_, CudaError>(())
-        };
-        let n_threads = thread::available_parallelism().map_or(1, usize::from);
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("a compilation does not panic"))
-        })?;
+        on_all_cores(&builds, |build| self.cx.compile(build))?;
         Ok(builds.len())
     }
 }
@@ -225,15 +208,21 @@ impl Kernels for CudaDevice {
         is_decode: bool,
         ops: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
-        if !(self.records && is_decode && self.is_warm.load(Ordering::Acquire)) {
-            let result = ops()?;
-            self.is_warm.fetch_or(is_decode, Ordering::Release);
-            return Ok(result);
-        }
-        let recording = Recording::begin(self.cx.gpu()).map_err(BackendError::from)?;
+        let records = self.records && is_decode;
+        let recording = if records { self.cx.record().map_err(BackendError::from)? } else { None };
         let result = ops()?;
-        recording.end().map_err(BackendError::from)?;
+        if let Some(recording) = recording {
+            recording.end().map_err(BackendError::from)?;
+        }
         Ok(result)
+    }
+
+    fn rehearsal(&self) -> Option<Self> {
+        Some(Self::on(self.cx.rehearsal(), self.name.clone(), false))
+    }
+
+    fn load_kernels(&self, rehearsal: &Self) -> Result<usize> {
+        Ok(self.cx.load_kernels(&rehearsal.cx)?)
     }
 
     fn buffer(&self, len: usize) -> Result<CudaBuffer> {
@@ -608,31 +597,4 @@ fn state_of(part: &StateBatchEntry<'_, CudaPage>) -> DevicePtr {
 /// Bytes of `values` f32 values.
 fn bytes(values: usize) -> usize {
     values * size_of::<f32>()
-}
-
-/// A recording in progress, which ends when this is dropped.
-struct Recording<'a> {
-    gpu: &'a dyn Gpu,
-    is_done: bool,
-}
-
-impl<'a> Recording<'a> {
-    fn begin(gpu: &'a dyn Gpu) -> std::result::Result<Self, CudaError> {
-        gpu.begin()?;
-        Ok(Self { gpu, is_done: false })
-    }
-
-    fn end(mut self) -> std::result::Result<(), CudaError> {
-        self.is_done = true;
-        self.gpu.end()
-    }
-}
-
-impl Drop for Recording<'_> {
-    fn drop(&mut self) {
-        if !self.is_done {
-            // The error that led here takes precedence.
-            let _ = self.gpu.end();
-        }
-    }
 }

@@ -19,7 +19,7 @@ use crate::staging::Calls;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
 /// Oldest driver with every function called here, except the clock.
-const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
+pub(crate) const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
 /// Oldest driver with the function that reads the device clock.
 const OLDEST_TIMER: CudaVersion = CudaVersion { major: 12, minor: 8 };
 /// Oldest driver in which kernels that wait for their predecessor's memory themselves (programmatic

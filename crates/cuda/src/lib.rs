@@ -1,8 +1,9 @@
-//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled at first
-//! use.
+//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled ahead to
+//! PTX.
 //!
-//! Building this crate, or starting a program that contains it, requires nothing of CUDA: opening a
-//! device loads the driver and the compiler (NVRTC), and the error names a missing one.
+//! Building this crate, or starting a program that contains it, requires nothing of CUDA. Opening a
+//! device loads the driver. A kernel that is not part of the binary, such as one for an unusual
+//! head size, is compiled by NVRTC at its first use; the error names a missing library.
 //!
 //! Each op is a folder with its `.cu` and the Rust that checks shapes and launches it. A kernel
 //! takes one parameter, a struct whose fields are those of a `#[repr(C)]` struct beside the launch.
@@ -10,6 +11,7 @@
 //! the compiled PTX: tests run the shipped kernels.
 
 mod append;
+mod archive;
 mod attend;
 mod builds;
 mod columns;
@@ -38,12 +40,14 @@ mod norm;
 mod nvrtc;
 mod recorder;
 mod recurrent;
+mod rehearsal;
 mod rope;
 mod rotate;
 mod soft_cap;
 mod staging;
 mod streams;
 mod top_k;
+mod turns;
 
 pub use device::CudaDevice;
 pub use error::CudaVersion;

@@ -76,8 +76,8 @@
 use kvant_backend::{KvTensorSpec, Result};
 use kvant_codec::{DType, turbo};
 
-use super::{HEADERS, KernelParams, OP, THREADS, WARPS, constants};
-use crate::kv::{SpecParams, TYPES, number};
+use super::{HEADERS, KernelParams, OP, THREADS, UsualFormat, WARPS, constants};
+use crate::kv::{SpecParams, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, Launch, Source};
 
@@ -142,20 +142,12 @@ fn blocks_at_once(v_dim: usize) -> usize {
     if v_dim <= turbo::LEN { 3 } else { 2 }
 }
 
-/// Returns the variants that are compiled ahead of time: every type paired with itself and one
-/// mixed pair, for heads of 128, and turbo types with blocks of every size. Other variants are
-/// compiled on first use.
+/// Returns the variants that are compiled ahead of time.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    let alike = TYPES.into_iter().map(|dtype| [dtype; 2]);
-    let pairs = alike.chain([[DType::Q8_0, DType::Turbo3]]).map(|types| (types, [128; 2]));
-    let small = [([DType::Turbo3; 2], [64; 2]), ([DType::Turbo4, DType::Turbo3], [192, 96])];
-    let plain = pairs.chain(small).map(|(types, dims)| (types, dims, false));
-    let capped = [128, 256].map(|dim| ([DType::Turbo3; 2], [dim; 2], true));
-    let build = |(types, dims, is_capped)| Build {
+    super::usual_formats().map(|UsualFormat { types, dims, is_capped }| Build {
         source: &SOURCE,
         defines: defines(types, dims, is_capped).to_vec(),
-    };
-    plain.chain(capped).map(build)
+    })
 }
 
 /// Returns the tiles per KV split of a sequence of `n_kv_heads` that attends to `tiles`.

@@ -223,8 +223,37 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 
 /// Returns the stored head sizes in use, and whether their scores are capped.
 fn usual_heads() -> impl Iterator<Item = ([usize; 2], bool)> {
-    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
+    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [192, 128], [256, 256]]
+        .map(|dims| (dims, false));
     plain.into_iter().chain([[128, 128], [256, 256]].map(|dims| (dims, true)))
+}
+
+/// A storage format of heads whose kernels are compiled ahead of time.
+#[derive(Debug, Clone, Copy)]
+struct UsualFormat {
+    /// Keys first.
+    types: [DType; 2],
+    dims: [usize; 2],
+    is_capped: bool,
+}
+
+/// Returns the formats that kernels for types and sizes are compiled ahead for: in heads of 128
+/// every type alone, in those of 64 and 256 the usual ones, with keys in q8_0 too where a policy
+/// raises them, and the default types in all others. Other variants are compiled at first use.
+fn usual_formats() -> impl Iterator<Item = UsualFormat> {
+    const DEFAULT: [[DType; 2]; 3] = [[DType::F16; 2], [DType::Turbo4; 2], [DType::Q8_0, DType::Turbo4]];
+    const COMMON: [[DType; 2]; 3] = [[DType::Q8_0; 2], [DType::Turbo3; 2], [DType::Q8_0, DType::Turbo3]];
+    let format = |is_capped, dims| move |types| UsualFormat { types, dims, is_capped };
+    let usual = || DEFAULT.into_iter().chain(COMMON);
+    let alike =
+        TYPES.map(|dtype| [dtype; 2]).into_iter().filter(move |types| !usual().any(|of| of == *types));
+    let large = [64, 128, 256].map(|dim| usual().map(format(false, [dim; 2])));
+    let default = [[96, 96], [192, 128]].map(|dims| DEFAULT.map(format(false, dims)));
+    let capped = [128, 256].map(|dim| DEFAULT.map(format(true, [dim; 2])));
+    alike
+        .map(format(false, [128; 2]))
+        .chain(large.into_iter().flatten())
+        .chain(default.into_iter().chain(capped).flatten())
 }
 
 /// Device addresses of queries and outputs, and of the step tiles (arbitrary when there are none).
