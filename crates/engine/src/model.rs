@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::lora_file::LoraFile;
 use crate::media::MediaModel;
 use crate::runtime::{LoadedModel, Sequence};
-use crate::session::{Session, SessionOptions};
+use crate::session::{KvOptions, Session, SessionOptions};
 use crate::{draft, fingerprint, kv_guard};
 
 /// How to load a model.
@@ -307,6 +307,18 @@ impl Model {
                 compiler: OnceLock::new(),
             }),
         }
+    }
+
+    /// Loads the kernels of sessions with caches of `kv`, on all cores, where the device would load
+    /// each at its first use (CUDA). Returns how many there are: 0 on other devices.
+    ///
+    /// # Errors
+    /// When `kv` does not fit this model, or a kernel cannot be loaded.
+    pub fn warm_up(&self, kv: &KvOptions) -> Result<usize, Error> {
+        if self.inner.encoder.is_some() {
+            return Ok(0);
+        }
+        self.inner.loaded.warm_up(&kv.plan(&self.config().kv_shape())?)
     }
 
     /// Creates a session with an empty cache.

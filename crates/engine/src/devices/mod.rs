@@ -101,7 +101,8 @@ pub fn cuda_count() -> Result<usize, Error> {
     cuda::count()
 }
 
-/// Reports NVIDIA GPU `index`, and compiles every kernel that is not compiled yet.
+/// Reports NVIDIA GPU `index`, and compiles every listed kernel that is neither in this binary nor
+/// cached.
 ///
 /// # Errors
 /// As [`check`]; the first compile error, with the compiler's message.

@@ -387,6 +387,13 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
         load_with(Arc::clone(backend), pool.with_shared_budget(), config, &whole, gguf, progress)
     }
 
+    fn warm_up(&self, plan: &Plan) -> Result<usize, Error> {
+        let device = &self.device.backend;
+        let Some(rehearsal) = device.rehearsal() else { return Ok(0) };
+        self.decoder.rehearse(&rehearsal, plan, MAX_ROWS)?;
+        Ok(device.load_kernels(&rehearsal)?)
+    }
+
     fn finish(&self) -> Result<(), Error> {
         Ok(self.device.backend.finish()?)
     }

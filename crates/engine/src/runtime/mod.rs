@@ -118,6 +118,12 @@ pub(crate) trait LoadedModel: KvCaches + Measure + Send + Sync {
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<dyn LoadedModel>, Error>;
+    /// Loads the kernels of steps with caches of `plan`, so that no step has to. Returns how many
+    /// there are: none where loading takes no time.
+    fn warm_up(&self, plan: &Plan) -> Result<usize, Error> {
+        _ = plan;
+        Ok(0)
+    }
     /// Waits until the device has completed all steps.
     fn finish(&self) -> Result<(), Error>;
 }

@@ -178,6 +178,10 @@ impl LoadedModel for LayerPipeline {
         self.parts[0].load_beside(config, gguf, progress)
     }
 
+    fn warm_up(&self, plan: &Plan) -> Result<usize, Error> {
+        self.parts().map(|(first, part)| part.warm_up(&Self::own(plan, first, part))).sum()
+    }
+
     fn finish(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(|part| part.finish())
     }
