@@ -267,6 +267,11 @@ pub(crate) fn check_attend_all<B: Buffer>(
     })
 }
 
+/// Checks [`Backend::apply`].
+pub(crate) fn check_apply(x: &impl Buffer, len: usize) -> Result<()> {
+    BackendError::check_at_least("apply", "length of the buffer", len, x.n_values())
+}
+
 /// Checks [`Backend::scale`].
 pub(crate) fn check_scale(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("scale", "length of the buffer", len, x.n_values())

@@ -88,6 +88,9 @@ pub struct DeviceInfo {
     /// of models that have those, [`Activation::Situ`](crate::Activation::Situ), and
     /// [`Backend::shift_tokens`] and [`Backend::wkv7`] of RWKV-7.
     pub selects_tokens: bool,
+    /// Whether it has the ops of encoders: [`Backend::attend_bidirectional`], and
+    /// [`Backend::layer_norm`] with a bias.
+    pub runs_encoders: bool,
 }
 
 /// Time of a kernel's launches on a device.

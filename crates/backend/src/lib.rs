@@ -15,6 +15,7 @@ mod check;
 mod declare;
 mod device;
 mod error;
+pub mod host_ops;
 mod input_squares;
 mod kv;
 pub mod limits;

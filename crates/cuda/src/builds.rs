@@ -3,7 +3,8 @@
 
 use crate::module::Build;
 use crate::{
-    append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    append, attend, bidirectional, columns, experts, gate, matmul, norm, pointwise, recurrent, rope,
+    soft_cap, streams, top_k,
 };
 
 /// Returns the builds for compute capability `arch / 10`.
@@ -15,6 +16,7 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         &experts::SOURCE,
         &gate::SOURCE,
         &norm::SOURCE,
+        &pointwise::SOURCE,
         &rope::SOURCE,
         &soft_cap::SOURCE,
         &streams::SOURCE,
@@ -24,6 +26,7 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         .into_iter()
         .map(plain)
         .chain(attend::builds())
+        .chain(bidirectional::builds())
         .chain(matmul::builds())
         .chain(recurrent::builds())
         .filter(|build| build.source.is_for(arch))

@@ -96,6 +96,7 @@ tests! {
     layer_norm: 80,
     soft_cap: 80,
     xielu: 80,
+    apply: 80,
     mix_streams: 80,
     connect_streams: 80,
     attend_streams: 80,
@@ -129,6 +130,8 @@ tests! {
     pool_tokens: 80,
     select_pooled: 80,
     attend_pooled: 80,
+    // The smallest shared memory.
+    attend_all: 89,
     attend_batch_invariance: 80,
     attend_sizes: 80,
     attend_clipped: 80,

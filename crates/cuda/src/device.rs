@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use kvant_backend::host_ops::Pointwise;
 use kvant_backend::{
-    Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
-    Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource,
-    Xielu, batch_rows,
+    Activation, AttendParams, BackendError, BidirectionalParams, Buffer as _, Candidate, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output,
+    Page, Result, Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams,
+    WeightSource, Xielu, batch_rows,
 };
 
 use crate::driver::Driver;
@@ -17,7 +18,8 @@ use crate::norm::NormParts;
 use crate::rope::HeadRope;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    attend, bidirectional, columns, experts, gate, kv, matmul, norm, pointwise, recurrent, rope, soft_cap,
+    streams, top_k,
 };
 
 /// Environment variable that disables CUDA graphs for decode steps.
@@ -199,6 +201,7 @@ impl Kernels for CudaDevice {
             is_batch_invariant: false,
             checks_finite_rows: false,
             selects_tokens: false,
+            runs_encoders: true,
         }
     }
 
@@ -371,14 +374,11 @@ impl Kernels for CudaDevice {
         router.check_plain()?;
         BackendError::check_activation("moe_ffn", activation)?;
         let Router { routing, logits, selection_bias, scales, .. } = router;
-        if let Some(expert_groups) =
-            routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
-        {
-            let (wanted, has) = (
-                format!("{} expert groups", expert_groups.n),
-                format!("up to {}", experts::MAX_EXPERT_GROUPS),
-            );
-            return Err(BackendError::Unsupported { op: "expert_ffn", requested: wanted, has });
+        let n_groups = routing.expert_groups.map_or(0, |groups| groups.n);
+        if n_groups > experts::MAX_EXPERT_GROUPS {
+            let has = format!("up to {}", experts::MAX_EXPERT_GROUPS);
+            let requested = format!("{n_groups} expert groups");
+            return Err(BackendError::Unsupported { op: "expert_ffn", requested, has });
         }
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
@@ -440,16 +440,28 @@ impl Kernels for CudaDevice {
         bias: Option<&CudaBuffer>,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        if bias.is_some() {
-            return Err(BackendError::no_layer_norm_bias());
-        }
-        let n = norm.weight.len();
-        let norm = norm_parts(norm);
-        Ok(norm::norm(&self.cx, norm::NormKind::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
+        let kind = norm::NormKind::Layer { bias: bias.map_or(0, CudaBuffer::ptr) };
+        let (n, norm) = (norm.weight.len(), norm_parts(norm));
+        Ok(norm::norm(&self.cx, kind, x.ptr(), norm, [rows, n], y.ptr())?)
     }
 
     fn scale(&self, x: &mut CudaBuffer, len: usize, by: f32) -> Result<()> {
         Ok(gate::scale(&self.cx, x.ptr(), len, by)?)
+    }
+
+    fn apply(&self, x: &mut CudaBuffer, len: usize, f: Pointwise) -> Result<()> {
+        Ok(pointwise::apply(&self.cx, x.ptr(), len, f)?)
+    }
+
+    fn attend_bidirectional(
+        &self,
+        params: &BidirectionalParams,
+        windows: &[usize],
+        bias: Option<&CudaBuffer>,
+        qkv: [&CudaBuffer; 3],
+        out: &mut CudaBuffer,
+    ) -> Result<()> {
+        bidirectional::attend(&self.cx, params, windows, bias, qkv, out)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {

@@ -11,6 +11,7 @@
 
 mod append;
 mod attend;
+mod bidirectional;
 mod builds;
 mod columns;
 #[cfg(test)]
@@ -21,6 +22,8 @@ mod device;
 mod driver;
 #[cfg(test)]
 mod emulator;
+#[cfg(test)]
+mod encoders;
 #[cfg(test)]
 mod end_to_end;
 mod entry;
@@ -36,6 +39,7 @@ mod memory;
 mod module;
 mod norm;
 mod nvrtc;
+mod pointwise;
 mod recorder;
 mod recurrent;
 mod rope;

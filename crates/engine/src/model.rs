@@ -221,8 +221,13 @@ impl Model {
         };
         let bytes = [Some(&gguf), draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
-        let media =
-            options.mmproj.map(|file| MediaModel::load(&file, options.n_threads, &config)).transpose()?;
+        let load_media = |file: Arc<Gguf>| {
+            let (devices, n_gpu_layers) = (&placement.devices, placement.n_gpu_layers);
+            let exact = PrefillPrecision::Exact;
+            let device = devices::encoders::open(devices, n_gpu_layers, options.n_threads, exact)?;
+            MediaModel::load(&file, &*device, &config)
+        };
+        let media = options.mmproj.map(load_media).transpose()?;
         let mut on_progress = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
         let loaded = devices::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;

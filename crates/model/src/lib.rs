@@ -11,7 +11,6 @@ mod embedding_inputs;
 pub mod encoder;
 mod error;
 mod family;
-pub mod host_ops;
 mod input_statistics;
 pub mod linear;
 mod lora;

@@ -149,6 +149,7 @@ impl Kernels for WgpuDevice {
             is_batch_invariant: false,
             checks_finite_rows: false,
             selects_tokens: false,
+            runs_encoders: false,
         }
     }
 

@@ -19,6 +19,7 @@ pub(super) fn info(device: &CpuDevice) -> DeviceInfo {
         is_batch_invariant: device.prefill_precision == PrefillPrecision::Exact,
         checks_finite_rows: true,
         selects_tokens: true,
+        runs_encoders: true,
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod tuning;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvant_backend::host_ops::{self, Pointwise};
 use kvant_backend::{
     Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
     DeviceInfo, ExpertWeights, Experts, Gate, GatedStreams, Heads, HyperConnections, Input, InputSquares,
@@ -256,10 +257,9 @@ impl Kernels for CpuDevice {
         bias: Option<&CpuBuffer>,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        let (x, y) = (x.as_slice(), y.as_mut_slice());
-        let layer_norm =
-            LayerNorm { weight: norm.weight.as_slice(), bias: bias.map(CpuBuffer::as_slice), eps: norm.eps };
-        norm::layer_norm(&self.pool, x, rows, layer_norm, y);
+        let (weight, bias) = (norm.weight.as_slice(), bias.map(CpuBuffer::as_slice));
+        let layer_norm = LayerNorm { weight, bias, eps: norm.eps };
+        norm::layer_norm(&self.pool, x.as_slice(), rows, layer_norm, y.as_mut_slice());
         Ok(())
     }
 
@@ -282,6 +282,11 @@ impl Kernels for CpuDevice {
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
         let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
         attend_bidirectional::attend_windows(self.context(scratch), windows, qkv, out);
+        Ok(())
+    }
+
+    fn apply(&self, x: &mut CpuBuffer, len: usize, f: Pointwise) -> Result<()> {
+        host_ops::apply(&mut x.as_mut_slice()[..len], f);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use kvant_gguf::Gguf;
 use kvant_model::{Config, LayerRange};
 
 use super::OpenDevice;
+use super::encoders::EncoderDevice;
 use super::report::{CudaDetails, DeviceReport};
 use crate::error::Error;
 use crate::runtime::{self, LoadedModel};
@@ -20,6 +21,11 @@ pub fn count() -> Result<usize, Error> {
 /// Opens GPU `index`.
 pub fn open(index: usize) -> Result<Box<dyn OpenDevice>, Error> {
     Ok(Box::new(CudaDevice::open(index)?))
+}
+
+/// Opens GPU `index` for encoders.
+pub fn open_encoders(index: usize) -> Result<Box<dyn EncoderDevice>, Error> {
+    Ok(Box::new(Arc::new(CudaDevice::open(index)?)))
 }
 
 /// Reports GPU `index`, and compiles every kernel that is not compiled yet.

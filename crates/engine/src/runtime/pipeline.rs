@@ -120,6 +120,7 @@ fn properties_of(parts: &[&ModelProperties]) -> ModelProperties {
         is_batch_invariant: parts.iter().all(|part| part.info.is_batch_invariant),
         checks_finite_rows: parts.iter().all(|part| part.info.checks_finite_rows),
         selects_tokens: parts.iter().all(|part| part.info.selects_tokens),
+        runs_encoders: parts.iter().all(|part| part.info.runs_encoders),
         // A GPU's are of another unit than the CPU's before it.
         n_threads: parts
             .iter()
