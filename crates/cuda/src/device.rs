@@ -307,12 +307,12 @@ impl Kernels for CudaDevice {
 
     fn read_page(&self, page: &CudaPage, dst: &mut [u8]) -> Result<()> {
         BackendError::check_equal("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
-        Ok(self.cx.gpu().read(page.ptr(), dst)?)
+        Ok(self.cx.gpu().read_page(page.ptr(), dst)?)
     }
 
     fn write_page(&self, page: &mut CudaPage, src: &[u8]) -> Result<()> {
         BackendError::check_equal("write_page", "bytes of the source", page.n_bytes(), src.len())?;
-        Ok(self.cx.gpu().write(page.ptr(), src)?)
+        Ok(self.cx.gpu().write_page(page.ptr(), src)?)
     }
 
     fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {

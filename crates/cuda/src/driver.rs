@@ -16,6 +16,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use crate::entry::Entry;
 use crate::recorder::Recorder;
 use crate::staging::Calls;
+use crate::transfers::Transfers;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
 /// Oldest driver with every function called here, except the clock.
@@ -37,10 +38,11 @@ struct Library {
     version: CudaVersion,
 }
 
-/// A device of the NVIDIA driver. Fields are dropped in this order: the queue, which waits for its
-/// work, the modules, the context.
+/// A device of the NVIDIA driver. Fields are dropped in this order: the streams, which wait for
+/// their work, the modules, the context.
 pub(crate) struct Driver {
     properties: GpuProperties,
+    transfers: Transfers<DriverStream>,
     recorder: Recorder<DriverStream>,
     modules: RwLock<Vec<Module>>,
     kernels: RwLock<Vec<Kernel>>,
@@ -181,8 +183,9 @@ impl Driver {
         }
         let primary = Primary::retain(device)?;
         let recorder = Recorder::new(DriverStream::new(primary.context)?);
+        let transfers = Transfers::new(DriverStream::new(primary.context)?);
         let (modules, kernels) = (RwLock::default(), RwLock::default());
-        Ok(Self { properties, recorder, modules, kernels, primary })
+        Ok(Self { properties, transfers, recorder, modules, kernels, primary })
     }
 
     /// Makes the context current in this thread.
@@ -236,6 +239,14 @@ impl Gpu for Driver {
 
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
         self.recorder.read(src, dst)
+    }
+
+    fn read_page(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.transfers.read(&self.recorder, src, dst)
+    }
+
+    fn write_page(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
+        self.transfers.write(&self.recorder, dst, src)
     }
 
     fn finish(&self) -> Result<(), CudaError> {
@@ -523,6 +534,14 @@ impl Calls for DriverStream {
         })
     }
 
+    unsafe fn fetch(&self, memory: &Pinned, part: Range<usize>, src: DevicePtr) -> Result<(), CudaError> {
+        assert!(part.start <= part.end && part.end <= memory.bytes, "{part:?} of {}", memory.bytes);
+        // SAFETY: as in `copy`; `src` is the caller's allocation.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(memory.memory.byte_add(part.start), src, part.len(), self.stream)
+        })
+    }
+
     fn event(&self) -> Result<Event, CudaError> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is live; the context is current.
@@ -538,6 +557,11 @@ impl Calls for DriverStream {
     fn wait(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: the event is live.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event.0) })
+    }
+
+    fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: the stream and the event are live and of one context.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.stream, event.0, 0) })
     }
 
     fn seconds(&self, from: &Event, to: &Event) -> Result<f64, CudaError> {

@@ -75,6 +75,14 @@ pub(crate) trait Gpu: Send + Sync + 'static {
     ) -> Result<(), CudaError>;
     /// Copies from the device, after all work queued so far.
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError>;
+    /// As [`Gpu::read`], beside the work that is queued meanwhile.
+    fn read_page(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.read(src, dst)
+    }
+    /// As [`Gpu::write`] outside of a recording, beside the work that is queued before it.
+    fn write_page(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
+        self.write(dst, src)
+    }
     /// Waits for all work queued so far.
     fn finish(&self) -> Result<(), CudaError>;
     /// Copies within the device; the ranges do not overlap.

@@ -48,6 +48,7 @@ mod soft_cap;
 mod staging;
 mod streams;
 mod top_k;
+mod transfers;
 
 pub use device::CudaDevice;
 pub use error::CudaVersion;

@@ -134,6 +134,22 @@ impl<C: Calls> Recorder<C> {
         self.queue()?.wait()
     }
 
+    /// Returns an event at the end of the queued work, for another stream to wait for.
+    pub fn reached(&self) -> Result<C::Event, CudaError> {
+        let queue = self.queue()?;
+        queue.check_not_recording("reached")?;
+        let reached = queue.calls.event()?;
+        queue.calls.record(&reached)?;
+        Ok(reached)
+    }
+
+    /// Lets work that is queued later wait for an event of another stream.
+    pub fn wait_for(&self, event: &C::Event) -> Result<(), CudaError> {
+        let queue = self.queue()?;
+        queue.check_not_recording("wait_for")?;
+        queue.calls.wait_for(event)
+    }
+
     pub fn free(&self, ptr: DevicePtr) {
         // A failure cannot be handled: it means that the context is lost, and its memory with it.
         let Ok(mut queue) = self.lock() else { return };
