@@ -3,7 +3,7 @@
 #   docker build -t kvant .
 #   docker run --rm -it -v "$PWD:/models" kvant run model.gguf "Hello"
 #
-# With an NVIDIA GPU, `--gpus all` brings the driver; NVRTC, which compiles the kernels, is to be mounted as well.
+# With an NVIDIA GPU, `--gpus all` brings the driver, which is all that the kernels need.
 
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /source

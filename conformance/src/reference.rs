@@ -1,5 +1,6 @@
 //! Reference implementations: every op in plain loops and f64, from its equation.
 
+use kvant_backend::host_ops::Pointwise;
 use kvant_backend::{
     Activation, Candidate, ConvForm, Gate, Pairing, ShortConv, StateHeads, StateInputs, StateRule, Xielu,
 };
@@ -61,6 +62,32 @@ pub fn activate(activation: Activation, g: f64) -> f64 {
             g / 2.0 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))).tanh())
         }
     }
+}
+
+/// Computes GELU in both forms, SiLU, ReLU or tanh.
+pub fn apply(f: Pointwise, x: f64) -> f64 {
+    match f {
+        // `activate` cancels where this is small.
+        Pointwise::GeluTanh => x / (1.0 + (-gelu_exponent(x)).exp()),
+        Pointwise::Gelu => x / 2.0 * (1.0 + erf(x / 2f64.sqrt())),
+        Pointwise::Silu => activate(Activation::Silu, x),
+        Pointwise::Relu => activate(Activation::Relu, x),
+        Pointwise::Tanh => x.tanh(),
+    }
+}
+
+/// Computes the error function within 2e-8: its series, which loses digits for large x, or its
+/// limit.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 4.0 {
+        return 1f64.copysign(x);
+    }
+    let (mut term, mut sum) = (x, x);
+    for n in 1..100 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * 2.0 / std::f64::consts::PI.sqrt()
 }
 
 /// Computes `cap tanh(x / cap)`.

@@ -2,6 +2,7 @@
 
     python3 tools/gpu-report/report.py --out report
     python3 tools/gpu-report/report.py --out report --device wgpu:0 --minutes 30
+    python3 tools/gpu-report/report.py --out truth --steps truth --minutes 4
 
 The most informative steps come first, so that ten minutes (`--minutes 9`) are useful: correctness
 (the doctor, the conformance suites in a process each, answers and logits compared with the CPU's),
@@ -9,7 +10,10 @@ speed (kernels, PyTorch's attention for comparison where installed, models), and
 (every type, two programs at once, a cache that cannot fit, compute-sanitizer where installed,
 depths up to 131,072 tokens, the suites in every combination). The folder then contains `report.md`,
 a table of steps and their output, and `log.txt`, the same without truncation. A failed step does
-not stop the run; steps beyond the time limit are listed as skipped. Exits with 1 if a step failed.
+not stop the run; steps beyond the time limit are listed as skipped. On CUDA, `--steps` chooses a
+run of four minutes instead: `truth` (what kernels, memory and batches really take, and the suites),
+`choice` (kernels under each `--variant`, races, steps without graphs) and `record` (whole models by
+depth and by sequences, beside PyTorch and `--rival`); each has a folder of its own. Exits with 1 if a step failed.
 Needs only Python, and the binaries or Cargo, which builds them: on a machine without Cargo pass
 `--kvant`, `--suites` (the binary that `cargo test --release -p kvant-cuda --no-run` names) and
 `--kernels` (`cargo build --release -p kvant-cuda --example bench`).
@@ -21,6 +25,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,12 +61,27 @@ print(f"copies at {2 * a.numel() / best(lambda: b.copy_(a)) / 1e6:.0f} GB/s, rea
 def kv(n): return torch.randn(1, 8, n, 128, dtype=torch.float16, device="cuda")
 def q(n): return torch.randn(1, 32, n, 128, dtype=torch.float16, device="cuda")
 layers = [(kv(tokens), kv(tokens)) for _ in range(4)]
+def rival(name, attend):
+    try: print(f"{name:>12}: {best(lambda: [attend(k, v) for k, v in layers]) / 4:.4f} ms a layer, one row")
+    except Exception as error: print(f"{name:>12}: {error}")
 def attend(q, causal, end):
     for k, v in layers:
         F.scaled_dot_product_attention(q, k[:, :, :end], v[:, :, :end], is_causal=causal, enable_gqa=True)
 for name, rows, causal, end in [("one row", 1, False, tokens), ("512 rows", 512, False, tokens), ("first 8192", 8192, True, 8192)]:
     rows_q = q(rows)
     print(f"{name:>12}: {best(lambda: attend(rows_q, causal, min(end, tokens))) / 4:.4f} ms a layer")
+try:
+    from flash_attn import flash_attn_with_kvcache
+    layers = [(k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()) for k, v in layers]
+    rows_q = q(1).transpose(1, 2).contiguous()
+    rival("flash-attn", lambda k, v: flash_attn_with_kvcache(rows_q, k, v))
+except ImportError as error: print("flash-attn:", error)
+try:
+    import flashinfer
+    layers = [(kv(tokens)[0], kv(tokens)[0]) for _ in range(4)]
+    row_q = q(1)[0, :, 0]
+    rival("FlashInfer", lambda k, v: flashinfer.single_decode_with_kv_cache(row_q, k, v, kv_layout="HND"))
+except ImportError as error: print("FlashInfer:", error)
 """
 
 
@@ -201,9 +221,8 @@ def first_steps(args, kvant, suites, kernels):
     for model in ["bundled", *args.models]:
         yield from logit_steps(args, kvant, model)
     if args.is_cuda:
-        yield Step("kernels", [[*kernels, str(args.tokens)]], 100)
-    if args.is_cuda and importlib.util.find_spec("torch"):
-        yield Step("PyTorch", [[sys.executable, "-c", TORCH, str(args.tokens)]], 60)
+        yield Step("kernels", [[*kernels, args.contexts]], 150)
+        yield from torch_steps(args)
     pairs = ["-ctk", "f16,turbo3", "-ctv", "f16,turbo3"]
     if not args.is_cuda:
         yield Step("kernels of a token", [[*bench, "--synthetic", args.shape, "--profile", "-d", "1024", "-r", "3", *pairs]])
@@ -212,6 +231,8 @@ def first_steps(args, kvant, suites, kernels):
         yield Step(f"speed of {name}", [[*bench, *model, "-p", "512", "-n", "64", "-r", "3", *pairs]], 60)
     depths = f"0,{args.tokens // 8}"
     yield Step(f"speed of {args.shape}", [[*bench, "--synthetic", args.shape, "-p", "512", "-n", "32", "-r", "3", "-d", depths, *pairs]])
+    many = ["-p", "0", "-n", "32", "-r", "1", "--parallel", "8,64", "-d", "2048"]
+    yield Step(f"sequences of {args.shape}", [[*bench, "--synthetic", args.shape, *many, *pairs]])
 
 
 def logit_steps(args, kvant, model):
@@ -236,13 +257,7 @@ def detailed_steps(args, kvant, suites):
     for model in args.models:
         answer = [*kvant, *QUESTION, "-m", model, "-ctk", "turbo3", "-ctv", "turbo3"]
         yield Step(f"answers of {pathlib.Path(model).name}, CPU and card", [[*answer, "--device", "cpu"], [*answer, *on]])
-    sanitizer = shutil.which("compute-sanitizer")
-    for tool in ["memcheck", "racecheck"] if args.is_cuda else []:
-        if args.suites and sanitizer:
-            watch = [sanitizer, "--tool", tool, "--error-exitcode", "9", args.suites, *SANITIZED_TESTS, "--test-threads", "1"]
-            yield Step(tool, [watch], 100, env={"KVANT_CUDA_COVERAGE": "each"})
-        else:
-            yield Step(tool, [], why="no compute-sanitizer" if args.suites else "takes --suites")
+    yield from sanitizer_steps(args)
     bench = [*kvant, "bench", *on]
     pairs = ["-ctk", "f16,q8_0,turbo4,turbo3,q8_0", "-ctv", "f16,q8_0,turbo4,turbo3,turbo3"]
     depths = f"{args.tokens},{2 * args.tokens}"
@@ -252,6 +267,79 @@ def detailed_steps(args, kvant, suites):
     yield Step(f"speed of {args.shape}, deep", [[*bench, *deep]], 300)
     if args.is_cuda:
         yield Step("suites, every combination", suites, 900, judge=judge_suites)
+
+
+def all_steps(args, kvant, suites, kernels):
+    yield from first_steps(args, kvant, suites, kernels)
+    yield from detailed_steps(args, kvant, suites)
+
+
+def truth_steps(args, kvant, suites, kernels):
+    """Yields what four minutes tell of kernels, memory, batches and correctness."""
+    yield Step("doctor", [[*kvant, "doctor"]], 60)
+    yield Step("kernels", [[*kernels, args.contexts, "0", "f16,q8_0,turbo4,turbo3,turbo2", "q4_0,q4_K,q6_K"]], 110)
+    yield from torch_steps(args)
+    turbo3 = ["-ctk", "turbo3", "-ctv", "turbo3"]
+    yield Step("8 and 64 sequences", [[*synthetic_bench(args, kvant), "-p", "0", "-n", "32", "-r", "2", "--parallel", "8,64", "-d", "2048", *turbo3]], 60)
+    if ncu := shutil.which("ncu"):
+        sections = [flag for name in NCU_SECTIONS for flag in ("--section", name)]
+        # The first launch after those that fill the cache and warm up.
+        of_kernel = ["--kernel-name", "regex:decode|skinny_q8", "--launch-skip", "8", "--launch-count", "2", "--clock-control", "none"]
+        yield Step("ncu", [[ncu, *sections, *of_kernel, *kernels, args.contexts, "0", "turbo3", "q4_0"]], 60)
+    else:
+        yield Step("ncu", [], why="no ncu")
+    chosen = [command for command in suites if any(word in " ".join(command) for word in ("attend", "project"))]
+    yield Step("suites of attention and products", chosen or suites, 60, env={"KVANT_CUDA_COVERAGE": "each"}, judge=judge_suites)
+
+
+def choice_steps(args, kvant, suites, kernels):
+    """Yields the kernels under each variant, and what could be wrong with the chosen one."""
+    for variant in args.variants or [""]:
+        env = dict([variant.split("=", 1)]) if variant else {}
+        yield Step(f"kernels, {variant or 'as they are'}", [[*kernels, args.contexts, "0", "turbo3,turbo4", "q4_0"]], 60, env=env)
+    yield from sanitizer_steps(args)
+    turbo3 = ["-ctk", "turbo3", "-ctv", "turbo3"]
+    for name, env in [("with graphs", {}), ("without graphs", {"KVANT_CUDA_GRAPH": "0"})]:
+        bench = [*synthetic_bench(args, kvant), "-p", "0", "-n", "64", "-r", "2", "--parallel", "1,64", "-d", "2048", *turbo3]
+        yield Step(f"steps {name}", [bench], 60, env=env)
+
+
+def record_steps(args, kvant, suites, kernels):
+    """Yields the rows of a record: by depth, by sequences, and those of others."""
+    types = "f16,q8_0,turbo3"
+    deep = ["-p", "512", "-n", "64", "-r", "3", "-d", f"0,{args.contexts}", "-ctk", types, "-ctv", types]
+    yield Step(f"speed of {args.shape}", [[*synthetic_bench(args, kvant), *deep]], 100)
+    many = ["-p", "0", "-n", "64", "-r", "1", "--parallel", "1,8,64,256", "-d", "2048,8192,32768", "-ctk", "turbo3,f16", "-ctv", "turbo3,f16"]
+    yield Step("sequences", [[*synthetic_bench(args, kvant), *many]], 120)
+    yield from torch_steps(args)
+    if args.rival:
+        yield Step("rival", [shlex.split(args.rival)], 60)
+
+
+# What tells whether a kernel waits for memory, issues, or has too few warps.
+NCU_SECTIONS = ["SpeedOfLight", "WarpStateStats", "SchedulerStats", "Occupancy"]
+RUNS = {"all": all_steps, "truth": truth_steps, "choice": choice_steps, "record": record_steps}
+
+
+def synthetic_bench(args, kvant):
+    return [*kvant, "bench", "--device", args.device, "--synthetic", args.shape]
+
+
+def torch_steps(args):
+    """Yields PyTorch's attention, where installed."""
+    has_torch = args.is_cuda and importlib.util.find_spec("torch")
+    yield Step("PyTorch", [[sys.executable, "-c", TORCH, str(args.tokens)]] if has_torch else [], 60, why="" if has_torch else "no torch")
+
+
+def sanitizer_steps(args):
+    """Yields one kernel of each kind under compute-sanitizer, where installed."""
+    sanitizer = shutil.which("compute-sanitizer")
+    for tool in ["memcheck", "racecheck"] if args.is_cuda else []:
+        if args.suites and sanitizer:
+            watch = [sanitizer, "--tool", tool, "--error-exitcode", "9", args.suites, *SANITIZED_TESTS, "--test-threads", "1"]
+            yield Step(tool, [watch], 100, env={"KVANT_CUDA_COVERAGE": "each"})
+        else:
+            yield Step(tool, [], why="no compute-sanitizer" if args.suites else "takes --suites")
 
 
 def arguments():
@@ -265,10 +353,18 @@ def arguments():
     parser.add_argument("--model", action="append", default=[], dest="models", help="a further model file; may be repeated")
     parser.add_argument("--shape", default="llama-3-8b:q4_0", help="as for kvant bench --synthetic")
     parser.add_argument("--tokens", type=int, default=65_536, help="context depth of the timing; also twice and an eighth of it")
+    parser.add_argument("--steps", choices=RUNS, default="all", help="a run of four minutes on CUDA instead of all steps")
+    parser.add_argument("--variant", action="append", default=[], dest="variants", metavar="NAME=VALUE", help="with --steps choice: an environment variable for the kernels; may be repeated")
+    parser.add_argument("--rival", help="with --steps record: another program's command, such as llama-batched-bench")
     args = parser.parse_args()
+    args.contexts = f"{args.tokens // 8},{args.tokens},{2 * args.tokens}"
+    if bad := [variant for variant in args.variants if "=" not in variant]:
+        parser.error(f"--variant: expected NAME=VALUE, got {bad[0]}")
     args.is_cuda = args.device.startswith("cuda:")
     if not args.is_cuda and not args.device.startswith("wgpu:"):
         parser.error(f"--device: expected cuda:N or wgpu:N, got {args.device}")
+    if args.steps != "all" and not args.is_cuda:
+        parser.error(f"--steps {args.steps}: expected --device cuda:N, got {args.device}")
     return args
 
 
@@ -285,7 +381,7 @@ def main():
     report.run(Step("program", [[*kvant, "--version"]], 1800))
     report.run(Step("suites that there are", [[*suites, "--list"]], 1800))
     each = suites_of(args, suites)
-    for step in [*first_steps(args, kvant, each, kernels), *detailed_steps(args, kvant, each)]:
+    for step in RUNS[args.steps](args, kvant, each, kernels):
         report.run(step)
     (args.out / "cpu.base").unlink(missing_ok=True)
     sys.exit(1 if report.failed else 0)

@@ -15,7 +15,7 @@ const MEANS: [f32; 3] = [0.0, -2.0, 300.0];
 
 /// Compares `layer_norm` with its equation.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
-    let has_bias = subject.device().info().selects_tokens;
+    let has_bias = subject.device().info().runs_encoders;
     for (n, rows) in SHAPES {
         for mean in MEANS {
             equals_its_equation(subject, n, rows, mean, None);

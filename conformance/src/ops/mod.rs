@@ -1,7 +1,9 @@
 //! One suite per op.
 
 pub mod add_normed;
+pub mod apply;
 pub mod attend;
+pub mod attend_all;
 pub mod batch_invariance;
 pub mod buffers;
 pub mod embed;

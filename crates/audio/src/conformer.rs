@@ -15,9 +15,9 @@
 //! (arXiv 1901.02860). Norms are RMSNorm. `transformers` also cuts values beyond 1e10, which none
 //! reaches.
 
+use kvant_backend::host_ops::{Pointwise, apply, apply_to_row, for_rows};
 use kvant_backend::{Backend, Matrix, limits};
 use kvant_model::ModelError;
-use kvant_model::host_ops::{Activation, activate, for_rows};
 use kvant_model::linear::Linear;
 
 use crate::config::{Config, Projector};
@@ -158,7 +158,7 @@ impl<B: Backend> FeedForward<B> {
     /// Adds half of the output to rows `[n, n_embd]`.
     fn add(&self, device: &B, c: &Config, x: &mut [f32]) -> Result<(), AudioError> {
         let mut hidden = self.up.forward(device, &normalized(x, &self.norm, c.eps))?;
-        for_rows(&mut hidden, c.n_ff, limits::n_cores(), |row| activate(row, Activation::Silu));
+        apply(&mut hidden, Pointwise::Silu);
         let out = self.down.forward(device, &hidden)?;
         let out = normalized(&out, &self.post_norm, c.eps);
         x.iter_mut().zip(&out).for_each(|(x, y)| *x += 0.5 * y);
@@ -276,7 +276,7 @@ impl<B: Backend> LightConvolution<B> {
         }
         for_rows(&mut convolved, n, limits::n_cores(), |row| {
             rms_norm(row, Some(&self.kernel_norm), c.eps);
-            activate(row, Activation::Silu);
+            apply_to_row(row, Pointwise::Silu);
         });
         add(x, &self.end.forward(device, &convolved)?);
         Ok(())
@@ -404,7 +404,7 @@ impl<B: Backend> Conformer<B> {
                     for_rows(&mut x, norm.len(), limits::n_cores(), normalize);
                 }
             }
-            activate(&mut x, Activation::Relu);
+            apply(&mut x, Pointwise::Relu);
         }
         Ok(self.input.forward(device, &x)?)
     }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use kvant_backend::host_ops::for_rows;
 use kvant_backend::{Backend, limits};
 use kvant_gguf::Gguf;
 use kvant_model::ModelError;
-use kvant_model::host_ops::for_rows;
 use kvant_model::linear::Linear;
 
 use crate::clip::AudioClip;

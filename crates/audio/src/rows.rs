@@ -1,7 +1,7 @@
 //! Operations on rows, on the host.
 
+use kvant_backend::host_ops::for_rows;
 use kvant_backend::limits;
-use kvant_model::host_ops::for_rows;
 
 /// Epsilon of [`cumulative_norm`], between Gemma 3n's convolutions.
 const CUMULATIVE_EPS: f64 = 1e-3;

@@ -8,9 +8,9 @@
 //! rows = projector(norm(x))
 //! ```
 
-use kvant_backend::{Backend, BidirectionalParams, Heads, Matrix, limits};
+use kvant_backend::host_ops::{self, Pointwise};
+use kvant_backend::{Backend, BidirectionalParams, Heads};
 use kvant_model::ModelError;
-use kvant_model::host_ops::{Activation, activate, for_rows};
 use kvant_model::linear::{Linear, all_rows, upload};
 
 use crate::config::{CHUNK_FRAMES, Config, Projector};
@@ -86,7 +86,6 @@ struct WindowBuffers<B: Backend> {
     attn_out: B::Buffer,
     /// `[n, n_ff]`
     hidden: B::Buffer,
-    hidden_on_host: Vec<f32>,
 }
 
 impl<B: Backend> Transformer<B> {
@@ -190,7 +189,7 @@ impl<B: Backend> Forward<'_, B> {
     ) -> Result<Vec<f32>, AudioError> {
         let channels = x.len() / (size[0] * size[1]);
         let mut out = linear.forward(self.device, &convolution.rows(x, size, channels))?;
-        self.gelu(&mut out, linear.w.n_out());
+        host_ops::apply(&mut out, Pointwise::Gelu);
         Ok(out)
     }
 
@@ -206,7 +205,6 @@ impl<B: Backend> Forward<'_, B> {
             qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
             attn_out: buffer(c.n_embd)?,
             hidden: buffer(c.n_ff)?,
-            hidden_on_host: vec![0.0; n * c.n_ff],
         };
         for layer in &self.weights.layers {
             self.attention(layer, &mut work)?;
@@ -247,9 +245,7 @@ impl<B: Backend> Forward<'_, B> {
         let (c, device, n) = (self.config, self.device, work.n);
         self.normalize(&layer.ffn_norm, &work.x, n, &mut work.normed)?;
         device.project(all_rows(&work.normed, n), &mut [layer.up.output(&mut work.hidden, false)])?;
-        device.read(&work.hidden, 0, &mut work.hidden_on_host)?;
-        self.gelu(&mut work.hidden_on_host, c.n_ff);
-        device.write(&mut work.hidden, &work.hidden_on_host)?;
+        device.apply(&mut work.hidden, n * c.n_ff, Pointwise::Gelu)?;
         device.project(all_rows(&work.hidden, n), &mut [layer.down.output(&mut work.x, true)])?;
         Ok(())
     }
@@ -266,16 +262,12 @@ impl<B: Backend> Forward<'_, B> {
         device.read(&normed, 0, &mut stream)?;
         for (index, linear) in self.weights.projector.iter().enumerate() {
             if index > 0 {
-                self.gelu(&mut stream, linear.w.n_in());
+                host_ops::apply(&mut stream, Pointwise::Gelu);
             }
             // Groups of positions are consecutive: rows of the first matrix hold a group each.
             stream = linear.forward(device, &stream)?;
         }
         Ok(stream)
-    }
-
-    fn gelu(&self, rows: &mut [f32], width: usize) {
-        for_rows(rows, width, limits::n_cores(), |row| activate(row, Activation::Gelu));
     }
 }
 

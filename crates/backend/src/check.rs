@@ -11,7 +11,7 @@ use crate::device::{
 use crate::kv::{batch_rows, check_append};
 use crate::{
     Backend, BackendError, BidirectionalParams, Columns, ExpertGroups, Heads, InputSquares, KvBatchEntry,
-    Norm, Rope, RopeParams, RouterScores,
+    Norm, Rope, RopeParams, RouterScores, TopK,
 };
 
 /// Checks [`Backend::write`].
@@ -33,8 +33,9 @@ pub(crate) fn check_read(src: &impl Buffer, offset: usize, dst: &[f32]) -> Resul
 }
 
 /// Checks [`Backend::top_k`].
-pub(crate) fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Result<()> {
-    let end = offset.saturating_add(n_vocab);
+pub(crate) fn check_top_k(logits: &impl Buffer, n_vocab: usize, rows: &[TopK<'_>]) -> Result<()> {
+    let n_rows = rows.iter().map(|of| of.row.saturating_add(1)).max().unwrap_or(0);
+    let end = n_rows.saturating_mul(n_vocab);
     BackendError::check_at_least("top_k", "length of the buffer", end, logits.n_values())
 }
 
@@ -265,6 +266,11 @@ pub(crate) fn check_attend_all<B: Buffer>(
     [(q, heads.n), (k, n_kv_heads), (v, n_kv_heads), (out, heads.n)].iter().try_for_each(|(of, n)| {
         BackendError::check_at_least(OP, "length of the buffer", len(*n), of.n_values())
     })
+}
+
+/// Checks [`Backend::apply`].
+pub(crate) fn check_apply(x: &impl Buffer, len: usize) -> Result<()> {
+    BackendError::check_at_least("apply", "length of the buffer", len, x.n_values())
 }
 
 /// Checks [`Backend::scale`].

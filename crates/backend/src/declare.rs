@@ -35,6 +35,15 @@ macro_rules! ops {
                 ops: impl FnOnce() -> std::result::Result<T, E>,
             ) -> std::result::Result<T, E>;
 
+            /// Returns a device that chooses kernels as this one does, computes nothing, and notes
+            /// them; `None` where no kernel takes time to load. Steps on it may take weights of
+            /// this device and memory of its own.
+            fn rehearsal(&self) -> Option<Self>;
+
+            /// Loads the kernels that `rehearsal` has noted, on all cores. Returns how many they
+            /// are.
+            fn load_kernels(&self, rehearsal: &Self) -> Result<usize>;
+
             $($(#[$doc])* fn $op(&self $(, $arg: $type)*) -> $result;)*
         }
 
@@ -61,6 +70,17 @@ macro_rules! ops {
                 ops()
             }
 
+            /// See [`Backend::rehearsal`].
+            fn rehearsal(&self) -> Option<Self> {
+                None
+            }
+
+            /// See [`Backend::load_kernels`].
+            fn load_kernels(&self, rehearsal: &Self) -> Result<usize> {
+                let _ = rehearsal;
+                Ok(0)
+            }
+
             $(ops! {
                 @kernel
                 #[doc = concat!("See [`Backend::", stringify!($op), "`].")]
@@ -81,6 +101,16 @@ macro_rules! ops {
                 ops: impl FnOnce() -> std::result::Result<T, E>,
             ) -> std::result::Result<T, E> {
                 Kernels::step(self, is_decode, ops)
+            }
+
+            #[inline]
+            fn rehearsal(&self) -> Option<Self> {
+                Kernels::rehearsal(self)
+            }
+
+            #[inline]
+            fn load_kernels(&self, rehearsal: &Self) -> Result<usize> {
+                Kernels::load_kernels(self, rehearsal)
             }
 
             $(

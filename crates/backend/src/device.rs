@@ -78,8 +78,12 @@ pub struct DeviceInfo {
     pub n_threads: usize,
     /// The unit of `n_threads`: `threads` or `SMs`.
     pub thread_unit: &'static str,
-    /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
-    pub is_batch_invariant: bool,
+    /// Maximum of rows in a step. More rows fill a large device better; the activations of a step
+    /// grow with them.
+    pub max_step_rows: usize,
+    /// Maximum number of rows of a step in which the device is batch-invariant: there a row has the
+    /// bits that it has alone. `usize::MAX` for steps of any size, 1 for none but those of one row.
+    pub batch_invariant_rows: usize,
     /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values
     /// show in the logits.
     pub checks_finite_rows: bool,
@@ -88,6 +92,14 @@ pub struct DeviceInfo {
     /// of models that have those, [`Activation::Situ`](crate::Activation::Situ), and
     /// [`Backend::shift_tokens`] and [`Backend::wkv7`] of RWKV-7.
     pub selects_tokens: bool,
+    /// Whether it has the ops of encoders: [`Backend::attend_bidirectional`], and
+    /// [`Backend::layer_norm`] with a bias.
+    pub runs_encoders: bool,
+}
+
+impl DeviceInfo {
+    /// The usual [maximum of rows](Self::max_step_rows): a CPU and a small GPU are full with these.
+    pub const MAX_STEP_ROWS: usize = 512;
 }
 
 /// Time of a kernel's launches on a device.

@@ -135,3 +135,8 @@ pub(crate) fn no_pools(op: &'static str) -> BackendError {
 pub(crate) fn no_selection(op: &'static str) -> BackendError {
     BackendError::unsupported(op, "attention to selected tokens", "attention to all")
 }
+
+/// Returns the error of a device with `n` stages of attention.
+pub(crate) fn no_stage(stage: usize, n: usize) -> BackendError {
+    BackendError::unsupported("attend", &format!("stage {stage}"), &format!("{n} stages"))
+}

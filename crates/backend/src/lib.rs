@@ -15,6 +15,7 @@ mod check;
 mod declare;
 mod device;
 mod error;
+pub mod host_ops;
 mod input_squares;
 mod kv;
 pub mod limits;
@@ -42,7 +43,7 @@ pub use kvant_codec::candidate::{Candidate, top_k};
 pub use ops::{Backend, Kernels};
 pub use params::{
     Activation, AttendParams, BidirectionalParams, BlockSelection, Columns, ExpertGroups, Heads, Norm,
-    Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, Xielu,
+    Pairing, Rope, RopeParams, RouterScores, Routing, Selected, Selection, TopK, Xielu,
 };
 pub use pooled::{PooledBatchEntry, PooledKeys, SelectedKeys, TokenPool};
 pub use recurrent::{ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule};

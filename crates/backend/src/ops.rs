@@ -5,16 +5,17 @@
 use std::sync::Arc;
 
 use crate::check::{
-    check_add_normed, check_attend_all, check_broken_row, check_copy, check_copy_columns, check_embed,
-    check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix,
-    check_project, check_project_each, check_read, check_rope, check_rope_append, check_rows_alike,
-    check_scale, check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
+    check_add_normed, check_apply, check_attend_all, check_broken_row, check_copy, check_copy_columns,
+    check_embed, check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm,
+    check_matrix, check_project, check_project_each, check_read, check_rope, check_rope_append,
+    check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
     Result, Router, WeightSource,
 };
-use crate::error::{no_pools, no_selection};
+use crate::error::{no_pools, no_selection, no_stage};
+use crate::host_ops::{self, Pointwise};
 use crate::kv::{
     batch_rows, check_append, check_attend, check_attend_selected, check_select, check_select_blocks,
 };
@@ -25,10 +26,10 @@ use crate::streams::{
     check_attend_streams, check_connect_streams, check_gate_streams, check_inject_ngrams, check_mix_streams,
 };
 use crate::{
-    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns, Gate,
-    GatedStreams, Heads, HyperConnections, InputSquares, KvBatchEntry, NgramInjection, Norm,
-    PooledBatchEntry, PooledKeys, Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry,
-    StateHeads, StateInputs, StreamAttention, Streams, TokenPool, TokenShift, Wkv7Inputs, Xielu,
+    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Columns, Gate, GatedStreams,
+    Heads, HyperConnections, InputSquares, KvBatchEntry, NgramInjection, Norm, PooledBatchEntry, PooledKeys,
+    Rope, RopeParams, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    StreamAttention, Streams, TokenPool, TokenShift, TopK, Wkv7Inputs, Xielu,
 };
 
 ops! {
@@ -62,18 +63,13 @@ ops! {
     /// Copies `dst.len()` values from `src`, starting at value `offset`.
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>
         where check_read(src, offset, dst);
-    /// Writes the `k` largest of the `n_vocab` logits that start at value `offset` of `logits` to
-    /// `out`, in the order of [`Candidate::rank`]; usually sampling needs no more of a row. Equals
-    /// [`top_k`](crate::top_k) of the logits that [`Backend::read`] returns.
-    fn top_k(
-        &self,
-        logits: &Self::Buffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()>
-        where check_top_k(logits, offset, n_vocab);
+    /// Selects the most probable tokens of `rows` of `logits` `[_, n_vocab]`, in any order and
+    /// number; usually sampling needs no more of a row. Those of each row equal
+    /// [`top_k`](crate::top_k) of the logits that [`Backend::read`] returns. A step that samples
+    /// several sequences asks once for all of them: a device with memory of its own then waits
+    /// once.
+    fn top_k(&self, logits: &Self::Buffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()>
+        where check_top_k(logits, n_vocab, rows);
     /// Waits until all submitted work is complete.
     fn finish(&self) -> Result<()> => { Ok(()) };
     /// Uploads a weight matrix for products, repacked where that pays. A device with memory of its
@@ -98,8 +94,7 @@ ops! {
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>
         where check_experts(&source, n_experts) => {
         _ = (source, n_experts);
-        const WANTED: &str = "experts that stay in the file";
-        Err(BackendError::unsupported("mapped_experts", WANTED, "experts in its memory"))
+        Err(BackendError::unsupported("mapped_experts", "mapped experts", "experts in its memory"))
     };
     /// From now on adds the squares of each input of products with `w`, after its norm, to
     /// `squares`. A device without support returns an error.
@@ -219,8 +214,8 @@ ops! {
 
     /// Computes `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight + bias`, m the mean of x, for
     /// each of the first `rows` rows of `x` `[rows, n]`, n the length of the weight and of the
-    /// bias, which is 0 without one: LayerNorm (arXiv 1607.06450). A device without [token
-    /// selection](DeviceInfo::selects_tokens) returns an error for a bias.
+    /// bias, which is 0 without one: LayerNorm (arXiv 1607.06450). A device without [the ops of
+    /// encoders](DeviceInfo::runs_encoders) returns an error for a bias.
     fn layer_norm(
         &self,
         x: &Self::Buffer,
@@ -239,6 +234,10 @@ ops! {
     /// [numbers](crate::Xielu).
     fn xielu(&self, x: &mut Self::Buffer, len: usize, numbers: Xielu) -> Result<()>
         where check_xielu(x, len);
+
+    /// Computes `x = f(x)` for the first `len` values of `x`; without a kernel for it, on the host.
+    fn apply(&self, x: &mut Self::Buffer, len: usize, f: Pointwise) -> Result<()>
+        where check_apply(x, len) => { host_ops::apply_to_buffer(self, x, len, f) };
 
     /// Computes `y[i] = Σ_j coefs[row, i, j] x[j]`, for each of the first `rows` rows: the streams
     /// of `y` `[n_out, rows, width]` are linear combinations of those of `x` `[n_in, rows, width]`,
@@ -538,7 +537,8 @@ ops! {
     /// without a cache. `windows` gives the rows of each, which are consecutive; s are those of the
     /// window within the reach of r. b is 0, or relative position biases (arXiv 1910.10683): with n
     /// the rows of the longest window, `bias` `[heads.n, 2 n - 1]` has b of the distances from
-    /// 1 - n to n - 1. A device without a kernel for it returns an error.
+    /// 1 - n to n - 1. A device without [the ops of encoders](DeviceInfo::runs_encoders) returns an
+    /// error.
     fn attend_bidirectional(
         &self,
         params: &BidirectionalParams,
@@ -640,10 +640,6 @@ ops! {
     ) -> Result<()>
         where check_attend(params, parts, [q, out], None, step_tiles) => {
         let _ = (params, parts, q, step_tiles, out);
-        Err(BackendError::Unsupported {
-            op: "attend",
-            requested: format!("stage {stage}"),
-            has: format!("{} stages", self.attend_stages().len()),
-        })
+        Err(no_stage(stage, self.attend_stages().len()))
     };
 }

@@ -1,5 +1,7 @@
 //! Parameters of the ops. Shapes are in brackets, outermost dimension first.
 
+use crate::Candidate;
+
 /// An RMS normalization: `y = x / sqrt(mean(x²) + eps) * weight` over the last dimension.
 #[derive(Debug)]
 pub struct Norm<'a, Buffer> {
@@ -320,4 +322,15 @@ pub struct AttendParams {
     pub scale: f32,
     /// Soft cap `c` of the scores `s`: `c tanh(s / c)` replaces them (arXiv 2408.00118). Positive.
     pub soft_cap: Option<f32>,
+}
+
+/// A row of logits whose most probable tokens are selected.
+#[derive(Debug)]
+pub struct TopK<'a> {
+    /// Index of the row.
+    pub row: usize,
+    /// Number of tokens; all of them when the vocabulary has fewer.
+    pub k: usize,
+    /// Receives them, in the order of [`Candidate::rank`]. Its memory is reused.
+    pub out: &'a mut Vec<Candidate>,
 }

@@ -33,14 +33,18 @@ fn unusable(error: &Error) -> Report {
     }
 }
 
+/// What a missing run-time compiler means.
+const NO_NVRTC: &str = "no NVRTC for unusual head sizes (python3 -m pip install nvidia-cuda-nvrtc)";
+
 fn of_gpu(gpu: DeviceReport<CudaDetails>) -> Report {
     let DeviceReport { device, product, driver, details } = gpu;
     let driver = driver.unwrap_or_default();
     let CudaDetails { info, nvrtc, free_bytes, total_bytes, n_kernel_sources } = details;
     let memory = Some(Memory { device: device.clone(), free: free_bytes });
     let line = format!(
-        "{device} {}, driver for CUDA {driver}, NVRTC {nvrtc}, {} of {} free, {n_kernel_sources} kernel sources compile{}",
+        "{device} {}, driver for CUDA {driver}, {n_kernel_sources} kernels at hand, {}, {} of {} free{}",
         info.kernels,
+        nvrtc.as_ref().map_or_else(|| NO_NVRTC.to_owned(), |version| format!("NVRTC {version} for others")),
         output::bytes(free_bytes),
         output::bytes(total_bytes),
         nan_check_warning(&info),

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use clap::Args;
-use kvant::{Error, Model, Pooling, Requirements, limits};
+use kvant::{Error, KvOptions, Model, Pooling, Requirements, limits};
 use kvant_server::{Address, Listening, ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
 
 use crate::args::cache::CacheArgs;
@@ -88,6 +89,16 @@ pub struct ServeArgs {
     /// encoder, the first one's [default: as in the model's file, or last, in a text encoder mean]
     #[arg(long, value_name = "mean|last|cls", env = "KVANT_POOLING")]
     pooling: Option<Pooling>,
+    /// Load every CUDA kernel that the model needs before the first request
+    #[arg(
+        long,
+        value_name = "on|off",
+        env = "KVANT_WARM",
+        default_value = "on",
+        action = clap::ArgAction::Set,
+        value_parser = clap::builder::BoolishValueParser::new()
+    )]
+    warm: bool,
     #[command(flatten)]
     draft: DraftArgs,
     /// Name of the model in the API
@@ -231,11 +242,14 @@ fn model_specs(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
             _ => 0,
         };
         let (model, cache, file) = (args.model.clone(), args.cache.clone(), file.clone());
-        let sampling = args.sampling.clone();
+        let (sampling, warm) = (args.sampling.clone(), args.warm);
         let open = move || {
             let model = model.load_other(&file, true)?;
             let options = cache.session_options()?;
             let ResolvedCache { options, .. } = cache.resolve(options, &model)?;
+            if warm {
+                warm_up(&model, &options.kv)?;
+            }
             let (drawing, _) = sampling_defaults(&sampling, &model)?;
             Ok(OpenedModel { model, kv: options.kv, sampling: drawing })
         };
@@ -243,6 +257,14 @@ fn model_specs(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
         Ok(ModelSpec { name: name.clone(), bytes, open: Arc::new(move || open().map_err(error_line)) })
     };
     args.also.iter().map(offer).collect()
+}
+
+/// Loads the kernels of a model with caches of `kv`.
+fn warm_up(model: &Model, kv: &KvOptions) -> Result<(), Failure> {
+    let started = Instant::now();
+    let kernels = model.warm_up(kv)?;
+    tracing::info!(kernels, seconds = started.elapsed().as_secs_f64(), "kernels loaded");
+    Ok(())
 }
 
 /// Returns the sampling defaults of a model and the settings that it recommends.
@@ -283,6 +305,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let model = args.model.open_with(false, requirements)?;
     let (drawing, recommended) = sampling_defaults(&args.sampling, &model)?;
     let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
+    if args.warm {
+        warm_up(&model, &options.kv)?;
+    }
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());
     let share = limits::machine_bytes().unwrap_or(usize::MAX) / MEMORY_DIVISOR;
     let budget = args.kv_budget.unwrap_or(share);

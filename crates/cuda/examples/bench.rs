@@ -1,12 +1,14 @@
-//! GPU micro-benchmark, timed by the device clock: copy bandwidth, decode and prefill attention per
-//! KV cache type, and GEMV/GEMM per weight type.
+//! GPU micro-benchmark, timed by the device clock: copy bandwidth, attention per KV cache type by
+//! context, products per weight type by rows, and the memory that pages take.
 //!
-//! `cargo run --release -p kvant-cuda --example bench -- [tokens] [index] [KV types] [weight
-//! types]`, for example `65536 0 f16,q8_0/turbo3 q4_0`. An omitted type list means all types, and
-//! `-` means none.
+//! `cargo run --release -p kvant-cuda --example bench -- [contexts] [index] [KV types] [weight
+//! types]`, for example `8192,65536 0 f16,q8_0/turbo3 q4_0`. An omitted type list means all types,
+//! and `-` means none.
 //!
 //! Attention has the shape of Llama-3-8B: 8 KV heads of 128, 4 query heads each. Layers take turns,
 //! so that the cache is read from memory as in decoding. Each figure is the best of several passes.
+//! A time is a fixed cost and that of bytes, T = a + bytes / s, which are fitted: for attention
+//! over the contexts, for products of as many rows over the matrices.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -29,6 +31,10 @@ type Result<T> = std::result::Result<T, BackendError>;
 const LAYERS: usize = 4;
 const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
+/// Layers of the model, whose blocks share a page, and bytes of pages that are allocated: enough
+/// that the last slab, which they fill in part, is a small share.
+const MODEL_LAYERS: usize = 32;
+const PAGE_BYTES: usize = 4 << 30;
 const DIM: usize = 128;
 /// Tokens per append while a cache is filled.
 const CHUNK: usize = 512;
@@ -38,9 +44,14 @@ const PREFILL: usize = 512;
 /// Tokens of a prompt that is prefilled from position 0.
 const PROMPT: usize = 8192;
 
+/// Tokens in the cache.
+const CONTEXTS: [usize; 3] = [8192, 65_536, 131_072];
+/// Rows of the products.
+const ROWS: [usize; 11] = [1, 2, 4, 8, 16, 17, 32, 64, 128, 256, PREFILL];
+
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let tokens = args.next().map_or(Ok(65_536), |text| text.parse())?;
+    let contexts = args.next().map_or_else(|| Ok(CONTEXTS.to_vec()), |text| list(&text, str::parse))?;
     let device = CudaDevice::open(args.next().map_or(Ok(0), |text| text.parse())?)?;
     let pairs = args.next().map_or_else(|| Ok(all_pairs()), |text| list(&text, pair))?;
     let weights =
@@ -48,7 +59,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let bandwidth = device.copy_bandwidth()?;
     let info = device.info();
     println!("{}, {}: copies at {:.0} GB/s\n", info.name, info.kernels, bandwidth / 1e9);
-    attention(&device, tokens, &pairs, bandwidth)?;
+    memory(&device, &pairs)?;
+    attention(&device, &contexts, &pairs, bandwidth)?;
     matmuls(&device, &weights, bandwidth)?;
     Ok(())
 }
@@ -85,39 +97,89 @@ fn random(device: &CudaDevice, len: usize, seed: u64) -> Result<CudaBuffer> {
     Ok(buffer)
 }
 
-fn attention(device: &CudaDevice, tokens: usize, pairs: &[Pair], bandwidth: f64) -> Result<()> {
-    println!("attention over {tokens} tokens, {LAYERS} layers");
-    println!(
-        "{:>14} {:>10} {:>8} {:>8} {:>16} {:>16}",
-        "K/V", "ms/layer", "GB/s", "of copy", "last 512, ms", "first 8192, ms"
-    );
+/// Prints what pages take of the device: blocks of 128 tokens of [`MODEL_LAYERS`] layers.
+fn memory(device: &CudaDevice, pairs: &[Pair]) -> Result<()> {
+    println!("pages of {MODEL_LAYERS} layers: number, MiB told, MiB that the device lost");
     for &(k, v) in pairs {
-        match attention_of(device, k, v, tokens) {
-            Ok((bytes, [decode, last, first])) => {
-                let speed = bytes as f64 / decode;
-                println!(
-                    "{:>14} {:>10.4} {:>8.0} {:>7.0}% {:>16.3} {:>16.3}",
-                    format!("{k}/{v}"),
-                    decode * 1e3 / LAYERS as f64,
-                    speed / 1e9,
-                    100.0 * speed / bandwidth,
-                    last * 1e3 / LAYERS as f64,
-                    first * 1e3 / LAYERS as f64
-                );
+        let block = layer_of(k, v).1.block * MODEL_LAYERS;
+        let free = || Ok::<_, BackendError>(device.free_bytes()?.unwrap_or(0));
+        let before = free()?;
+        let pages = (0..PAGE_BYTES / block).map(|_| device.page(block)).collect::<Result<Vec<_>>>()?;
+        let told: usize = pages.iter().map(Page::n_bytes).sum();
+        let [told, lost] = [told, before - free()?].map(|bytes| bytes as f64 / f64::from(1 << 20));
+        let (n, more) = (pages.len(), 100.0 * (lost / told - 1.0));
+        println!("{:>14} {n:>6} {told:>9.1} {lost:>9.1} ({more:+.1} %)", format!("{k}/{v}"));
+    }
+    println!();
+    Ok(())
+}
+
+/// Lays out the tensors of a layer.
+fn layer_of(k: DType, v: DType) -> (KvLayer, TensorSizes) {
+    let mut sizes = TensorSizes::default();
+    let specs = |dtype, side| [KvTensorSpec::new(dtype, side, DIM); KV_HEADS];
+    (KvLayer::new(specs(k, Side::K), specs(v, Side::V), None, &mut sizes), sizes)
+}
+
+/// Seconds of work on so many bytes.
+#[derive(Clone, Copy)]
+struct Point {
+    bytes: f64,
+    seconds: f64,
+}
+
+/// Returns a in microseconds and s in GB/s of T = a + bytes / s, by least squares; `-` where all
+/// points have as many bytes.
+fn fitted(points: &[Point]) -> [String; 2] {
+    let n = points.len() as f64;
+    let [bytes, seconds] =
+        [|p: &Point| p.bytes, |p: &Point| p.seconds].map(|of| points.iter().map(of).sum::<f64>() / n);
+    let sum = |of: &dyn Fn(&Point) -> f64| points.iter().map(of).sum::<f64>();
+    let spread = sum(&|p| (p.bytes - bytes).powi(2));
+    if spread == 0.0 {
+        return ["-", "-"].map(str::to_owned);
+    }
+    let slope = sum(&|p| (p.bytes - bytes) * (p.seconds - seconds)) / spread;
+    [format!("{:.1}", (seconds - slope * bytes) * 1e6), format!("{:.0}", 1e-9 / slope)]
+}
+
+fn attention(device: &CudaDevice, contexts: &[usize], pairs: &[Pair], bandwidth: f64) -> Result<()> {
+    println!("attention of one layer: us of one row by context, its fit, and ms of prefill");
+    print!("{:>14}", "K/V");
+    contexts.iter().for_each(|tokens| print!(" {tokens:>9}"));
+    println!(" {:>7} {:>7} {:>8} {:>9} {:>11}", "a, us", "s, GB/s", "of copy", "last 512", "first 8192");
+    for &(k, v) in pairs {
+        print!("{:>14}", format!("{k}/{v}"));
+        match attention_of(device, k, v, contexts) {
+            Ok(AttentionTimes { decode, last, first }) => {
+                decode.iter().for_each(|point| print!(" {:>9.1}", point.seconds * 1e6));
+                let [fixed, speed] = fitted(&decode);
+                let of_copy = decode.last().map_or(0.0, |p| 100.0 * p.bytes / p.seconds / bandwidth);
+                let [last, first] = [last, first].map(|seconds| seconds * 1e3);
+                println!(" {fixed:>7} {speed:>7} {of_copy:>7.0}% {last:>9.3} {first:>11.3}");
             }
-            Err(error) => println!("{:>14} {error}", format!("{k}/{v}")),
+            Err(error) => println!(" {error}"),
         }
     }
     println!();
     Ok(())
 }
 
-/// Returns the bytes of the caches, and the seconds over all layers of one decoded token, of the
-/// last [`PREFILL`] tokens, and of the first [`PROMPT`] in chunks of that size.
-fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Result<(usize, [f64; 3])> {
+/// Times of attention of one layer.
+struct AttentionTimes {
+    /// One row, by context.
+    decode: Vec<Point>,
+    /// Seconds of the last [`PREFILL`] tokens of the longest context.
+    last: f64,
+    /// Seconds of the first [`PROMPT`], in chunks of that size.
+    first: f64,
+}
+
+fn attention_of(device: &CudaDevice, k: DType, v: DType, contexts: &[usize]) -> Result<AttentionTimes> {
+    let tokens = contexts.iter().copied().max().unwrap_or(0).max(1);
     let mut layers =
         (0..LAYERS as u64).map(|seed| Filled::new(device, k, v, tokens, seed)).collect::<Result<Vec<_>>>()?;
-    let bytes = layers.iter().flat_map(|filled| filled.memory.pages()).map(|page| page.n_bytes()).sum();
+    let bytes: usize = layers[0].memory.pages().map(|page| page.n_bytes()).sum();
     let params = AttendParams {
         n_heads: KV_HEADS * GROUP,
         n_kv_heads: KV_HEADS,
@@ -129,7 +191,7 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
     let mut time = |n: usize, starts: &[usize]| {
         let q = random(device, n * KV_HEADS * GROUP * DIM, 1)?;
         let mut out = device.buffer(n * KV_HEADS * GROUP * DIM)?;
-        best(device, || {
+        let seconds = best(device, || {
             for filled in &mut layers {
                 for &start in starts {
                     let (entry, step_tiles) = filled.entry(start, n);
@@ -137,11 +199,17 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
                 }
             }
             Ok(())
-        })
+        })?;
+        Ok::<_, BackendError>(seconds / LAYERS as f64)
     };
+    let mut decode = |&context: &usize| {
+        let bytes = bytes as f64 * context as f64 / tokens as f64;
+        Ok(Point { bytes, seconds: time(1, &[context - 1])? })
+    };
+    let decode = contexts.iter().map(&mut decode).collect::<Result<_>>()?;
     let rows = PREFILL.min(tokens);
     let prompt: Vec<_> = (0..PROMPT.min(tokens) / rows).map(|i| i * rows).collect();
-    Ok((bytes, [time(1, &[tokens - 1])?, time(rows, &[tokens - rows])?, time(rows, &prompt)?]))
+    Ok(AttentionTimes { decode, last: time(rows, &[tokens - rows])?, first: time(rows, &prompt)? })
 }
 
 /// The KV cache of one layer, filled with random tokens.
@@ -167,9 +235,7 @@ impl PageAllocator<CudaPage> for Fresh<'_> {
 impl Filled {
     /// Appends `tokens` random tokens, in chunks as a model would.
     fn new(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<Self> {
-        let mut sizes = TensorSizes::default();
-        let specs = |dtype, side| [KvTensorSpec::new(dtype, side, DIM); KV_HEADS];
-        let layer = KvLayer::new(specs(k, Side::K), specs(v, Side::V), None, &mut sizes);
+        let (layer, sizes) = layer_of(k, v);
         // Tiles of a chunk and the two before it.
         let step_tiles = device.page((CHUNK / TILE + 3) * layer.step_tile_bytes.max(1))?;
         let mut filled = Self { layer, memory: KvMemory::new(sizes), step_tiles };
@@ -218,40 +284,60 @@ fn rows(start: usize, n: usize, layer: &KvLayer) -> TokenSpan {
 const SHAPES: [[usize; 2]; 3] = [[14_336, 4096], [4096, 4096], [4096, 14_336]];
 
 fn matmuls(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()> {
-    for [n_out, n_in] in SHAPES {
-        println!("products of [{n_out}, {n_in}]");
-        println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
-        for &dtype in dtypes {
-            matmuls_of(device, dtype, [n_out, n_in], bandwidth)?;
+    // [dtypes][shapes][rows]
+    let mut times = vec![Vec::new(); dtypes.len()];
+    for shape in SHAPES {
+        println!("product with {shape:?}: us by rows");
+        print_head("type", "of copy");
+        let x = random(device, PREFILL * shape[1], 4)?;
+        for (&dtype, times) in dtypes.iter().zip(&mut times) {
+            match matmuls_of(device, dtype, shape, &x) {
+                Ok(points) => {
+                    print!("{:>10}", dtype.name());
+                    points.iter().for_each(|point| print!(" {:>8.1}", point.seconds * 1e6));
+                    println!(" {:>7.0}%", 100.0 * points[0].bytes / points[0].seconds / bandwidth);
+                    times.push(points);
+                }
+                Err(error) => println!("{:>10} {error}", dtype.name()),
+            }
         }
         println!();
+    }
+    println!("fit over these matrices: a in us, and s in GB/s, by rows");
+    print_head("type", "");
+    for (dtype, times) in dtypes.iter().zip(&times).filter(|(_, times)| times.len() == SHAPES.len()) {
+        let fits =
+            (0..ROWS.len()).map(|row| fitted(&times.iter().map(|points| points[row]).collect::<Vec<_>>()));
+        let fits: Vec<_> = fits.collect();
+        for (part, unit) in ["a", "s"].into_iter().enumerate() {
+            print!("{:>10}", format!("{} {unit}", dtype.name()));
+            fits.iter().for_each(|fit| print!(" {:>8}", fit[part]));
+            println!();
+        }
     }
     Ok(())
 }
 
-/// Prints one line for each batch size.
-fn matmuls_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], bandwidth: f64) -> Result<()> {
-    let weights = match matrices(device, dtype, [n_out, n_in]) {
-        Ok(weights) => weights,
-        Err(error) => {
-            println!("{:>10} {error}", dtype.name());
-            return Ok(());
-        }
-    };
-    let bytes = dtype.row_bytes(n_in).expect("they were encoded") * n_out;
-    for rows in [1, 4, 8, 16, PREFILL] {
-        let seconds = matmul_seconds(device, &weights, rows)?;
-        let speed = bytes as f64 / seconds;
-        println!(
-            "{:>10} {rows:>6} {:>10.1} {:>8.0} {:>7.0}% {:>8.1}",
-            dtype.name(),
-            seconds * 1e6,
-            speed / 1e9,
-            100.0 * speed / bandwidth,
-            2.0 * (rows * n_out * n_in) as f64 / seconds / 1e12
-        );
-    }
-    Ok(())
+/// Prints the head of a table by rows, `of copy` of which is that of one.
+fn print_head(first: &str, last: &str) {
+    print!("{first:>10}");
+    ROWS.iter().for_each(|rows| print!(" {rows:>8}"));
+    println!(" {last:>8}");
+}
+
+/// Returns the time of a product with the first rows of `x`, by their number, with the bytes of its
+/// weights.
+fn matmuls_of(
+    device: &CudaDevice,
+    dtype: DType,
+    [n_out, n_in]: [usize; 2],
+    x: &CudaBuffer,
+) -> Result<Vec<Point>> {
+    let weights = matrices(device, dtype, [n_out, n_in])?;
+    let bytes = (dtype.row_bytes(n_in).expect("they were encoded") * n_out) as f64;
+    ROWS.iter()
+        .map(|&rows| Ok(Point { bytes, seconds: matmul_seconds(device, &weights, x, rows)? }))
+        .collect()
 }
 
 /// Uploads enough matrices that none stays in the L2 cache when they take turns.
@@ -274,13 +360,11 @@ fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Res
 }
 
 /// Returns the seconds of one matrix product with `rows` input rows.
-fn matmul_seconds(device: &CudaDevice, weights: &[CudaMatrix], rows: usize) -> Result<f64> {
-    let (n_out, n_in) = (weights[0].n_out(), weights[0].n_in());
-    let x = random(device, rows * n_in, 4)?;
-    let mut y = device.buffer(rows * n_out)?;
+fn matmul_seconds(device: &CudaDevice, weights: &[CudaMatrix], x: &CudaBuffer, rows: usize) -> Result<f64> {
+    let mut y = device.buffer(rows * weights[0].n_out())?;
     let seconds = best(device, || {
         weights.iter().try_for_each(|w| {
-            let input = Input { x: &x, norm: None, first_row: 0, rows };
+            let input = Input { x, norm: None, first_row: 0, rows };
             device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }])
         })
     })?;

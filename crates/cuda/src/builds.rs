@@ -1,9 +1,12 @@
-//! Lists every kernel source in every variant, for the doctor and the tests: an op that adds a
-//! kernel adds it here.
+//! Lists every kernel source in every variant, for the archive of the binary, the doctor and the
+//! tests: an op that adds a kernel adds it here.
 
 use crate::module::Build;
+#[cfg(test)]
+use crate::module::TARGETS;
 use crate::{
-    append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    append, attend, bidirectional, columns, embed, experts, gate, matmul, norm, pointwise, recurrent, rope,
+    soft_cap, streams, top_k,
 };
 
 /// Returns the builds for compute capability `arch / 10`.
@@ -15,6 +18,7 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         &experts::SOURCE,
         &gate::SOURCE,
         &norm::SOURCE,
+        &pointwise::SOURCE,
         &rope::SOURCE,
         &soft_cap::SOURCE,
         &streams::SOURCE,
@@ -24,8 +28,16 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         .into_iter()
         .map(plain)
         .chain(attend::builds())
+        .chain(bidirectional::builds())
+        .chain(embed::builds())
         .chain(matmul::builds())
         .chain(recurrent::builds())
         .filter(|build| build.source.is_for(arch))
         .collect()
+}
+
+/// Returns the builds with each target that they are compiled for.
+#[cfg(test)]
+pub(crate) fn builds_for_targets() -> impl Iterator<Item = (Build, u32)> {
+    TARGETS.into_iter().flat_map(|target| builds(target).into_iter().map(move |build| (build, target)))
 }

@@ -96,6 +96,7 @@ tests! {
     layer_norm: 90,
     soft_cap: 90,
     xielu: 90,
+    apply: 90,
     mix_streams: 90,
     connect_streams: 90,
     attend_streams: 90,
@@ -129,6 +130,8 @@ tests! {
     pool_tokens: 80,
     select_pooled: 80,
     attend_pooled: 80,
+    // The smallest shared memory.
+    attend_all: 89,
     attend_batch_invariance: 90,
     attend_sizes: 80,
     attend_clipped: 80,

@@ -1,23 +1,25 @@
 //! CUDA as a [`Backend`](kvant_backend::Backend): passes device addresses to the ops.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 
+use kvant_backend::host_ops::Pointwise;
 use kvant_backend::{
-    Activation, AttendParams, BackendError, Buffer as _, Candidate, Columns, DeviceInfo, ExpertWeights,
-    Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource,
-    Xielu, batch_rows,
+    Activation, AttendParams, BackendError, BidirectionalParams, Buffer as _, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, Kernels, KvBatchEntry, Matrix, Norm, Output,
+    Page, Result, Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams,
+    TopK, WeightSource, Xielu, batch_rows,
 };
 
+use crate::context::on_all_cores;
 use crate::driver::Driver;
 use crate::matmul::{MatmulArgs, Operand};
 use crate::norm::NormParts;
+use crate::nvrtc::Nvrtc;
 use crate::rope::HeadRope;
 use crate::{
-    Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, streams, top_k,
+    Context, CudaBuffer, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, append, attend,
+    bidirectional, columns, embed, experts, gate, kv, matmul, norm, pointwise, recurrent, rope, soft_cap,
+    streams, top_k,
 };
 
 /// Environment variable that disables CUDA graphs for decode steps.
@@ -29,18 +31,17 @@ pub struct CudaDevice {
     name: String,
     /// Whether decode steps are recorded and launched as CUDA graphs.
     records: bool,
-    /// Whether a decode step has run, so that its kernels are compiled and loaded: neither can be
-    /// recorded.
-    is_warm: AtomicBool,
     /// Host buffer for embeddings on their way to the device, or logits from it.
     rows: Mutex<Vec<f32>>,
+    /// Host buffer for coded embeddings on their way to the device.
+    staged: Mutex<Vec<u8>>,
 }
 
 impl CudaDevice {
     /// Opens device `index`. Decode steps run as CUDA graphs unless `KVANT_CUDA_GRAPH=0`.
     ///
     /// # Errors
-    /// A missing or outdated driver, compiler or device. [`BackendError::Setting`] when the
+    /// A missing or outdated driver or device. [`BackendError::Setting`] when the
     /// variable is neither 0 nor 1.
     pub fn open(index: usize) -> Result<Self> {
         let records = match std::env::var(GRAPH).ok().as_deref() {
@@ -51,7 +52,8 @@ impl CudaDevice {
                 return Err(BackendError::Setting { name: GRAPH, expected, got });
             }
         };
-        Ok(Self::new(Arc::new(Driver::open(index)?), format!("cuda:{index}"), records)?)
+        let cx = Context::new(Arc::new(Driver::open(index)?));
+        Ok(Self::on(cx, format!("cuda:{index}"), records))
     }
 
     /// Returns the number of GPUs.
@@ -62,16 +64,8 @@ impl CudaDevice {
         Ok(Driver::count()?)
     }
 
-    pub(crate) fn new(
-        gpu: Arc<dyn Gpu>,
-        name: String,
-        records: bool,
-    ) -> std::result::Result<Self, CudaError> {
-        Ok(Self::on(Context::new(gpu)?, name, records))
-    }
-
     pub(crate) fn on(cx: Context, name: String, records: bool) -> Self {
-        Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
+        Self { cx, name, records, rows: Mutex::default(), staged: Mutex::default() }
     }
 
     /// Returns the product name, such as `NVIDIA H200`.
@@ -84,9 +78,13 @@ impl CudaDevice {
         self.cx.gpu().properties().driver
     }
 
-    /// Returns the version of the compiler.
-    pub fn nvrtc(&self) -> CudaVersion {
-        self.cx.nvrtc()
+    /// Returns the version of NVRTC, which compiles kernels that are not part of this binary;
+    /// `None` where there is none.
+    ///
+    /// # Errors
+    /// When the library fails.
+    pub fn nvrtc(&self) -> Result<Option<CudaVersion>> {
+        Ok(Nvrtc::find().map(Nvrtc::version).transpose()?)
     }
 
     /// Returns the device memory in bytes.
@@ -123,25 +121,14 @@ impl CudaDevice {
         Ok(2.0 * BYTES as f64 / best)
     }
 
-    /// Compiles every kernel for this device. Returns the number of sources and variants.
+    /// Finds or compiles every listed kernel for this device. Returns the number of sources and
+    /// variants.
     ///
     /// # Errors
     /// The first compilation error.
     pub fn compile_all(&self) -> Result<usize> {
         let builds = crate::builds::builds(self.cx.gpu().properties().arch);
-        let next = AtomicUsize::new(0);
-        // A compilation takes a second or so of one core.
-        let work = || {
-            while let Some(build) = builds.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.cx.compile(build)?;
-            }
-            Ok::<_, CudaError>(())
-        };
-        let n_threads = thread::available_parallelism().map_or(1, usize::from);
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-            threads.into_iter().try_for_each(|thread| thread.join().expect("a compilation does not panic"))
-        })?;
+        on_all_cores(&builds, |build| self.cx.compile(build))?;
         Ok(builds.len())
     }
 }
@@ -196,9 +183,11 @@ impl Kernels for CudaDevice {
             kernels: format!("{}, sm_{}", properties.name, properties.arch),
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
-            is_batch_invariant: false,
+            max_step_rows: properties.max_step_rows(),
+            batch_invariant_rows: matmul::INVARIANT_ROWS.min(attend::INVARIANT_ROWS),
             checks_finite_rows: false,
             selects_tokens: false,
+            runs_encoders: true,
         }
     }
 
@@ -225,15 +214,22 @@ impl Kernels for CudaDevice {
         is_decode: bool,
         ops: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
-        if !(self.records && is_decode && self.is_warm.load(Ordering::Acquire)) {
-            let result = ops()?;
-            self.is_warm.fetch_or(is_decode, Ordering::Release);
-            return Ok(result);
-        }
-        let recording = Recording::begin(self.cx.gpu()).map_err(BackendError::from)?;
+        self.cx.forget_lists();
+        let records = self.records && is_decode;
+        let recording = if records { self.cx.record().map_err(BackendError::from)? } else { None };
         let result = ops()?;
-        recording.end().map_err(BackendError::from)?;
+        if let Some(recording) = recording {
+            recording.end().map_err(BackendError::from)?;
+        }
         Ok(result)
+    }
+
+    fn rehearsal(&self) -> Option<Self> {
+        Some(Self::on(self.cx.rehearsal(), self.name.clone(), false))
+    }
+
+    fn load_kernels(&self, rehearsal: &Self) -> Result<usize> {
+        Ok(self.cx.load_kernels(&rehearsal.cx)?)
     }
 
     fn buffer(&self, len: usize) -> Result<CudaBuffer> {
@@ -257,25 +253,21 @@ impl Kernels for CudaDevice {
         Ok(self.cx.gpu().read(from, bytemuck::cast_slice_mut(dst))?)
     }
 
-    fn top_k(
-        &self,
-        logits: &CudaBuffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()> {
-        let k = k.min(n_vocab);
-        if 0 < k && k <= top_k::MAX_K {
-            let first = logits.ptr() + bytes(offset) as u64;
-            return Ok(top_k::top_k(&self.cx, first, n_vocab, k, out)?);
+    fn top_k(&self, logits: &CudaBuffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()> {
+        let mut on_device = Vec::with_capacity(rows.len());
+        for TopK { row, k, out } in rows {
+            match (*k).min(n_vocab) {
+                0 => out.clear(),
+                k @ 1..=top_k::MAX_K => on_device.push(TopK { row: *row, k, out }),
+                k => {
+                    let mut values = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+                    values.resize(n_vocab, 0.0);
+                    self.read(logits, *row * n_vocab, &mut values)?;
+                    kvant_backend::top_k(&values, k, out);
+                }
+            }
         }
-        // For so many candidates, reading the whole row is no slower.
-        let mut row = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        row.resize(n_vocab, 0.0);
-        self.read(logits, offset, &mut row)?;
-        kvant_backend::top_k(&row, k, out);
-        Ok(())
+        Ok(top_k::top_k(&self.cx, logits.ptr(), n_vocab, &mut on_device)?)
     }
 
     fn finish(&self) -> Result<()> {
@@ -304,15 +296,18 @@ impl Kernels for CudaDevice {
 
     fn read_page(&self, page: &CudaPage, dst: &mut [u8]) -> Result<()> {
         BackendError::check_equal("read_page", "bytes of the destination", page.n_bytes(), dst.len())?;
-        Ok(self.cx.gpu().read(page.ptr(), dst)?)
+        Ok(self.cx.gpu().read_page(page.ptr(), dst)?)
     }
 
     fn write_page(&self, page: &mut CudaPage, src: &[u8]) -> Result<()> {
         BackendError::check_equal("write_page", "bytes of the source", page.n_bytes(), src.len())?;
-        Ok(self.cx.gpu().write(page.ptr(), src)?)
+        Ok(self.cx.gpu().write_page(page.ptr(), src)?)
     }
 
     fn embed(&self, table: &CudaMatrix, tokens: &[u32], scale: f32, out: &mut CudaBuffer) -> Result<()> {
+        if let Some(table) = table.device_table() {
+            return Ok(embed::embed(&self.cx, table, tokens, scale, out.ptr(), &self.staged)?);
+        }
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         rows.resize(tokens.len() * table.n_in(), 0.0);
         table.decode_rows(tokens, scale, &mut rows)?;
@@ -344,7 +339,7 @@ impl Kernels for CudaDevice {
         BackendError::check_activation(OP, activation)?;
         let mut x = operand(&input, gate.n_in());
         let up_product = matmul_args(OP, up, y.ptr())?;
-        if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
+        if gate.dtype() == up.dtype() && matmul::has_gate(&self.cx, gate.dtype(), [x.rows, x.n_in]) {
             let both = MatmulArgs { up: Some((up_product.w, activation)), ..matmul_args(OP, gate, y.ptr())? };
             return Ok(matmul::matmul(&self.cx, &mut x, &both)?);
         }
@@ -371,14 +366,11 @@ impl Kernels for CudaDevice {
         router.check_plain()?;
         BackendError::check_activation("moe_ffn", activation)?;
         let Router { routing, logits, selection_bias, scales, .. } = router;
-        if let Some(expert_groups) =
-            routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
-        {
-            let (wanted, has) = (
-                format!("{} expert groups", expert_groups.n),
-                format!("up to {}", experts::MAX_EXPERT_GROUPS),
-            );
-            return Err(BackendError::Unsupported { op: "expert_ffn", requested: wanted, has });
+        let n_groups = routing.expert_groups.map_or(0, |groups| groups.n);
+        if n_groups > experts::MAX_EXPERT_GROUPS {
+            let has = format!("up to {}", experts::MAX_EXPERT_GROUPS);
+            let requested = format!("{n_groups} expert groups");
+            return Err(BackendError::Unsupported { op: "expert_ffn", requested, has });
         }
         let biases = biases.map(|biases| biases.map(CudaBuffer::ptr));
         let layer = experts::Layer { activation, gate, up, down, biases };
@@ -440,16 +432,28 @@ impl Kernels for CudaDevice {
         bias: Option<&CudaBuffer>,
         y: &mut CudaBuffer,
     ) -> Result<()> {
-        if bias.is_some() {
-            return Err(BackendError::no_layer_norm_bias());
-        }
-        let n = norm.weight.len();
-        let norm = norm_parts(norm);
-        Ok(norm::norm(&self.cx, norm::NormKind::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
+        let kind = norm::NormKind::Layer { bias: bias.map_or(0, CudaBuffer::ptr) };
+        let (n, norm) = (norm.weight.len(), norm_parts(norm));
+        Ok(norm::norm(&self.cx, kind, x.ptr(), norm, [rows, n], y.ptr())?)
     }
 
     fn scale(&self, x: &mut CudaBuffer, len: usize, by: f32) -> Result<()> {
         Ok(gate::scale(&self.cx, x.ptr(), len, by)?)
+    }
+
+    fn apply(&self, x: &mut CudaBuffer, len: usize, f: Pointwise) -> Result<()> {
+        Ok(pointwise::apply(&self.cx, x.ptr(), len, f)?)
+    }
+
+    fn attend_bidirectional(
+        &self,
+        params: &BidirectionalParams,
+        windows: &[usize],
+        bias: Option<&CudaBuffer>,
+        qkv: [&CudaBuffer; 3],
+        out: &mut CudaBuffer,
+    ) -> Result<()> {
+        bidirectional::attend(&self.cx, params, windows, bias, qkv, out)
     }
 
     fn soft_cap(&self, x: &mut CudaBuffer, len: usize, cap: f32) -> Result<()> {
@@ -608,31 +612,4 @@ fn state_of(part: &StateBatchEntry<'_, CudaPage>) -> DevicePtr {
 /// Bytes of `values` f32 values.
 fn bytes(values: usize) -> usize {
     values * size_of::<f32>()
-}
-
-/// A recording in progress, which ends when this is dropped.
-struct Recording<'a> {
-    gpu: &'a dyn Gpu,
-    is_done: bool,
-}
-
-impl<'a> Recording<'a> {
-    fn begin(gpu: &'a dyn Gpu) -> std::result::Result<Self, CudaError> {
-        gpu.begin()?;
-        Ok(Self { gpu, is_done: false })
-    }
-
-    fn end(mut self) -> std::result::Result<(), CudaError> {
-        self.is_done = true;
-        self.gpu.end()
-    }
-}
-
-impl Drop for Recording<'_> {
-    fn drop(&mut self) {
-        if !self.is_done {
-            // The error that led here takes precedence.
-            let _ = self.gpu.end();
-        }
-    }
 }

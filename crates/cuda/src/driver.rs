@@ -14,12 +14,13 @@ use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 
 use crate::entry::Entry;
-use crate::recorder::Recorder;
+use crate::recorder::{Node, Recorder};
 use crate::staging::Calls;
+use crate::transfers::Transfers;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
 /// Oldest driver with every function called here, except the clock.
-const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
+pub(crate) const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
 /// Oldest driver with the function that reads the device clock.
 const OLDEST_TIMER: CudaVersion = CudaVersion { major: 12, minor: 8 };
 /// Oldest driver in which kernels that wait for their predecessor's memory themselves (programmatic
@@ -37,10 +38,11 @@ struct Library {
     version: CudaVersion,
 }
 
-/// A device of the NVIDIA driver. Fields are dropped in this order: the queue, which waits for its
-/// work, the modules, the context.
+/// A device of the NVIDIA driver. Fields are dropped in this order: the streams, which wait for
+/// their work, the modules, the context.
 pub(crate) struct Driver {
     properties: GpuProperties,
+    transfers: Transfers<DriverStream>,
     recorder: Recorder<DriverStream>,
     modules: RwLock<Vec<Module>>,
     kernels: RwLock<Vec<Kernel>>,
@@ -181,8 +183,16 @@ impl Driver {
         }
         let primary = Primary::retain(device)?;
         let recorder = Recorder::new(DriverStream::new(primary.context)?);
+        let transfers = Transfers::new(DriverStream::new(primary.context)?);
         let (modules, kernels) = (RwLock::default(), RwLock::default());
-        Ok(Self { properties, recorder, modules, kernels, primary })
+        Ok(Self { properties, transfers, recorder, modules, kernels, primary })
+    }
+
+    /// Returns the kind of node that a launch of `kernel` is.
+    fn node(&self, kernel: KernelId) -> Node {
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let begins_early = kernels[kernel.0].entry.waits && self.properties.driver >= OLDEST_EARLY;
+        if begins_early { Node::EarlyKernel } else { Node::Kernel }
     }
 
     /// Makes the context current in this thread.
@@ -238,12 +248,20 @@ impl Gpu for Driver {
         self.recorder.read(src, dst)
     }
 
+    fn read_page(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.transfers.read(&self.recorder, src, dst)
+    }
+
+    fn write_page(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
+        self.transfers.write(&self.recorder, dst, src)
+    }
+
     fn finish(&self) -> Result<(), CudaError> {
         self.recorder.finish()
     }
 
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
-        let queue = self.recorder.queue()?;
+        let queue = self.recorder.queue(Node::Copy)?;
         // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream
         // is live.
         check("cuMemcpyDtoDAsync", unsafe {
@@ -252,7 +270,7 @@ impl Gpu for Driver {
     }
 
     fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
-        let queue = self.recorder.queue()?;
+        let queue = self.recorder.queue(Node::Zero)?;
         // SAFETY: the range lies in memory of this device (the caller's allocation); the stream is
         // live.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(dst, 0, bytes, queue.calls.handle()) })
@@ -314,7 +332,8 @@ impl Gpu for Driver {
     }
 
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
-        let queue = self.recorder.queue()?;
+        let node = self.node(kernel);
+        let queue = self.recorder.queue(node)?;
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let kernel = &kernels[kernel.0];
         if params.len() != kernel.entry.param_bytes {
@@ -328,7 +347,6 @@ impl Gpu for Driver {
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        let begins_early = kernel.entry.waits && self.properties.driver >= OLDEST_EARLY;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
         let config = sys::CUlaunchConfig {
             gridDimX: grid_x,
@@ -340,7 +358,7 @@ impl Gpu for Driver {
             sharedMemBytes: launch.shared_bytes,
             hStream: queue.calls.handle(),
             attrs: &mut early,
-            numAttrs: begins_early.into(),
+            numAttrs: (node == Node::EarlyKernel).into(),
         };
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the function belongs to a loaded module; it has one parameter of `params.len()`
@@ -523,6 +541,14 @@ impl Calls for DriverStream {
         })
     }
 
+    unsafe fn fetch(&self, memory: &Pinned, part: Range<usize>, src: DevicePtr) -> Result<(), CudaError> {
+        assert!(part.start <= part.end && part.end <= memory.bytes, "{part:?} of {}", memory.bytes);
+        // SAFETY: as in `copy`; `src` is the caller's allocation.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(memory.memory.byte_add(part.start), src, part.len(), self.stream)
+        })
+    }
+
     fn event(&self) -> Result<Event, CudaError> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is live; the context is current.
@@ -538,6 +564,11 @@ impl Calls for DriverStream {
     fn wait(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: the event is live.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event.0) })
+    }
+
+    fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: the stream and the event are live and of one context.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.stream, event.0, 0) })
     }
 
     fn seconds(&self, from: &Event, to: &Event) -> Result<f64, CudaError> {

@@ -21,34 +21,69 @@ struct State {
     machine: Machine,
     modules: Vec<Module>,
     kernels: Vec<(ModuleId, String)>,
+    recording: Recording,
+}
+
+/// What a thread records: it runs at once, but what a driver refuses meanwhile is refused.
+#[derive(Debug, Default)]
+struct Recording {
+    is_on: bool,
+    /// Launches of recorded steps so far.
+    launches: usize,
+}
+
+impl Recording {
+    fn check_off(&self, call: &str) -> Result<(), CudaError> {
+        if self.is_on { Err(failed(call, "a step is being recorded")) } else { Ok(()) }
+    }
 }
 
 impl Emulator {
     /// Creates an emulated device of compute capability `arch / 10`: 80, 89 or 90.
     pub fn new(arch: u32) -> Arc<Self> {
-        // From the table of compute capabilities in the CUDA C++ programming guide.
-        let shared_kib = match arch {
-            80 => 163,
-            89 => 99,
-            90 => 227,
-            _ => panic!("no emulated device of compute capability {arch}"),
+        let state = State {
+            machine: Machine::new(),
+            modules: Vec::new(),
+            kernels: Vec::new(),
+            recording: Recording::default(),
         };
-        let properties = GpuProperties {
-            name: "emulator".to_owned(),
-            arch,
-            // Few, so that small tests split work over blocks too.
-            n_sms: 4,
-            shared_per_block: shared_kib * 1024,
-            total_bytes: 1 << 30,
-            // Loads any PTX version of the compiler.
-            driver: CudaVersion { major: u32::MAX, minor: 0 },
-        };
-        let state = State { machine: Machine::new(), modules: Vec::new(), kernels: Vec::new() };
+        let properties = properties(arch);
         Arc::new(Self { properties, state: Mutex::new(state) })
+    }
+
+    /// Returns the number of modules loaded so far.
+    pub fn n_modules(&self) -> usize {
+        self.state().modules.len()
+    }
+
+    /// Returns the launches of recorded steps so far.
+    pub fn recorded_launches(&self) -> usize {
+        self.state().recording.launches
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the properties of an emulated device of compute capability `arch / 10`.
+pub(crate) fn properties(arch: u32) -> GpuProperties {
+    // From the table of compute capabilities in the CUDA C++ programming guide.
+    let shared_kib = match arch {
+        80 => 163,
+        89 => 99,
+        90 => 227,
+        _ => panic!("no emulated device of compute capability {arch}"),
+    };
+    GpuProperties {
+        name: "emulator".to_owned(),
+        arch,
+        // Few, so that small tests split work over blocks too.
+        n_sms: 4,
+        shared_per_block: shared_kib * 1024,
+        total_bytes: 1 << 30,
+        // Loads any PTX version of the compiler.
+        driver: CudaVersion { major: u32::MAX, minor: 0 },
     }
 }
 
@@ -64,7 +99,7 @@ pub(crate) fn or_skip<T>(found: Result<T, CudaError>) -> Option<T> {
     let is_required = std::env::var(REQUIRE_NVRTC).is_ok_and(|value| value == "1");
     match found {
         Ok(found) => Some(found),
-        Err(error @ CudaError::NoNvrtc) if !is_required => {
+        Err(error @ CudaError::NoNvrtc { .. }) if !is_required => {
             skipped(&error);
             None
         }
@@ -145,6 +180,7 @@ impl Gpu for Emulator {
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), CudaError> {
+        self.state().recording.check_off("upload")?;
         // Pieces of one unit: the `fill` closure cannot rely on larger ones.
         let mut piece = vec![0xa5; unit];
         for offset in (0..n_bytes).step_by(unit.max(1)) {
@@ -157,12 +193,14 @@ impl Gpu for Emulator {
     }
 
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.state().recording.check_off("read")?;
         self.state().machine.read(src, dst).map_err(|error| failed("read", error))
     }
 
     fn finish(&self) -> Result<(), CudaError> {
-        self.state().machine.finish();
-        Ok(())
+        let mut state = self.state();
+        state.machine.finish();
+        state.recording.check_off("finish")
     }
 
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
@@ -175,6 +213,7 @@ impl Gpu for Emulator {
 
     fn load(&self, ptx: &str) -> Result<ModuleId, CudaError> {
         let mut state = self.state();
+        state.recording.check_off("load")?;
         let module = state.machine.load(ptx).map_err(|error| failed("load", error))?;
         state.modules.push(module);
         Ok(ModuleId(state.modules.len() - 1))
@@ -190,7 +229,8 @@ impl Gpu for Emulator {
     }
 
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
-        let State { machine, modules, kernels } = &mut *self.state();
+        let State { machine, modules, kernels, recording } = &mut *self.state();
+        recording.launches += usize::from(recording.is_on);
         let (module, name) = &kernels[kernel.0];
         let shared_bytes = launch.shared_bytes as usize;
         let all_bytes = modules[module.0].shared_bytes(name, shared_bytes).unwrap_or(0);
@@ -203,5 +243,17 @@ impl Gpu for Emulator {
 
     fn timed(&self, _: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         Err(failed("timed", "an emulator has no clock"))
+    }
+
+    fn begin(&self) -> Result<(), CudaError> {
+        let mut state = self.state();
+        state.recording.check_off("begin")?;
+        state.recording.is_on = true;
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), CudaError> {
+        self.state().recording.is_on = false;
+        Ok(())
     }
 }

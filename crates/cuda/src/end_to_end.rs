@@ -12,7 +12,8 @@ use kvant_model::{
     Activations, BatchSequence, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, Outputs, Weights,
 };
 
-use crate::{CudaDevice, emulator};
+use crate::emulator::Emulator;
+use crate::{Context, CudaDevice, Gpu, emulator};
 
 /// A model, or a range of its layers, and sequences on a device.
 struct Running<B: Backend> {
@@ -386,5 +387,51 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
         let error = distance(&gpu.logits(&text[50..]), &cpu.logits(&text[50..]));
         let tol = byte_codebook_bound(model, kv, &[&text[..50], &text[50..]]);
         assert!(error <= tol, "{model}, {}: {error} of {tol}", kv.name());
+    }
+}
+
+/// Returns a device on an emulator, and the emulator; `None` without NVRTC.
+fn watched(arch: u32) -> Option<(CudaDevice, Arc<Emulator>)> {
+    let watched = Emulator::new(arch);
+    let cx = emulator::or_skip(Context::emulated(Arc::clone(&watched) as Arc<dyn Gpu>))?;
+    Some((CudaDevice::on(cx, "emulator".to_owned(), true), watched))
+}
+
+/// Modules are compiled as they are loaded, and neither can be recorded.
+#[test]
+fn a_step_that_loads_a_kernel_is_not_recorded() {
+    let Some((device, emulator)) = watched(80) else { return };
+    let mut gpu = Running::new(device, "llama-h64-g8.gguf", None, DType::F16);
+    gpu.logits(&[1]);
+    assert_eq!(emulator.recorded_launches(), 0, "the first step loads its first kernel");
+    let loaded = emulator.n_modules();
+    gpu.logits(&[2]);
+    let recorded = emulator.recorded_launches();
+    assert!(recorded > 0 && emulator.n_modules() == loaded, "the second one loads none");
+    // Two sequences of a token each: the decode step of another shape.
+    gpu.caches = vec![Cache::new(Arc::clone(&gpu.layout), 128); 2];
+    gpu.step_batch(&[1; 2], Entry::Tokens(&[3, 4]), LogitsFor::Last);
+    assert!(emulator.n_modules() > loaded, "it loads kernels, which a recording refuses");
+}
+
+#[test]
+fn after_a_rehearsal_no_step_loads_a_kernel() {
+    for (model, kv) in [
+        ("qwen2-h128-g1-yarn.gguf", DType::Turbo3),
+        ("qwen3moe-h64-g2-dense1.gguf", DType::Q8_0),
+        ("qwen35-h64-g2-delta.gguf", DType::F16),
+    ] {
+        let Some((device, emulator)) = watched(80) else { return };
+        let mut gpu = Running::new(device, model, None, kv);
+        let rehearsal = gpu.device.rehearsal().unwrap();
+        gpu.decoder.rehearse(&rehearsal, gpu.layout.plan(), 64).unwrap();
+        let kernels = gpu.device.load_kernels(&rehearsal).unwrap();
+        let loaded = emulator.n_modules();
+        assert!(0 < loaded && loaded <= kernels, "{model}: {kernels} kernels of {loaded} modules");
+        let text = tokens(58);
+        for piece in [&text[..40], &text[40..41], &text[41..46], &text[46..]] {
+            gpu.logits(piece);
+        }
+        assert_eq!(emulator.n_modules(), loaded, "{model}");
     }
 }

@@ -1,6 +1,8 @@
 //! The errors of the CUDA device, and versions of CUDA.
 
 use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
 
 use kvant_backend::BackendError;
 
@@ -11,6 +13,16 @@ pub struct CudaVersion {
     pub major: u32,
     /// The number after the dot.
     pub minor: u32,
+}
+
+impl FromStr for CudaVersion {
+    type Err = ParseIntError;
+
+    /// Reads `13.0`; without a dot, the minor version is 0.
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        let (major, minor) = text.split_once('.').unwrap_or((text, "0"));
+        Ok(Self { major: major.parse()?, minor: minor.parse()? })
+    }
 }
 
 impl fmt::Display for CudaVersion {
@@ -46,12 +58,15 @@ pub(crate) enum CudaError {
         /// The component that needs it.
         why: &'static str,
     },
-    /// The run-time compiler is missing.
+    /// A kernel is not part of this binary, and the run-time compiler is missing.
     #[error(
-        "no NVRTC: libnvrtc was not found; needed to compile the kernels (python3 -m pip install nvidia-cuda-nvrtc, \
-         and its lib folder on LD_LIBRARY_PATH)"
+        "no NVRTC: libnvrtc was not found; needed to compile {kernel}, which is not part of this binary \
+         (python3 -m pip install nvidia-cuda-nvrtc, and its lib folder on LD_LIBRARY_PATH)"
     )]
-    NoNvrtc,
+    NoNvrtc {
+        /// The source and its macros.
+        kernel: String,
+    },
     /// The device index is out of range.
     #[error("no device cuda:{index}: this machine has {count}; needed: an index below that")]
     NoDevice {
@@ -87,7 +102,7 @@ pub(crate) enum CudaError {
     /// A kernel does not compile: a bug in Kvant, or an outdated compiler.
     #[error("kernel {kernel} does not compile: {log}")]
     Compile {
-        /// The source's name.
+        /// The source and its macros.
         kernel: String,
         /// The compiler's log.
         log: String,

@@ -1,5 +1,7 @@
 //! The interface between the ops and the driver or emulator that runs their kernels.
 
+use kvant_backend::DeviceInfo;
+
 use crate::{CudaError, CudaVersion};
 
 /// An address in device memory.
@@ -20,6 +22,18 @@ pub(crate) struct GpuProperties {
     pub total_bytes: usize,
     /// The newest CUDA version that the driver supports.
     pub driver: CudaVersion,
+}
+
+impl GpuProperties {
+    /// Returns the maximum of rows in a step. On a large device products of 512 rows leave much of
+    /// the last wave of blocks idle; the activations of 2,048 rows of an 8B model take 0.4 GB.
+    pub fn max_step_rows(&self) -> usize {
+        match self.total_bytes >> 30 {
+            0..15 => DeviceInfo::MAX_STEP_ROWS,
+            15..36 => 2 * DeviceInfo::MAX_STEP_ROWS,
+            _ => 4 * DeviceInfo::MAX_STEP_ROWS,
+        }
+    }
 }
 
 /// A loaded module of one [`Gpu`].
@@ -86,6 +100,14 @@ pub(crate) trait Gpu: Send + Sync + 'static {
     ) -> Result<(), CudaError>;
     /// Copies from the device, after all work queued so far.
     fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError>;
+    /// As [`Gpu::read`], beside the work that is queued meanwhile.
+    fn read_page(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
+        self.read(src, dst)
+    }
+    /// As [`Gpu::write`] outside of a recording, beside the work that is queued before it.
+    fn write_page(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
+        self.write(dst, src)
+    }
     /// Waits for all work queued so far.
     fn finish(&self) -> Result<(), CudaError>;
     /// Copies within the device; the ranges do not overlap.
@@ -117,6 +139,23 @@ pub(crate) trait Gpu: Send + Sync + 'static {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_cards_take_more_rows_at_once() {
+        let rows = |gib: usize| {
+            let properties = GpuProperties {
+                name: String::new(),
+                arch: 90,
+                n_sms: 132,
+                shared_per_block: 1,
+                total_bytes: (gib << 30) - (gib << 25),
+                driver: CudaVersion { major: 13, minor: 0 },
+            };
+            properties.max_step_rows()
+        };
+        // Cards report somewhat less than their names say.
+        assert_eq!([8, 12, 16, 24, 32, 40, 80].map(rows), [512, 512, 1024, 1024, 1024, 2048, 2048]);
+    }
 
     #[test]
     fn numbers_of_threads_fit_32_bits() {

@@ -1,8 +1,9 @@
-//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled at first
-//! use.
+//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled ahead to
+//! PTX.
 //!
-//! Building this crate, or starting a program that contains it, requires nothing of CUDA: opening a
-//! device loads the driver and the compiler (NVRTC), and the error names a missing one.
+//! Building this crate, or starting a program that contains it, requires nothing of CUDA. Opening a
+//! device loads the driver. A kernel that is not part of the binary, such as one for an unusual
+//! head size, is compiled by NVRTC at its first use; the error names a missing library.
 //!
 //! Each op is a folder with its `.cu` and the Rust that checks shapes and launches it. A kernel
 //! takes one parameter, a struct whose fields are those of a `#[repr(C)]` struct beside the launch.
@@ -10,7 +11,9 @@
 //! the compiled PTX: tests run the shipped kernels.
 
 mod append;
+mod archive;
 mod attend;
+mod bidirectional;
 mod builds;
 mod columns;
 #[cfg(test)]
@@ -19,8 +22,11 @@ mod constants;
 mod context;
 mod device;
 mod driver;
+mod embed;
 #[cfg(test)]
 mod emulator;
+#[cfg(test)]
+mod encoders;
 #[cfg(test)]
 mod end_to_end;
 mod entry;
@@ -36,14 +42,18 @@ mod memory;
 mod module;
 mod norm;
 mod nvrtc;
+mod pointwise;
 mod recorder;
 mod recurrent;
+mod rehearsal;
 mod rope;
 mod rotate;
 mod soft_cap;
 mod staging;
 mod streams;
 mod top_k;
+mod transfers;
+mod turns;
 
 pub use device::CudaDevice;
 pub use error::CudaVersion;

@@ -3,8 +3,8 @@
 use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, decode_embedding_rows};
 use kvant_codec::DType;
 
-use crate::Context;
 use crate::matmul::{self, Weights};
+use crate::{Context, embed};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
@@ -12,9 +12,9 @@ pub struct CudaMatrix {
     dtype: DType,
     n_out: usize,
     n_in: usize,
-    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: so every
-    /// type that the codec supports can be looked up, and a table that is not also the output
-    /// matrix takes no device memory. `None` for matrices without look-ups.
+    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: a table
+    /// that is not also the output matrix takes no device memory. `None` for matrices without
+    /// look-ups.
     rows: Option<SharedBytes>,
     /// The rows on the device; `None` for a table.
     weights: Option<Weights>,
@@ -56,7 +56,15 @@ impl CudaMatrix {
         self.dtype
     }
 
-    /// As [`decode_rows`].
+    /// Returns its rows for look-ups on the device; `None` where it has none, or of a type that the
+    /// host decodes.
+    pub(crate) fn device_table(&self) -> Option<embed::Table<'_>> {
+        let file_rows = self.rows.as_deref().filter(|_| embed::decodes(self.dtype))?;
+        let on_device = self.weights.as_ref();
+        Some(embed::Table { dtype: self.dtype, n: self.n_in, file_rows, on_device })
+    }
+
+    /// As [`decode_embedding_rows`].
     pub(crate) fn decode_rows(&self, tokens: &[u32], scale: f32, out: &mut [f32]) -> Result<()> {
         decode_embedding_rows(self.rows.as_deref(), self.dtype, self.n_in, tokens, scale, out)
     }

@@ -1,14 +1,16 @@
-//! Compiles CUDA C++ to PTX, once per source, options, architecture and compiler version.
+//! Finds the PTX of a kernel source: part of this binary, cached, or compiled by NVRTC.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::archive::Archive;
 use crate::constants::Constants;
 use crate::nvrtc::Nvrtc;
-use crate::{CudaError, CudaVersion};
+use crate::{CudaError, CudaVersion, GpuProperties};
 
 /// A file that sources can include, as `#include "name"`.
 #[derive(Debug, Clone, Copy)]
@@ -54,74 +56,146 @@ pub(crate) struct Build {
     pub defines: Vec<Define>,
 }
 
-/// Compiles sources, and caches the PTX in a folder.
+/// Architectures that kernels are compiled for, oldest first: compute capability times ten.
+///
+/// A driver compiles PTX for any later card; no source has code for one beyond the last.
+pub(crate) const TARGETS: [u32; 2] = [80, 90];
+
+/// Finds the PTX of sources for one device: in this binary, else in a cache folder, else by NVRTC.
 #[derive(Debug, Clone)]
 pub(crate) struct Compiler {
-    nvrtc: Nvrtc,
-    version: CudaVersion,
-    /// Compute capabilities that it compiles for, times ten.
-    architectures: Vec<u32>,
+    /// One of [`TARGETS`].
+    target: u32,
+    /// The newest CUDA version whose PTX the driver loads.
+    driver: CudaVersion,
     folder: Option<PathBuf>,
 }
 
 impl Compiler {
-    /// Finds the compiler; its cache is in the user's cache folder, where there is one.
+    /// Creates a compiler for `device`, which caches in the user's cache folder, where there is
+    /// one.
+    pub fn new(device: &GpuProperties) -> Self {
+        Self::with_cache(device, kvant_files::cache_folder().map(|folder| folder.join("cuda")))
+    }
+
+    /// Creates a compiler for `device`, which caches in `folder`, or not at all.
+    pub fn with_cache(device: &GpuProperties, folder: Option<PathBuf>) -> Self {
+        let target = TARGETS.into_iter().rfind(|&target| target <= device.arch).unwrap_or(TARGETS[0]);
+        Self { target, driver: device.driver, folder }
+    }
+
+    /// Returns the PTX of `source` for the newest target that is not beyond the device.
     ///
     /// # Errors
-    /// [`CudaError::NoNvrtc`].
-    pub fn find() -> Result<Self, CudaError> {
-        Self::with_cache(kvant_files::cache_folder().map(|folder| folder.join("cuda")))
+    /// [`CudaError::Compile`]; for a kernel that is neither part of this binary nor cached,
+    /// [`CudaError::NoNvrtc`], or [`CudaError::OldDriver`] when NVRTC is newer than the driver.
+    pub fn ptx(&self, source: &Source, defines: &[Define]) -> Result<String, CudaError> {
+        let unit = Unit::new(source, defines, self.target);
+        match Archive::shipped().ptx(&unit.key, self.driver) {
+            Some(ptx) => Ok(ptx),
+            None => self.compiled(&unit),
+        }
     }
 
-    /// Finds the compiler; its cache is `folder`, or off.
-    pub fn with_cache(folder: Option<PathBuf>) -> Result<Self, CudaError> {
-        let nvrtc = Nvrtc::find()?;
-        Ok(Self { nvrtc, version: nvrtc.version()?, architectures: nvrtc.architectures()?, folder })
-    }
-
-    /// Returns the version of NVRTC.
-    pub fn version(&self) -> CudaVersion {
-        self.version
-    }
-
-    /// Returns the PTX of `source` for compute capability `arch / 10`, or for the newest before it
-    /// that the compiler supports: the driver accepts PTX for older ones too.
+    /// Compiles `source` into the cache, unless this binary or the cache has it.
     ///
     /// # Errors
-    /// [`CudaError::Compile`]. An unreadable or unwritable cache is not an error: the source is
-    /// compiled then.
-    pub fn ptx(&self, source: &Source, defines: &[Define], arch: u32) -> Result<String, CudaError> {
-        let known = self.architectures.iter().copied().filter(|&known| known <= arch).max();
-        let options = options(source, defines, known.unwrap_or(arch));
-        let constants = (source.constants)();
-        let key = self.key(source, constants.text(), &options);
-        let cached = self.folder.as_deref().map(|folder| CachedPtx::new(folder, source, &key));
-        if let Some(ptx) = cached.as_ref().and_then(CachedPtx::read) {
+    /// As [`Compiler::ptx`].
+    pub fn prepare(&self, source: &Source, defines: &[Define]) -> Result<(), CudaError> {
+        let unit = Unit::new(source, defines, self.target);
+        if Archive::shipped().has(&unit.key, self.driver) { Ok(()) } else { self.compiled(&unit).map(drop) }
+    }
+
+    /// Returns the PTX from the cache, or compiles it. An unreadable or unwritable cache is not an
+    /// error: the source is compiled then.
+    fn compiled(&self, unit: &Unit<'_>) -> Result<String, CudaError> {
+        if let Some(ptx) = self.folder.as_deref().and_then(|folder| unit.cached(folder, self.driver)) {
             return Ok(ptx);
         }
-        let headers = source.headers.iter().map(|header| (header.name, header.text));
-        let headers: Vec<_> = headers.chain([(Constants::HEADER, constants.text())]).collect();
-        let ptx = self.nvrtc.compile(source.name, source.text, &headers, &options)?;
-        if let Some(cached) = cached {
+        let nvrtc = Nvrtc::find().ok_or_else(|| CudaError::NoNvrtc { kernel: unit.to_string() })?;
+        let (found, needed) = (self.driver, nvrtc.version()?);
+        if found < needed {
+            let why = "the version of NVRTC here (update the driver, or install an older nvidia-cuda-nvrtc)";
+            return Err(CudaError::OldDriver { found, needed, why });
+        }
+        let ptx = unit.compile(nvrtc)?;
+        if let Some(folder) = &self.folder {
             // Without the file, the next start merely compiles again.
-            let _ = cached.write(source, &options, constants.text(), &ptx);
+            let _ = unit.write(folder, needed, &ptx);
         }
         Ok(ptx)
     }
+}
 
-    /// Hashes everything the PTX depends on.
-    fn key(&self, source: &Source, constants: &str, options: &[String]) -> String {
+/// A compilation: everything that the PTX depends on, except the compiler.
+pub(crate) struct Unit<'a> {
+    source: &'a Source,
+    defines: &'a [Define],
+    options: Vec<String>,
+    constants: Constants,
+    /// The hash of it all.
+    pub key: String,
+}
+
+/// The source and its macros: `decode.cu K_TYPE=3 V_TYPE=3`.
+impl fmt::Display for Unit<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.source.name)?;
+        self.defines.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}
+
+impl<'a> Unit<'a> {
+    /// Describes the compilation of `source` for `target`, one of [`TARGETS`].
+    pub fn new(source: &'a Source, defines: &'a [Define], target: u32) -> Self {
+        let (options, constants) = (options(source, defines, target), (source.constants)());
         let mut hash = Xxh3::new();
         let mut part = |text: &str| {
             hash.update(&(text.len() as u64).to_le_bytes());
             hash.update(text.as_bytes());
         };
-        part(&self.version.to_string());
         part(source.text);
-        part(constants);
+        part(constants.text());
         source.headers.iter().flat_map(|header| [header.name, header.text]).for_each(&mut part);
         options.iter().for_each(|option| part(option));
-        format!("{:032x}", hash.digest128())
+        let key = format!("{:032x}", hash.digest128());
+        Self { source, defines, options, constants, key }
+    }
+
+    fn compile(&self, nvrtc: Nvrtc) -> Result<String, CudaError> {
+        let headers = self.source.headers.iter().map(|header| (header.name, header.text));
+        let headers: Vec<_> = headers.chain([(Constants::HEADER, self.constants.text())]).collect();
+        nvrtc.compile(&self.to_string(), self.source.name, self.source.text, &headers, &self.options)
+    }
+
+    /// Returns the name of its cached files, before the compiler's version.
+    fn stem(&self) -> String {
+        format!("{}-{}-", self.source.name.trim_end_matches(".cu").replace('/', "-"), self.key)
+    }
+
+    /// Returns its PTX from `folder`: of the newest compiler that wrote some for `driver`.
+    fn cached(&self, folder: &Path, driver: CudaVersion) -> Option<String> {
+        let stem = self.stem();
+        let of = |file: fs::DirEntry| {
+            let version =
+                file.file_name().to_str()?.strip_prefix(&stem)?.strip_suffix(".ptx")?.parse().ok()?;
+            Some((version, file.path()))
+        };
+        let files = fs::read_dir(folder).ok()?.flatten().filter_map(of);
+        let (_, newest) = files.filter(|(version, _): &(CudaVersion, _)| *version <= driver).max()?;
+        let ptx = String::from_utf8(kvant_files::read(&newest).ok()?).ok()?;
+        // A complete file has the compiler's heading and ends with a closing brace.
+        (ptx.contains(".version") && ptx.trim_end().ends_with('}')).then_some(ptx)
+    }
+
+    /// Writes its PTX, and beside it its options, constants and source, for debugging.
+    fn write(&self, folder: &Path, compiler: CudaVersion, ptx: &str) -> io::Result<()> {
+        let Self { source, options, constants, .. } = self;
+        fs::create_dir_all(folder)?;
+        let name = |extension| folder.join(format!("{}{compiler}.{extension}", self.stem()));
+        let text = format!("// {} {}\n{}\n{}", source.name, options.join(" "), constants.text(), source.text);
+        kvant_files::write(name("cu"), text.as_bytes())?;
+        kvant_files::write(name("ptx"), ptx.as_bytes())
     }
 }
 
@@ -136,117 +210,5 @@ fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
     fixed.chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
 }
 
-/// The files of one compilation: the PTX, and beside it its options, constants and source, for
-/// debugging.
-struct CachedPtx {
-    ptx: PathBuf,
-    source: PathBuf,
-}
-
-impl CachedPtx {
-    fn new(folder: &Path, source: &Source, key: &str) -> Self {
-        let stem = format!("{}-{key}", source.name.trim_end_matches(".cu").replace('/', "-"));
-        Self { ptx: folder.join(format!("{stem}.ptx")), source: folder.join(format!("{stem}.cu")) }
-    }
-
-    /// Returns the PTX if the file exists and is complete: it starts with the compiler's comment
-    /// and ends with a closing brace.
-    fn read(&self) -> Option<String> {
-        let ptx = String::from_utf8(kvant_files::read(&self.ptx).ok()?).ok()?;
-        (ptx.contains(".version") && ptx.trim_end().ends_with('}')).then_some(ptx)
-    }
-
-    fn write(&self, source: &Source, options: &[String], constants: &str, ptx: &str) -> io::Result<()> {
-        self.ptx.parent().map_or(Ok(()), fs::create_dir_all)?;
-        let text = format!("// {} {}\n{constants}\n{}", source.name, options.join(" "), source.text);
-        kvant_files::write(&self.source, text.as_bytes())?;
-        kvant_files::write(&self.ptx, ptx.as_bytes())
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread;
-
-    use super::*;
-    use crate::emulator::or_skip;
-
-    const HEADER: Header = Header { name: "two.cuh", text: "#define TWO 2\n" };
-    const SOURCE: Source = Source {
-        name: "test.cu",
-        text: "#include \"constants.cuh\"\n#include \"two.cuh\"\n\
-               extern \"C\" __global__ void f(int* p) { *p = TWO * N + THREE; }\n",
-        headers: &[HEADER],
-        constants: || Constants::default().whole("THREE", 3),
-        options: &[],
-    };
-
-    /// Returns a compiler with an empty cache folder of its own, or [`or_skip`].
-    fn compiler(name: &str) -> Option<Compiler> {
-        let folder = std::env::temp_dir().join(format!("kvant-cuda-{name}-{}", std::process::id()));
-        or_skip(Compiler::with_cache(Some(folder)))
-    }
-
-    fn files(compiler: &Compiler) -> usize {
-        fs::read_dir(compiler.folder.as_ref().unwrap()).map_or(0, Iterator::count)
-    }
-
-    #[test]
-    fn sources_compile_once_per_macro_set_and_architecture() {
-        let Some(compiler) = compiler("once") else { return };
-        let first = compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap();
-        assert!(first.contains(".target sm_80") && first.contains(".entry f("), "{first}");
-        assert_eq!(files(&compiler), 2, "the PTX and its source");
-        let cached =
-            fs::read_dir(compiler.folder.as_ref().unwrap()).unwrap().map(|entry| entry.unwrap().path());
-        let cached = cached.into_iter().find(|path| path.extension().unwrap() == "ptx").unwrap();
-        fs::write(&cached, format!("// kept\n{first}")).unwrap();
-        assert!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap().starts_with("// kept"));
-        fs::write(&cached, &first[..first.len() / 2]).unwrap();
-        assert_eq!(compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap(), first, "half a file does not count");
-        assert_ne!(compiler.ptx(&SOURCE, &[("N", 5)], 80).unwrap(), first);
-        assert_ne!(compiler.ptx(&SOURCE, &[("N", 3)], 90).unwrap(), first);
-        let other = Source { constants: || Constants::default().whole("THREE", 4), ..SOURCE };
-        assert_ne!(compiler.ptx(&other, &[("N", 3)], 80).unwrap(), first, "its constants belong to a source");
-        assert_eq!(files(&compiler), 8);
-        assert!(compiler.ptx(&SOURCE, &[], 9999).is_err(), "N is missing, the architecture is not");
-        assert!(compiler.ptx(&SOURCE, &[("N", 3)], 9999).is_ok());
-        fs::remove_dir_all(compiler.folder.unwrap()).unwrap();
-    }
-
-    #[test]
-    fn compile_errors_contain_the_compiler_log() {
-        let Some(compiler) = compiler("errors") else { return };
-        let error = compiler.ptx(&SOURCE, &[], 90).unwrap_err();
-        let CudaError::Compile { kernel, log } = &error else { panic!("{error}") };
-        assert!(kernel == "test.cu" && log.contains("\"N\" is undefined"), "{error}");
-        assert_eq!(files(&compiler), 0);
-    }
-
-    #[test]
-    fn every_kernel_compiles_and_waits_for_the_kernels_before_it() {
-        // The same compiler reuses what it has compiled before.
-        let Some(mut compiler) = compiler("every") else { return };
-        compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));
-        let of = |arch| crate::builds::builds(arch).into_iter().map(move |build| (build, arch));
-        let jobs: Vec<_> = [80, 90].into_iter().flat_map(of).collect();
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let Some((build, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let of = format!("{} {:?} for sm_{arch}", build.source.name, build.defines);
-                let ptx = compiler.ptx(build.source, &build.defines, *arch);
-                let ptx = ptx.unwrap_or_else(|error| panic!("{of}: {error}"));
-                for entry in ptx.split(".entry ").skip(1) {
-                    // Without the instruction a kernel begins only after the end of the others.
-                    assert!(*arch < 90 || entry.contains("griddepcontrol.wait"), "{of}: {entry}");
-                }
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-                scope.spawn(work);
-            }
-        });
-    }
-}
+mod tests;

@@ -13,14 +13,10 @@ use crate::{CudaError, CudaVersion};
 pub(crate) struct Nvrtc(());
 
 impl Nvrtc {
-    /// Loads the library.
-    ///
-    /// # Errors
-    /// [`CudaError::NoNvrtc`] when it is missing.
-    pub fn find() -> Result<Self, CudaError> {
+    /// Loads the library; `None` where there is none.
+    pub fn find() -> Option<Self> {
         // SAFETY: opening a library runs its initializers; NVRTC's have no precondition.
-        let is_present = unsafe { sys::is_culib_present() };
-        if is_present { Ok(Self(())) } else { Err(CudaError::NoNvrtc) }
+        unsafe { sys::is_culib_present() }.then_some(Self(()))
     }
 
     /// Returns the library's version.
@@ -33,25 +29,13 @@ impl Nvrtc {
         Ok(CudaVersion { major: major.unsigned_abs(), minor: minor.unsigned_abs() })
     }
 
-    /// Returns the supported architectures, each as compute capability times ten.
-    pub fn architectures(self) -> Result<Vec<u32>, CudaError> {
-        let mut count = 0;
-        // SAFETY: `self` proves that the library is loaded; `count` is live.
-        let status = unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) };
-        status.result().map_err(|e| failed("nvrtcGetNumSupportedArchs", e))?;
-        let mut architectures: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: the array has as many entries as the library has just reported.
-        let status = unsafe { sys::nvrtcGetSupportedArchs(architectures.as_mut_ptr()) };
-        status.result().map_err(|e| failed("nvrtcGetSupportedArchs", e))?;
-        Ok(architectures.into_iter().map(c_int::unsigned_abs).collect())
-    }
-
-    /// Compiles CUDA C++ to PTX; headers are name and text.
+    /// Compiles CUDA C++ to PTX; headers are name and text. Errors name `kernel`.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's log.
     pub fn compile(
         self,
+        kernel: &str,
         name: &str,
         text: &str,
         headers: &[(&str, &str)],
@@ -61,7 +45,7 @@ impl Nvrtc {
         // SAFETY: `program` is live until the end of this function.
         if let Err(error) = unsafe { result::compile_program(program.handle, options) } {
             let log = program.log().unwrap_or_else(|_| error.to_string());
-            return Err(CudaError::Compile { kernel: name.to_owned(), log });
+            return Err(CudaError::Compile { kernel: kernel.to_owned(), log });
         }
         program.ptx()
     }

@@ -4,22 +4,37 @@
 //! A decode step launches some three hundred small kernels. Launched one by one, each leaves a gap
 //! on the device; recorded, they follow one another. Every step is recorded anew, as its parameters
 //! differ, which takes the host as long as launches would: so it is divided into pieces, each of
-//! which runs while the next is recorded. The executable graph of the same piece of the previous
-//! step takes over the parameters (`cuGraphExecUpdate`); where the kernels themselves differ, a new
-//! one is instantiated.
+//! which runs while the next is recorded. The executable graph of the same piece of an earlier step
+//! takes over the parameters (`cuGraphExecUpdate`) if its nodes are of the same kinds; else one is
+//! instantiated, which takes many times as long. A few are kept of each piece: a step in which some
+//! sequence begins a block has further nodes, and of 64 sequences one does in two of five steps.
 //!
 //! While one thread records, the others wait: otherwise their work would end up in the graph.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use crate::staging::{Calls, Staging, Uploads};
+use crate::staging::{Calls, Readback, Staging, Uploads};
 use crate::{CudaError, DevicePtr};
 
 /// Calls per piece of a recording: those of some ten layers, which take the device longer than the
 /// host. The first piece, for which the device waits, is shorter.
 const PIECE: usize = 64;
 const FIRST_PIECE: usize = 16;
+/// Executable graphs kept of a piece: of steps in which none to three sequences begin a block.
+const MAX_GRAPHS: usize = 4;
+
+/// Kinds of nodes of a graph: a node cannot become one of another kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Node {
+    /// A kernel that begins after the node before it.
+    Kernel,
+    /// A kernel that may begin earlier.
+    EarlyKernel,
+    Copy,
+    Zero,
+    Write,
+}
 
 /// A CUDA stream and, while a thread records, the graph in progress.
 pub(crate) struct Recorder<C: Calls> {
@@ -31,10 +46,12 @@ pub(crate) struct Recorder<C: Calls> {
 
 struct State<C: Calls> {
     recording: Option<Recording>,
-    /// The executable graphs of the last step, by piece.
-    runnables: Vec<C::Runnable>,
+    /// The executable graphs of each piece, the last used first.
+    graphs: Vec<Vec<ShapedGraph<C>>>,
     staging: Staging<C>,
     uploads: Uploads<C>,
+    /// Those that no read uses now.
+    readbacks: Vec<Readback<C>>,
 }
 
 struct Recording {
@@ -43,8 +60,16 @@ struct Recording {
     pieces: usize,
     /// Calls of the current piece.
     calls: usize,
+    /// Hash of their kinds.
+    shape: u64,
     /// Memory that recorded work may still use: freed once it has run.
     freed: Vec<DevicePtr>,
+}
+
+/// An executable graph, and the hash of the kinds of its nodes.
+struct ShapedGraph<C: Calls> {
+    shape: u64,
+    runnable: C::Runnable,
 }
 
 /// The right to queue work, until it is dropped.
@@ -77,29 +102,33 @@ impl<C: Calls> Recorder<C> {
     /// Creates a queue on the stream of `calls`.
     pub fn new(calls: C) -> Self {
         let (staging, uploads) = (Staging::default(), Uploads::default());
-        let state = State { recording: None, runnables: Vec::new(), staging, uploads };
+        let (graphs, readbacks) = (Vec::new(), Vec::new());
+        let state = State { recording: None, graphs, staging, uploads, readbacks };
         Self { state: Mutex::new(state), ended: Condvar::new(), calls }
     }
 
-    /// Returns the right to queue one more call. Waits until no other thread records.
-    pub fn queue(&self) -> Result<Queue<'_, C>, CudaError> {
+    /// Returns the right to queue `node`. Waits until no other thread records.
+    pub fn queue(&self, node: Node) -> Result<Queue<'_, C>, CudaError> {
         let mut queue = self.lock()?;
-        queue.state.count(&self.calls)?;
+        queue.state.count(&self.calls, node)?;
         Ok(queue)
     }
 
     fn lock(&self) -> Result<Queue<'_, C>, CudaError> {
-        self.calls.bind()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let me = thread::current().id();
         while state.recording.as_ref().is_some_and(|recording| recording.thread != me) {
             state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        // The thread that records did so when it began.
+        if state.recording.is_none() {
+            self.calls.bind()?;
+        }
         Ok(Queue { calls: &self.calls, state })
     }
 
     pub fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
-        let mut queue = self.queue()?;
+        let mut queue = self.queue(Node::Write)?;
         match queue.state.recording {
             // A recorded copy runs later, so it reads from staging memory that does not change
             // until then.
@@ -116,22 +145,50 @@ impl<C: Calls> Recorder<C> {
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), CudaError> {
-        let mut queue = self.queue()?;
+        let mut queue = self.lock()?;
         queue.check_not_recording("upload")?;
         queue.state.uploads.copy(queue.calls, dst, n_bytes, unit, fill)
     }
 
     pub fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
-        let queue = self.queue()?;
+        let mut queue = self.lock()?;
         queue.check_not_recording("read")?;
-        // SAFETY: `dst` is live and exclusive until the stream has been waited for below.
-        unsafe { queue.calls.read(src, dst) }?;
-        queue.wait()
+        if dst.len() > Readback::<C>::MAX_BYTES {
+            // SAFETY: `dst` is live and exclusive until the stream has been waited for below.
+            unsafe { queue.calls.read(src, dst) }?;
+            return queue.wait();
+        }
+        let mut readback = match queue.state.readbacks.pop() {
+            Some(readback) => readback,
+            None => Readback::new(queue.calls)?,
+        };
+        readback.queue(queue.calls, src, dst.len())?;
+        // Other threads may queue or record meanwhile.
+        drop(queue);
+        readback.take(&self.calls, dst)?;
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).readbacks.push(readback);
+        Ok(())
     }
 
     /// Waits for the queued work.
     pub fn finish(&self) -> Result<(), CudaError> {
-        self.queue()?.wait()
+        self.lock()?.wait()
+    }
+
+    /// Returns an event at the end of the queued work, for another stream to wait for.
+    pub fn reached(&self) -> Result<C::Event, CudaError> {
+        let queue = self.lock()?;
+        queue.check_not_recording("reached")?;
+        let reached = queue.calls.event()?;
+        queue.calls.record(&reached)?;
+        Ok(reached)
+    }
+
+    /// Lets work that is queued later wait for an event of another stream.
+    pub fn wait_for(&self, event: &C::Event) -> Result<(), CudaError> {
+        let queue = self.lock()?;
+        queue.check_not_recording("wait_for")?;
+        queue.calls.wait_for(event)
     }
 
     pub fn free(&self, ptr: DevicePtr) {
@@ -147,16 +204,16 @@ impl<C: Calls> Recorder<C> {
     pub fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         self.calls.bind()?;
         let (started, ended) = (self.calls.event()?, self.calls.event()?);
-        self.queue()?.calls.record(&started)?;
+        self.lock()?.calls.record(&started)?;
         ops()?;
-        self.queue()?.calls.record(&ended)?;
+        self.lock()?.calls.record(&ended)?;
         self.calls.wait(&ended)?;
         self.calls.seconds(&started, &ended)
     }
 
     /// Starts to record the work that this thread queues.
     pub fn begin(&self) -> Result<(), CudaError> {
-        let mut queue = self.queue()?;
+        let mut queue = self.lock()?;
         queue.check_not_recording("begin")?;
         if queue.state.staging.is_used() {
             // The last recording may still read it.
@@ -165,7 +222,8 @@ impl<C: Calls> Recorder<C> {
         }
         queue.calls.begin()?;
         let thread = thread::current().id();
-        queue.state.recording = Some(Recording { thread, pieces: 0, calls: 0, freed: Vec::new() });
+        let recording = Recording { thread, pieces: 0, calls: 0, shape: 0, freed: Vec::new() };
+        queue.state.recording = Some(recording);
         Ok(())
     }
 
@@ -177,7 +235,8 @@ impl<C: Calls> Recorder<C> {
             return Err(CudaError::call("end", "no step is being recorded"));
         };
         let ended = queue.calls.end();
-        let result = ended.and_then(|graph| queue.state.run(queue.calls, recording.pieces, &graph));
+        let Recording { pieces, shape, .. } = recording;
+        let result = ended.and_then(|graph| queue.state.run(queue.calls, pieces, shape, &graph));
         recording.freed.into_iter().for_each(|ptr| queue.calls.free(ptr));
         self.ended.notify_all();
         result
@@ -194,33 +253,46 @@ impl<C: Calls> Drop for Recorder<C> {
 
 impl<C: Calls> State<C> {
     /// Counts a call, and begins a new piece when the current one is full.
-    fn count(&mut self, calls: &C) -> Result<(), CudaError> {
+    fn count(&mut self, calls: &C, node: Node) -> Result<(), CudaError> {
         let Some(recording) = &mut self.recording else { return Ok(()) };
-        recording.calls += 1;
         let max_calls = if recording.pieces == 0 { FIRST_PIECE } else { PIECE };
-        if recording.calls <= max_calls {
+        let is_full = recording.calls == max_calls;
+        let (piece, shape) = (recording.pieces, recording.shape);
+        if is_full {
+            (recording.pieces, recording.calls, recording.shape) = (piece + 1, 0, 0);
+        }
+        recording.calls += 1;
+        // FNV-1a.
+        recording.shape = (recording.shape ^ (node as u64 + 1)).wrapping_mul(0x100_0000_01b3);
+        if !is_full {
             return Ok(());
         }
-        let piece = recording.pieces;
-        (recording.pieces, recording.calls) = (piece + 1, 1);
         let graph = calls.end()?;
-        self.run(calls, piece, &graph)?;
+        self.run(calls, piece, shape, &graph)?;
         calls.begin()
     }
 
-    /// Queues `graph`, piece `piece` of a step.
-    fn run(&mut self, calls: &C, piece: usize, graph: &C::Graph) -> Result<(), CudaError> {
-        let is_updated = match self.runnables.get_mut(piece) {
-            Some(runnable) => calls.update(runnable, graph)?,
-            None => false,
-        };
-        if !is_updated {
-            // The first step, or other kernels than in the last one from this piece on. The old
-            // graphs are dropped first, so that their memory can be reused.
-            self.runnables.truncate(piece);
-            self.runnables.push(calls.make(graph)?);
+    /// Queues `graph`, piece `piece` of a step, whose nodes have the kinds of `shape`.
+    fn run(&mut self, calls: &C, piece: usize, shape: u64, graph: &C::Graph) -> Result<(), CudaError> {
+        if self.graphs.len() == piece {
+            self.graphs.push(Vec::new());
         }
-        calls.run(&self.runnables[piece])
+        let graphs = &mut self.graphs[piece];
+        let known = graphs.iter().position(|graph| graph.shape == shape).map(|index| graphs.remove(index));
+        let updated = match known {
+            Some(mut known) => calls.update(&mut known.runnable, graph)?.then_some(known),
+            None => None,
+        };
+        let graph = match updated {
+            Some(known) => known,
+            None => {
+                // The oldest is dropped first, so that its memory can be reused.
+                graphs.truncate(MAX_GRAPHS - 1);
+                ShapedGraph { shape, runnable: calls.make(graph)? }
+            }
+        };
+        graphs.insert(0, graph);
+        calls.run(&graphs[0].runnable)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Pinned host memory that the device copies from asynchronously, and the driver calls that a queue
-//! of work needs.
+//! Pinned host memory that the device copies from and to asynchronously, and the driver calls that
+//! a queue of work needs.
 //!
 //! The driver implements [`Calls`] with a CUDA stream of its own; the tests use a fake that defers
 //! all work as long as possible.
@@ -22,7 +22,7 @@ const ALIGN: usize = 16;
 pub(crate) trait Calls {
     /// A point in the work of the stream.
     type Event;
-    /// Host memory that the device copies from asynchronously.
+    /// Host memory that the device copies from and to asynchronously.
     type Pinned;
     /// A recorded graph.
     type Graph;
@@ -47,7 +47,7 @@ pub(crate) trait Calls {
     /// Calls `fill` on a range of host memory.
     ///
     /// # Safety
-    /// The stream has passed every queued copy from that range.
+    /// The stream has passed every queued copy from and to that range.
     unsafe fn fill(&self, memory: &mut Self::Pinned, part: Range<usize>, fill: &mut dyn FnMut(&mut [u8]));
     /// Queues a copy of a range of host memory to the device.
     ///
@@ -56,12 +56,25 @@ pub(crate) trait Calls {
     unsafe fn copy(&self, dst: DevicePtr, memory: &Self::Pinned, part: Range<usize>)
     -> Result<(), CudaError>;
 
+    /// Queues a copy from the device to a range of host memory.
+    ///
+    /// # Safety
+    /// The memory stays live, and that range untouched, until the stream has passed this copy.
+    unsafe fn fetch(
+        &self,
+        memory: &Self::Pinned,
+        part: Range<usize>,
+        src: DevicePtr,
+    ) -> Result<(), CudaError>;
+
     /// Creates an event that is not yet recorded.
     fn event(&self) -> Result<Self::Event, CudaError>;
     /// Records `event` at the current end of the stream.
     fn record(&self, event: &Self::Event) -> Result<(), CudaError>;
     /// Waits for an event; returns at once if it was never recorded.
     fn wait(&self, event: &Self::Event) -> Result<(), CudaError>;
+    /// Lets work that is queued later wait for an event of another stream of the context.
+    fn wait_for(&self, event: &Self::Event) -> Result<(), CudaError>;
     /// Returns the seconds between two events that have been reached.
     fn seconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64, CudaError>;
     /// Waits for all queued work.
@@ -128,6 +141,39 @@ impl<C: Calls> Staging<C> {
         // SAFETY: until `clear` that range is not written again, and pieces live as long as `self`,
         // which outlives the stream's work (the recorder waits for it before it drops `self`).
         unsafe { calls.copy(dst, &piece.memory, part) }
+    }
+}
+
+/// Pinned memory that the device copies results to: the copy is queued behind the work that
+/// computes them, and there is one wait for both.
+pub(crate) struct Readback<C: Calls> {
+    memory: C::Pinned,
+    /// Reached when the results are there.
+    arrived: C::Event,
+}
+
+impl<C: Calls> Readback<C> {
+    /// Maximum bytes; more are worth a copy of their own to pageable memory.
+    pub const MAX_BYTES: usize = STAGING_BYTES;
+
+    pub fn new(calls: &C) -> Result<Self, CudaError> {
+        Ok(Self { memory: calls.pin(Self::MAX_BYTES)?, arrived: calls.event()? })
+    }
+
+    /// Queues a copy of at most [`Readback::MAX_BYTES`].
+    pub fn queue(&mut self, calls: &C, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: before the memory is read, queued again or dropped, `take` waits for the copy, or
+        // the recorder for all of the stream; after a failed call the context is lost.
+        unsafe { calls.fetch(&self.memory, 0..bytes, src) }?;
+        calls.record(&self.arrived)
+    }
+
+    /// Waits for the copy that was queued and moves it to `dst`.
+    pub fn take(&mut self, calls: &C, dst: &mut [u8]) -> Result<(), CudaError> {
+        calls.wait(&self.arrived)?;
+        // SAFETY: the stream has passed the copy.
+        unsafe { calls.fill(&mut self.memory, 0..dst.len(), &mut |bytes| dst.copy_from_slice(bytes)) };
+        Ok(())
     }
 }
 
@@ -217,7 +263,7 @@ pub(crate) mod fake {
     #[derive(Default)]
     struct State {
         /// The device memory, as far as it has been written.
-        memory: Vec<u8>,
+        memory: Arc<Mutex<Vec<u8>>>,
         queue: Vec<Work>,
         /// The current recording, if any.
         recording: Option<Vec<Work>>,
@@ -226,17 +272,38 @@ pub(crate) mod fake {
         runnables: Vec<Weak<()>>,
         updates: usize,
         fails_to_end: bool,
+        fails_to_copy: bool,
     }
 
     #[derive(Clone)]
     enum Work {
         Write { dst: DevicePtr, bytes: Vec<u8> },
         Copy { dst: DevicePtr, from: Pinned, part: Range<usize> },
-        Reach(Event),
+        Fetch { src: DevicePtr, to: Pinned, part: Range<usize> },
+        Reach(Arc<Point>),
+        Await(Arc<Point>),
     }
 
     pub(crate) type Pinned = Arc<Mutex<Vec<u8>>>;
-    pub(crate) type Event = Arc<AtomicBool>;
+    /// The point that was recorded last; what waits for an earlier one keeps that.
+    pub(crate) type Event = Mutex<Arc<Point>>;
+
+    pub(crate) struct Point {
+        is_reached: AtomicBool,
+        /// The stream that reaches it.
+        stream: Weak<FakeStream>,
+    }
+
+    impl Point {
+        /// Waits until the point is reached: its stream executes what precedes it.
+        fn reach(self: &Arc<Self>) {
+            if !self.is_reached.load(Ordering::Relaxed) {
+                let stream = self.stream.upgrade().expect("a live stream");
+                locked(&stream.state).advance(Some(self));
+            }
+            assert!(self.is_reached.load(Ordering::Relaxed), "the awaited event was recorded, not queued");
+        }
+    }
 
     #[derive(Clone)]
     pub(crate) struct Graph(Vec<Work>);
@@ -251,9 +318,16 @@ pub(crate) mod fake {
     }
 
     impl FakeStream {
+        /// Returns another stream of the same device.
+        pub fn beside(&self) -> Fake {
+            let memory = Arc::clone(&locked(&self.state).memory);
+            Arc::new(Self { state: Mutex::new(State { memory, ..State::default() }) })
+        }
+
         /// Returns the bytes of the device that completed work has written.
         pub fn memory(&self, part: Range<usize>) -> Vec<u8> {
-            locked(&self.state).memory.get(part).unwrap_or_default().to_vec()
+            let memory = Arc::clone(&locked(&self.state).memory);
+            locked(&memory).get(part).unwrap_or_default().to_vec()
         }
 
         /// Returns the freed addresses, in order.
@@ -283,6 +357,11 @@ pub(crate) mod fake {
             locked(&self.state).recording.as_ref().map_or(0, Vec::len)
         }
 
+        /// Makes the next copy from or to host memory fail.
+        pub fn fail_to_copy(&self) {
+            locked(&self.state).fails_to_copy = true;
+        }
+
         /// Makes the next recording fail.
         pub fn fail_to_end(&self) {
             locked(&self.state).fails_to_end = true;
@@ -294,10 +373,10 @@ pub(crate) mod fake {
             self.recording.as_mut().unwrap_or(&mut self.queue).push(work);
         }
 
-        /// Executes the queued work, up to `event` if given.
-        fn advance(&mut self, event: Option<&Event>) {
+        /// Executes the queued work, up to `point` if given.
+        fn advance(&mut self, point: Option<&Arc<Point>>) {
             let is_last =
-                |work: &Work| matches!((work, event), (Work::Reach(a), Some(b)) if Arc::ptr_eq(a, b));
+                |work: &Work| matches!((work, point), (Work::Reach(a), Some(b)) if Arc::ptr_eq(a, b));
             let end = self.queue.iter().position(is_last).map_or(self.queue.len(), |index| index + 1);
             for work in self.queue.drain(..end).collect::<Vec<_>>() {
                 match work {
@@ -306,23 +385,37 @@ pub(crate) mod fake {
                         let bytes = locked(&from)[part].to_vec();
                         self.store(dst, &bytes);
                     }
-                    Work::Reach(event) => event.store(true, Ordering::Relaxed),
+                    Work::Fetch { src, to, part } => {
+                        let bytes = locked(&self.memory)[src as usize..][..part.len()].to_vec();
+                        locked(&to)[part].copy_from_slice(&bytes);
+                    }
+                    Work::Reach(point) => point.is_reached.store(true, Ordering::Relaxed),
+                    Work::Await(point) => point.reach(),
                 }
             }
         }
 
         fn store(&mut self, dst: DevicePtr, bytes: &[u8]) {
+            let mut memory = locked(&self.memory);
             let part = dst as usize..dst as usize + bytes.len();
-            self.memory.resize(self.memory.len().max(part.end), 0);
-            self.memory[part].copy_from_slice(bytes);
+            let len = memory.len().max(part.end);
+            memory.resize(len, 0);
+            memory[part].copy_from_slice(bytes);
         }
 
-        /// Returns whether pending work copies from this range.
+        fn check_copy(&mut self) -> Result<(), CudaError> {
+            match std::mem::take(&mut self.fails_to_copy) {
+                true => Err(CudaError::call("copy", "as the test wishes")),
+                false => Ok(()),
+            }
+        }
+
+        /// Returns whether pending work copies from or to this range.
         fn is_needed(&self, memory: &Pinned, part: &Range<usize>) -> bool {
             let copies = self.queue.iter().chain(self.recording.iter().flatten());
             copies.into_iter().any(|work| match work {
-                Work::Copy { from, part: other, .. } => {
-                    Arc::ptr_eq(from, memory) && other.start < part.end && part.start < other.end
+                Work::Copy { from: of, part: other, .. } | Work::Fetch { to: of, part: other, .. } => {
+                    Arc::ptr_eq(of, memory) && other.start < part.end && part.start < other.end
                 }
                 _ => false,
             })
@@ -348,7 +441,7 @@ pub(crate) mod fake {
             let mut state = locked(&self.state);
             assert!(state.recording.is_none(), "a read is recorded");
             state.advance(None);
-            dst.copy_from_slice(&state.memory[src as usize..][..dst.len()]);
+            dst.copy_from_slice(&locked(&state.memory)[src as usize..][..dst.len()]);
             Ok(())
         }
 
@@ -371,31 +464,47 @@ pub(crate) mod fake {
 
         unsafe fn copy(&self, dst: DevicePtr, memory: &Pinned, part: Range<usize>) -> Result<(), CudaError> {
             assert!(part.end <= locked(memory).len());
-            locked(&self.state).put(Work::Copy { dst, from: Arc::clone(memory), part });
+            let mut state = locked(&self.state);
+            state.check_copy()?;
+            state.put(Work::Copy { dst, from: Arc::clone(memory), part });
+            Ok(())
+        }
+
+        unsafe fn fetch(&self, memory: &Pinned, part: Range<usize>, src: DevicePtr) -> Result<(), CudaError> {
+            assert!(part.end <= locked(memory).len());
+            let mut state = locked(&self.state);
+            assert!(state.recording.is_none(), "a fetch is recorded");
+            state.check_copy()?;
+            state.put(Work::Fetch { src, to: Arc::clone(memory), part });
             Ok(())
         }
 
         fn event(&self) -> Result<Event, CudaError> {
             // Nothing to wait for yet.
-            Ok(Arc::new(AtomicBool::new(true)))
+            Ok(Mutex::new(Arc::new(Point { is_reached: AtomicBool::new(true), stream: Weak::new() })))
         }
 
         fn record(&self, event: &Event) -> Result<(), CudaError> {
-            event.store(false, Ordering::Relaxed);
-            locked(&self.state).put(Work::Reach(Arc::clone(event)));
+            let point = Arc::new(Point { is_reached: AtomicBool::new(false), stream: Arc::downgrade(self) });
+            *locked(event) = Arc::clone(&point);
+            locked(&self.state).put(Work::Reach(point));
             Ok(())
         }
 
         fn wait(&self, event: &Event) -> Result<(), CudaError> {
-            if !event.load(Ordering::Relaxed) {
-                locked(&self.state).advance(Some(event));
-            }
-            assert!(event.load(Ordering::Relaxed), "the awaited event was recorded, not queued");
+            let point = Arc::clone(&locked(event));
+            point.reach();
+            Ok(())
+        }
+
+        fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+            let point = Arc::clone(&locked(event));
+            locked(&self.state).put(Work::Await(point));
             Ok(())
         }
 
         fn seconds(&self, from: &Event, to: &Event) -> Result<f64, CudaError> {
-            assert!(from.load(Ordering::Relaxed) && to.load(Ordering::Relaxed));
+            assert!([from, to].iter().all(|event| locked(event).is_reached.load(Ordering::Relaxed)));
             Ok(0.5)
         }
 

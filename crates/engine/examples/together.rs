@@ -43,7 +43,10 @@ fn main() -> Result<(), kvant::Error> {
             break;
         }
         n_tokens += tokens.len();
-        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| BatchItem::new(session, tokens));
+        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| BatchItem {
+            n_candidates: sampler.n_candidates(session.tokens().len() + 1),
+            ..BatchItem::new(session, tokens)
+        });
         Session::step_batch(&mut feeds.collect::<Vec<_>>())?;
     }
     let speed = n_tokens as f64 / started.elapsed().as_secs_f64();

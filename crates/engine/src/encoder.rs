@@ -5,17 +5,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvant_backend::{Backend, KernelTime};
+use kvant_backend::KernelTime;
 use kvant_codec::Side;
 use kvant_codec::random::Random;
-use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
 use kvant_kv::{CacheState, KvShape, Plan};
-use kvant_model::encoder::{Encoder, EncoderConfig, EncoderText};
+use kvant_model::encoder::{EncoderConfig, EncoderText};
 use kvant_model::{Config, Entry, ModelError, OnQueries, SoftTokens};
 use kvant_text::tokenizer::{Special, Tokenizer};
 
-use crate::devices::{self, DeviceChoice};
+use crate::devices::DeviceChoice;
+use crate::devices::encoders::{self, EncodesTexts};
 use crate::embed::HiddenStatePool;
 use crate::error::Error;
 use crate::model::{Model, OpenOptions};
@@ -27,9 +27,9 @@ use crate::runtime::{
 /// Rows per batch, unless one text has more: enough to occupy the products of all cores.
 const MAX_ROWS: usize = 1024;
 
-/// The encoder of a model. It runs on the CPU.
+/// The encoder of a model, on one device.
 pub(crate) struct TextEncoder {
-    encoder: Encoder<CpuDevice>,
+    encoder: Box<dyn EncodesTexts>,
     properties: ModelProperties,
     /// Held while the encoder runs: batches share the threads.
     encoding: Mutex<()>,
@@ -45,9 +45,10 @@ impl TextEncoder {
     /// Loads the encoder in a file.
     pub fn load(gguf: &Gguf, options: &OpenOptions<'_>) -> Result<Self, Error> {
         check_options(options)?;
-        let device = Arc::new(devices::open_cpu(options.n_threads, options.prefill_precision)?);
+        let (devices, precision) = (&options.device, options.prefill_precision);
+        let device = encoders::open(devices, options.n_gpu_layers, options.n_threads, precision)?;
         let (info, kernel_choices) = (device.info(), device.kernel_choices());
-        let encoder = Encoder::load(gguf, options.weights, device)?;
+        let encoder = device.load_texts(gguf, options.weights)?;
         let properties = ModelProperties {
             info,
             kernel_choices,
@@ -176,17 +177,15 @@ fn truncate(parts: &mut [Vec<u32>], max: usize) {
 fn check_options(options: &OpenOptions<'_>) -> Result<(), Error> {
     const NONE: &str = "none for a text encoder";
     let devices = options.device.devices();
-    if let Some(device) =
-        devices.iter().find(|device| !matches!(device, DeviceChoice::Auto | DeviceChoice::Cpu))
-    {
-        let expected = "cpu for a text encoder: other devices lack bidirectional attention";
+    if let Some(device) = devices.iter().find(|device| matches!(device, DeviceChoice::Wgpu(_))) {
+        let expected = "cpu or cuda:N for a text encoder: adapters lack bidirectional attention";
         return Err(setting("device", expected, device));
     }
     if devices.len() > 1 {
         return Err(setting("device", "one device for a text encoder", &options.device));
     }
     if let Some(n) = options.n_gpu_layers.filter(|&n| n > 0) {
-        return Err(setting("n_gpu_layers", "0 for a text encoder, which runs on the CPU", n));
+        return Err(setting("n_gpu_layers", "0 for a text encoder, which runs on one device", n));
     }
     if !options.loras.is_empty() {
         return Err(setting("lora", NONE, format!("{} adapters", options.loras.len())));
@@ -244,6 +243,10 @@ impl KvCaches for TextEncoder {
 
     fn bytes_for(&self, _: &Plan, _: usize) -> usize {
         0
+    }
+
+    fn max_sequences(&self, _: &Plan, _: usize) -> Result<usize, Error> {
+        self.refuse()
     }
 
     fn pool_bytes(&self) -> usize {

@@ -11,15 +11,14 @@ use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_audio::{AudioClip, AudioEncoder, AudioError};
-use kvant_cpu::{CpuDevice, PrefillPrecision};
+use kvant_audio::{AudioClip, AudioError};
 use kvant_gguf::Gguf;
 use kvant_model::{Config, EmbeddingInput, EmbeddingRows, ModelError, SoftTokens};
 use kvant_text::chat::{MediaKind, MediaMarks, Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::{Special, Tokenizer};
-use kvant_vision::{Image, ImageLayout, ImageToken, VisionEncoder};
+use kvant_vision::{Image, ImageLayout, ImageToken};
 
-use crate::devices;
+use crate::devices::encoders::{EncoderDevice, EncodesAudio, EncodesImages};
 use crate::error::Error;
 use crate::model::Model;
 
@@ -170,7 +169,7 @@ impl<V, A> Encoders<V, A> {
 
 /// The encoders of a model, with a cache of encoded media.
 pub(crate) struct MediaModel {
-    encoders: Encoders<VisionEncoder<CpuDevice>, AudioEncoder<CpuDevice>>,
+    encoders: Encoders<Box<dyn EncodesImages>, Box<dyn EncodesAudio>>,
     /// Bytes of their weights, in the file's types.
     n_bytes: usize,
     hashes: [RandomState; 2],
@@ -233,17 +232,12 @@ enum Piece {
 }
 
 impl MediaModel {
-    /// Loads the encoders in a file, for a model of this configuration.
-    pub fn load(gguf: &Gguf, n_threads: Option<usize>, config: &Config) -> Result<Self, Error> {
-        let device = Arc::new(devices::open_cpu(n_threads, PrefillPrecision::Exact)?);
-        let encoders = Encoders::load(
-            gguf,
-            || VisionEncoder::load(gguf, Arc::clone(&device)),
-            || AudioEncoder::load(gguf, Arc::clone(&device)),
-        )?;
+    /// Loads the encoders in a file onto a device, for a model of this configuration.
+    pub fn load(gguf: &Gguf, device: &dyn EncoderDevice, config: &Config) -> Result<Self, Error> {
+        let encoders = Encoders::load(gguf, || device.load_images(gguf), || device.load_audio(gguf))?;
         check_fit(
-            encoders.vision.loaded().map(VisionEncoder::config),
-            encoders.audio.loaded().map(AudioEncoder::config),
+            encoders.vision.loaded().map(|vision| vision.config()),
+            encoders.audio.loaded().map(|audio| audio.config()),
             config,
         )?;
         let hashes = [RandomState::new(), RandomState::new()];
@@ -288,8 +282,8 @@ impl MediaModel {
             return Ok(known);
         }
         let encoding = match kind {
-            MediaKind::Image => encode_image(supported(&self.encoders.vision, kind)?, file, options)?,
-            MediaKind::Audio => encode_audio(supported(&self.encoders.audio, kind)?, file, options)?,
+            MediaKind::Image => encode_image(&**supported(&self.encoders.vision, kind)?, file, options)?,
+            MediaKind::Audio => encode_audio(&**supported(&self.encoders.audio, kind)?, file, options)?,
         };
         let mut cache = self.cache();
         let again = cache.numbers.get(&hash).copied();
@@ -315,7 +309,7 @@ impl MediaModel {
 
 /// Encodes an image file.
 fn encode_image(
-    encoder: &VisionEncoder<CpuDevice>,
+    encoder: &dyn EncodesImages,
     file: &[u8],
     options: &EncodeOptions<'_>,
 ) -> Result<Encoding, Error> {
@@ -344,7 +338,7 @@ fn encode_image(
 
 /// Encodes an audio file. Its rows have positions as text has: M-RoPE models count them in time.
 fn encode_audio(
-    encoder: &AudioEncoder<CpuDevice>,
+    encoder: &dyn EncodesAudio,
     file: &[u8],
     options: &EncodeOptions<'_>,
 ) -> Result<Encoding, Error> {

@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::lora_file::LoraFile;
 use crate::media::MediaModel;
 use crate::runtime::{LoadedModel, Sequence};
-use crate::session::{Session, SessionOptions};
+use crate::session::{KvOptions, Session, SessionOptions};
 use crate::{draft, fingerprint, kv_guard};
 
 /// How to load a model.
@@ -221,8 +221,13 @@ impl Model {
         };
         let bytes = [Some(&gguf), draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
-        let media =
-            options.mmproj.map(|file| MediaModel::load(&file, options.n_threads, &config)).transpose()?;
+        let load_media = |file: Arc<Gguf>| {
+            let (devices, n_gpu_layers) = (&placement.devices, placement.n_gpu_layers);
+            let exact = PrefillPrecision::Exact;
+            let device = devices::encoders::open(devices, n_gpu_layers, options.n_threads, exact)?;
+            MediaModel::load(&file, &*device, &config)
+        };
+        let media = options.mmproj.map(load_media).transpose()?;
         let mut on_progress = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
         let loaded = devices::load(placement, options.n_threads, config, &gguf, &mut on_progress)?;
@@ -307,6 +312,18 @@ impl Model {
                 compiler: OnceLock::new(),
             }),
         }
+    }
+
+    /// Loads the kernels of sessions with caches of `kv`, on all cores, where the device would load
+    /// each at its first use (CUDA). Returns how many there are: 0 on other devices.
+    ///
+    /// # Errors
+    /// When `kv` does not fit this model, or a kernel cannot be loaded.
+    pub fn warm_up(&self, kv: &KvOptions) -> Result<usize, Error> {
+        if self.inner.encoder.is_some() {
+            return Ok(0);
+        }
+        self.inner.loaded.warm_up(&kv.plan(&self.config().kv_shape())?)
     }
 
     /// Creates a session with an empty cache.
@@ -440,6 +457,15 @@ impl Model {
         self.inner.loaded.bytes_for(plan, tokens).saturating_add(drafts)
     }
 
+    /// Returns how many sessions of `n_ctx` tokens fit the memory together, those that hold some
+    /// now included.
+    ///
+    /// # Errors
+    /// Options that do not fit the model; a device error.
+    pub fn max_sessions(&self, kv: &KvOptions, n_ctx: usize) -> Result<usize, Error> {
+        self.inner.loaded.max_sequences(&kv.plan(&self.config().kv_shape())?, n_ctx)
+    }
+
     /// Limits the bytes allocated by the caches of all sessions together.
     pub fn set_kv_budget(&self, bytes: usize) {
         self.inner.loaded.set_budget(bytes);
@@ -460,10 +486,23 @@ impl Model {
         self.inner.loaded.properties().info.clone()
     }
 
-    /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
-    /// that speculation does not change the output.
+    /// Returns the default maximum of draft tokens: as many as the device verifies in a
+    /// batch-invariant step, so that speculation does not change the output.
     pub fn max_draft_tokens(&self) -> usize {
-        if self.device().is_batch_invariant { MAX_DRAFT_TOKENS } else { 0 }
+        MAX_DRAFT_TOKENS.min(self.batch_invariant_rows().saturating_sub(1))
+    }
+
+    /// Returns the maximum number of rows of a step with draft tokens. Where no step is
+    /// batch-invariant, speculation was requested all the same and has no other limit.
+    pub(crate) fn max_verify_rows(&self) -> usize {
+        match self.max_draft_tokens() {
+            0 => 1 + MAX_DRAFT_TOKENS,
+            drafts => 1 + drafts,
+        }
+    }
+
+    fn batch_invariant_rows(&self) -> usize {
+        self.inner.loaded.properties().info.batch_invariant_rows
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer

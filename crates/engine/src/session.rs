@@ -12,16 +12,17 @@ mod speculative;
 use std::sync::Arc;
 
 use kvant_backend::limits::{MAX_TOKENS, check_size};
-use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
+use kvant_backend::{Candidate, DeviceInfo, TOKENS_PER_BLOCK};
 use kvant_generate::sampler::{SampleError, Sampler};
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 
 use crate::error::Error;
 use crate::generation::{CancelFlag, GenerateOptions, Generation, GenerationState};
 use crate::model::Model;
-use crate::runtime::{ContextSize, Logits, Sequence};
+use crate::runtime::{ContextSize, Sequence};
 
 pub use batch::BatchItem;
+use logits::LogitsLoan;
 pub use measure::Measure;
 pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
 pub use sequence_step::SequenceStep;
@@ -40,10 +41,10 @@ pub struct Session {
     /// Session of the draft model, which follows this one.
     drafter: Option<Box<Session>>,
     /// Logits of the last step, and the row that follows the last token.
-    logits_loan: Option<(Arc<dyn Logits>, usize)>,
+    logits_loan: Option<LogitsLoan>,
     /// That row on the host, `[n_vocab]`, once it has been read.
     row: Vec<f32>,
-    /// Top-k candidates, reused between calls.
+    /// Most probable tokens of that row, as many as its loan states; reused between steps.
     candidates: Vec<Candidate>,
     /// Whether the cache holds computed keys and values rather than random ones.
     has_real_kv: bool,
@@ -185,7 +186,7 @@ impl Session {
         if !left.is_empty() {
             self.recommit()?;
         }
-        while let Some(chunk) = self.take_chunk(&mut left) {
+        while let Some(chunk) = Self::take_chunk(self.max_tokens(), &mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { LogitsFor::Last } else { LogitsFor::None }, None)?;
             self.commit_step(chunk);
@@ -207,8 +208,7 @@ impl Session {
             self.logits()?;
             return sampler.sample(&self.row, &self.tokens).map_err(|error| self.sample_error(error));
         };
-        let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
-        logits.top_k(*row, k, &mut self.candidates)?;
+        self.select_candidates(k)?;
         sampler.sample_likeliest(&self.candidates, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
@@ -251,14 +251,15 @@ impl Session {
         self.check_capacity(tokens)?;
         self.recommit()?;
         let mut left = tokens;
-        while let Some(chunk) = self.take_chunk(&mut left) {
+        // The logits of a step are held in memory.
+        let max = self.max_tokens().min(DeviceInfo::MAX_STEP_ROWS);
+        while let Some(chunk) = Self::take_chunk(max, &mut left) {
             let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, LogitsFor::From(first), None)?;
             self.commit_step(chunk);
             for row in first..chunk.len() {
-                let (logits, _) = self.logits_loan.take().ok_or(Error::NoLogits)?;
-                self.logits_loan = Some((logits, row - first));
+                self.logits_loan = self.logits_loan.take().map(|loan| loan.at(row - first));
                 visit(done + row, self.logits()?);
             }
         }
@@ -276,7 +277,7 @@ impl Session {
     /// [`Error::NoLogits`] after a rewind, a fork, a restored context or a finished generation,
     /// until the next token is fed; a failed read.
     pub fn logits(&mut self) -> Result<&[f32], Error> {
-        let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
+        let LogitsLoan { logits, row, .. } = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
         self.row.resize(self.model.n_vocab(), 0.0);
         logits.read(*row, &mut self.row)?;
         Ok(&self.row)
@@ -439,12 +440,12 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the tokens of the next step from `left`; `None` when it is empty.
-    fn take_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
+    /// Takes the tokens of the next step from `left`, at most `max`; `None` when it is empty.
+    fn take_chunk<'t>(max: usize, left: &mut &'t [u32]) -> Option<&'t [u32]> {
         if left.is_empty() {
             return None;
         }
-        let (chunk, rest) = left.split_at(self.sequence.max_step_rows().min(left.len()));
+        let (chunk, rest) = left.split_at(max.min(left.len()));
         *left = rest;
         Some(chunk)
     }
@@ -453,7 +454,7 @@ impl Session {
     /// step has the logits `logits_for`, the others none.
     fn queue(&mut self, tokens: &[u32], logits_for: LogitsFor) -> Result<(), Error> {
         let mut left = tokens;
-        while let Some(chunk) = self.take_chunk(&mut left) {
+        while let Some(chunk) = Self::take_chunk(self.max_tokens(), &mut left) {
             self.step(chunk, if left.is_empty() { logits_for } else { LogitsFor::None }, None)?;
             self.commit_step(chunk);
         }
@@ -467,7 +468,7 @@ impl Session {
         let row = self.batch_entry(tokens, want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
         let logits = logits.map_err(|error| self.rollback_step(error))?;
-        self.logits_loan = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
+        self.logits_loan = logits.map(|logits| LogitsLoan::new(logits, want.count(tokens.len()) - 1));
         Ok(())
     }
 

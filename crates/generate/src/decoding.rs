@@ -218,6 +218,25 @@ impl SequenceDecoder {
         self.guides.active().is_none_or(|guide| guide.is_ready(patience))
     }
 
+    /// Returns how many of the most probable tokens a sample needs after `n_recent` tokens; `None`
+    /// if it needs all logits, as for a constraint.
+    pub fn n_candidates(&mut self, n_recent: usize) -> Option<usize> {
+        match self.changes_logits() {
+            true => None,
+            false => self.sampler.n_candidates(n_recent),
+        }
+    }
+
+    /// Reports whether the next token is sampled from changed logits.
+    fn changes_logits(&mut self) -> bool {
+        self.guides.active().is_some() || self.options.changes_logits() || self.forced_token().is_some()
+    }
+
+    /// Returns the next token of the end of reasoning, once its budget is used up.
+    fn forced_token(&self) -> Option<u32> {
+        self.thinking.as_ref().and_then(ReasoningBudget::forced_token)
+    }
+
     /// Samples the token that follows the context of `source`.
     ///
     /// # Errors
@@ -264,12 +283,12 @@ impl SequenceDecoder {
         tokenizer: &Tokenizer,
         options: &DecodingOptions,
     ) -> Result<u32, SamplingError<S::Error>> {
-        // The output of a constraint contains no reasoning.
-        let is_free = self.guides.active().is_none();
-        let must = self.thinking.as_ref().and_then(ReasoningBudget::forced_token).filter(|_| is_free);
-        if is_free && !options.changes_logits() && must.is_none() {
+        if !self.changes_logits() {
             return source.sample(&mut self.sampler).map_err(SamplingError::Source);
         }
+        // The output of a constraint contains no reasoning.
+        let is_free = self.guides.active().is_none();
+        let must = self.forced_token().filter(|_| is_free);
         let ends: Vec<u32> = match self.n_generated < options.min_tokens && is_free {
             true => tokenizer.eog_ids().iter().chain(&options.stop_tokens).copied().collect(),
             false => Vec::new(),

@@ -58,6 +58,12 @@ impl Sequence {
         (&self.tokens, &mut self.drafter)
     }
 
+    /// Returns how many of the most probable tokens the next [`Sequence::sample`] needs behind all
+    /// of the tokens; `None` if it needs all logits, to change them first.
+    pub fn n_candidates(&mut self) -> Option<usize> {
+        self.decoder.n_candidates(self.tokens.len())
+    }
+
     /// Returns how many of `most` draft tokens are of use behind the last token: none behind the
     /// prompt, and none that the answer has no room for.
     pub fn max_draft_tokens(&self, most: usize) -> usize {

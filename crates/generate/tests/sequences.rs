@@ -1,9 +1,10 @@
 //! Sequences of random logits, without a model: constraints, stop strings across tokens, limits and
-//! drafts at any step.
+//! drafts at any step, alone and in batches that select candidates for all sequences first.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use kvant_codec::candidate::{Candidate, top_k};
 use kvant_codec::random::Random;
 use kvant_generate::constraint::Constraints;
 use kvant_generate::decoding::{DecodingOptions, Finish, SampleResult, SamplingError, SequenceDecoder};
@@ -16,11 +17,20 @@ struct Scripted {
     seed: u64,
     tokens: Vec<u32>,
     logits: Vec<f32>,
+    /// The most probable tokens, once they have been selected.
+    candidates: Option<Vec<Candidate>>,
+    n_sampled_from_candidates: usize,
 }
 
 impl Scripted {
     fn new(seed: u64, n_vocab: usize) -> Self {
-        Self { seed, tokens: Vec::new(), logits: vec![0.0; n_vocab] }
+        let (tokens, logits) = (Vec::new(), vec![0.0; n_vocab]);
+        Self { seed, tokens, logits, candidates: None, n_sampled_from_candidates: 0 }
+    }
+
+    /// Selects the `k` most probable tokens.
+    fn select(&mut self, k: usize) {
+        top_k(&self.logits, k, self.candidates.insert(Vec::new()));
     }
 
     fn feed(&mut self, tokens: &[u32]) {
@@ -40,7 +50,13 @@ impl LogitSource for Scripted {
     }
 
     fn sample(&mut self, sampler: &mut Sampler) -> Result<u32, Infallible> {
-        Ok(sampler.sample(&self.logits, &self.tokens).unwrap())
+        Ok(match self.candidates.take() {
+            Some(candidates) => {
+                self.n_sampled_from_candidates += 1;
+                sampler.sample_likeliest(&candidates, &self.tokens).unwrap()
+            }
+            None => sampler.sample(&self.logits, &self.tokens).unwrap(),
+        })
     }
 
     fn sample_with(
@@ -48,6 +64,7 @@ impl LogitSource for Scripted {
         sampler: &mut Sampler,
         change: &mut dyn FnMut(&mut [f32]),
     ) -> Result<u32, Infallible> {
+        assert_eq!(self.candidates, None, "candidates of logits that are then changed");
         let mut logits = self.logits.clone();
         change(&mut logits);
         Ok(sampler.sample(&logits, &self.tokens).unwrap())
@@ -76,8 +93,80 @@ struct Answer {
     finish: Option<Finish>,
 }
 
-/// Runs a sequence to its end, with at most `draft_max` draft tokens behind each token. As in an
-/// engine, a draft token is accepted when the token sampled equals it.
+/// A sequence with its model.
+struct Run<'t> {
+    tokenizer: &'t Tokenizer,
+    model: Scripted,
+    sequence: Sequence,
+    draft_max: usize,
+    drafted: Vec<u32>,
+    text: String,
+    finish: Option<Finish>,
+}
+
+impl<'t> Run<'t> {
+    fn new(
+        tokenizer: &'t Tokenizer,
+        seed: u64,
+        options: &DecodingOptions,
+        constraints: Constraints,
+        draft_max: usize,
+    ) -> Self {
+        let prompt = vec![1, 2, 3, 1, 2, 3, 1];
+        let mut model = Scripted::new(seed, tokenizer.n_vocab());
+        model.feed(&prompt);
+        let decoder = SequenceDecoder::new(Arc::new(options.clone()), constraints, 0);
+        let sequence = Sequence::new(prompt, decoder);
+        Self { tokenizer, model, sequence, draft_max, drafted: Vec::new(), text: String::new(), finish: None }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.finish.is_some() || self.sequence.tokens().len() >= 300
+    }
+
+    /// Feeds the last token, with at most `draft_max` draft tokens behind it. As in an engine, a
+    /// draft token is accepted when the token sampled equals it.
+    fn feed(&mut self) {
+        let Self { model, sequence, drafted, .. } = self;
+        let Some(&token) = sequence.tokens().get(model.tokens.len()) else { return };
+        if drafted.first() == Some(&token) {
+            drafted.remove(0);
+            sequence.record_step(true, 0);
+        } else {
+            let max = sequence.max_draft_tokens(self.draft_max);
+            assert!(max < sequence.decoder().n_left().max(1), "drafts that the answer has no room for");
+            *drafted = sequence.drafting().1.draft(&model.tokens, token, max).to_vec();
+            sequence.record_step(false, drafted.len());
+        }
+        model.feed(&[token]);
+    }
+
+    /// Selects the candidates that the next sample needs, if it needs no more.
+    fn select(&mut self) {
+        if let Some(k) = self.sequence.n_candidates() {
+            self.model.select(k);
+        }
+    }
+
+    fn sample(&mut self) {
+        match self.sequence.sample(&mut self.model, self.tokenizer) {
+            Ok(SampleResult::Token(output, end)) => {
+                self.text += &output.text;
+                self.finish = end;
+            }
+            Ok(SampleResult::End) => self.finish = Some(Finish::Stop),
+            Err(SamplingError::Source(never)) => match never {},
+            Err(SamplingError::Constraint(error)) => panic!("{error}"),
+        }
+    }
+
+    fn into_answer(mut self) -> Answer {
+        self.text += &self.sequence.decoder_mut().finish().text;
+        Answer { tokens: self.sequence.tokens().to_vec(), text: self.text, finish: self.finish }
+    }
+}
+
+/// Runs a sequence to its end, with at most `draft_max` draft tokens behind each token.
 fn run(
     tokenizer: &Tokenizer,
     seed: u64,
@@ -85,45 +174,28 @@ fn run(
     constraints: Constraints,
     draft_max: usize,
 ) -> (Answer, DraftCounts) {
-    let prompt = vec![1, 2, 3, 1, 2, 3, 1];
-    let mut model = Scripted::new(seed, tokenizer.n_vocab());
-    model.feed(&prompt);
-    let mut sequence = Sequence::new(prompt, SequenceDecoder::new(Arc::new(options.clone()), constraints, 0));
-    let (mut text, mut drafted, mut finish) = (String::new(), Vec::new(), None);
-    while finish.is_none() && sequence.tokens().len() < 300 {
-        if let Some(&token) = sequence.tokens().get(model.tokens.len()) {
-            if drafted.first() == Some(&token) {
-                drafted.remove(0);
-                sequence.record_step(true, 0);
-            } else {
-                let max = sequence.max_draft_tokens(draft_max);
-                assert!(max < sequence.decoder().n_left().max(1), "drafts that the answer has no room for");
-                drafted = sequence.drafting().1.draft(&model.tokens, token, max).to_vec();
-                sequence.record_step(false, drafted.len());
-            }
-            model.feed(&[token]);
-        }
-        match sequence.sample(&mut model, tokenizer) {
-            Ok(SampleResult::Token(output, end)) => {
-                text += &output.text;
-                finish = end;
-            }
-            Ok(SampleResult::End) => finish = Some(Finish::Stop),
-            Err(SamplingError::Source(never)) => match never {},
-            Err(SamplingError::Constraint(error)) => panic!("{error}"),
-        }
+    let mut run = Run::new(tokenizer, seed, options, constraints, draft_max);
+    while !run.has_ended() {
+        run.feed();
+        run.sample();
     }
-    text += &sequence.decoder_mut().finish().text;
-    let answer = Answer { tokens: sequence.tokens().to_vec(), text, finish };
-    (answer, sequence.drafts())
+    let drafts = run.sequence.drafts();
+    (run.into_answer(), drafts)
 }
 
-/// Returns random options: sampler, stop strings that begin within tokens, limits.
+/// Returns random options: sampler, stop strings that begin within tokens, limits, changes of
+/// logits.
 fn options(random: &mut Random) -> DecodingOptions {
     let mut below = |n: u64| random.bits() % n;
     let sampler = match below(2) {
         0 => SamplerParams::greedy(),
         _ => SamplerParams { seed: below(1000), temperature: 0.3, ..SamplerParams::default() },
+    };
+    let sampler = SamplerParams {
+        top_k: [0, 2, 5, 40][below(4) as usize],
+        repeat_penalty: if below(3) == 0 { 1.2 } else { 1.0 },
+        repeat_last_n: below(9) as usize,
+        ..sampler
     };
     let letter = |n: u64| char::from(b'a' + n as u8);
     let stop = (0..below(3)).map(|_| (0..2).map(|_| letter(below(8))).collect()).collect();
@@ -132,8 +204,8 @@ fn options(random: &mut Random) -> DecodingOptions {
         max_tokens: 1 + below(120) as usize,
         stop,
         include_stop: below(2) == 0,
-        min_tokens: below(8) as usize,
-        bias: vec![(below(20) as u32, 3.0)],
+        min_tokens: if below(2) == 0 { below(8) as usize } else { 0 },
+        bias: (0..below(2)).map(|_| (below(20) as u32, 3.0)).collect(),
         presence_penalty: if below(4) == 0 { 0.5 } else { 0.0 },
         ignore_eos: below(2) == 0,
         ..DecodingOptions::default()
@@ -177,6 +249,36 @@ fn drafts_change_no_token_text_or_finish_reason() {
     assert!(n_accepted > 1000 && finishes.iter().all(|&n| n > 10), "{n_accepted}, {finishes:?}");
 }
 
+/// 300 batches: sequences join and end at any step, and each step samples them in another order.
+#[test]
+fn candidates_selected_for_a_whole_batch_change_no_answer() {
+    let tokenizer = tokenizer();
+    let mut random = Random::new(7);
+    let mut n_from_candidates = 0;
+    for batch in 0..300 {
+        let cases: Vec<_> =
+            (0..1 + random.bits() % 6).map(|i| (100 * batch + i, options(&mut random))).collect();
+        let started =
+            |(seed, options): &(u64, _)| Run::new(&tokenizer, *seed, options, Constraints::default(), 3);
+        let mut runs: Vec<_> = cases.iter().map(started).collect();
+        while runs.iter().any(|run| !run.has_ended()) {
+            let joins = |run: &&mut Run<'_>| !run.has_ended() && !random.bits().is_multiple_of(4);
+            let mut step: Vec<_> = runs.iter_mut().filter(joins).collect();
+            step.iter_mut().for_each(|run| run.feed());
+            step.iter_mut().for_each(|run| run.select());
+            while !step.is_empty() {
+                step.swap_remove((random.bits() % step.len() as u64) as usize).sample();
+            }
+        }
+        for (run, (seed, options)) in runs.into_iter().zip(&cases) {
+            n_from_candidates += run.model.n_sampled_from_candidates;
+            let (alone, _) = self::run(&tokenizer, *seed, options, Constraints::default(), 0);
+            assert_eq!(run.into_answer(), alone, "batch {batch}: {options:?}");
+        }
+    }
+    assert!(n_from_candidates > 1000, "{n_from_candidates}");
+}
+
 #[test]
 #[cfg(feature = "constraint")]
 fn constrained_texts_match_their_format_with_any_drafts() {
@@ -198,6 +300,8 @@ fn constrained_texts_match_their_format_with_any_drafts() {
             assert!(is_match(&plain.text), "{pattern}: {}", plain.text);
             assert_eq!(plain.finish, Some(Finish::Stop), "{pattern}: {}", plain.text);
             assert_eq!(run(&tokenizer, seed, &options, forked(), 7).0, plain);
+            // They need whole rows, and no candidates.
+            assert_eq!(Run::new(&tokenizer, seed, &options, forked(), 0).sequence.n_candidates(), None);
         }
     }
 }

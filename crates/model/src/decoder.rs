@@ -25,6 +25,7 @@ mod feed_forward;
 mod gated_streams;
 mod guarded;
 mod index;
+mod logits_for;
 mod mla;
 mod mtp;
 mod ngrams;
@@ -32,6 +33,7 @@ mod per_layer;
 mod products;
 mod random;
 mod recurrent;
+mod rehearsal;
 mod rwkv;
 mod shared_kv;
 mod stream_attention;
@@ -42,6 +44,8 @@ use batch_entries::kv_entries;
 use connections::connections_of;
 pub use entry::Entry;
 use entry::InputTokens;
+pub use logits_for::LogitsFor;
+use logits_for::ranges_with_logits;
 use products::{Branch, LoraScratch, Product, Residual, gate_heads, normalize};
 
 /// A model, or a part of one, on a device.
@@ -83,33 +87,6 @@ impl<'a, B: Backend> Outputs<'a, B> {
 /// k_head_dim]`, layer by layer, for activation statistics. The step then waits for the device
 /// after each layer.
 pub type OnQueries<'a> = Option<&'a mut dyn FnMut(usize, &[f32])>;
-
-/// Selects the rows of a sequence that get logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogitsFor {
-    /// None: prefill without logits.
-    None,
-    /// The last row.
-    Last,
-    /// Every row from this one on.
-    From(usize),
-}
-
-impl LogitsFor {
-    /// Returns the first requested row of a sequence with `rows` rows in the step (`rows` if none).
-    fn first(self, rows: usize) -> usize {
-        match self {
-            Self::None => rows,
-            Self::Last => rows.saturating_sub(1),
-            Self::From(row) => row.min(rows),
-        }
-    }
-
-    /// Returns the number of requested rows of a sequence with `rows` rows in the step.
-    pub fn count(self, rows: usize) -> usize {
-        rows - self.first(rows)
-    }
-}
 
 /// One sequence of a step.
 #[derive(Debug)]
@@ -318,12 +295,13 @@ impl<B: Backend> Decoder<B> {
         for part in parts.iter_mut() {
             part.cache.reserve(backend, pool, part.n)?;
         }
-        for (rope, (on_device, angles)) in self.config.ropes.iter().zip(&mut act.angles) {
+        let angles = act.angles.iter_mut().zip(&mut act.angle_tables);
+        for (rope, ((on_device, angles), table)) in self.config.ropes.iter().zip(angles) {
             angles.clear();
             for BatchSequence { cache, n, places, .. } in parts.iter() {
                 match places {
                     Some(places) => rope.angles_at(cache.n_ctx(), cache.len(), *n, places, angles),
-                    None => rope.angles(cache.n_ctx(), cache.len(), *n, angles),
+                    None => table.append(rope, cache.n_ctx(), cache.len(), *n, angles),
                 }
             }
             backend.write(on_device, angles)?;
@@ -537,21 +515,27 @@ impl<B: Backend> Decoder<B> {
     fn output(&self, step: &mut StepContext<'_, '_, B>, logits: &mut B::Buffer) -> Result<(), ModelError> {
         let (backend, act) = (step.backend, &mut *step.act);
         let n_embd = self.config.n_embd;
-        let (mut n_logit_rows, mut before) = (0, 0);
-        for part in step.parts.iter() {
-            let (first, n) = (before + part.logits_for.first(part.n), part.logits_for.count(part.n));
-            backend.copy(&act.x, first * n_embd, &mut act.spare, n_logit_rows * n_embd, n * n_embd)?;
-            (n_logit_rows, before) = (n_logit_rows + n, before + part.n);
-        }
+        let parts = step.parts.iter().map(|part| (part.n, part.logits_for));
+        let n_rows: usize = parts.clone().map(|(n, _)| n).sum();
+        let n_logit_rows: usize = parts.clone().map(|(n, logits_for)| logits_for.count(n)).sum();
         if n_logit_rows == 0 {
             return Ok(());
+        }
+        // All rows of a decode step are used where they are.
+        let are_all = n_logit_rows == n_rows;
+        let mut to = 0;
+        for rows in ranges_with_logits(parts).filter(|_| !are_all) {
+            let [from, len] = [rows.start, rows.len()].map(|rows| rows * n_embd);
+            backend.copy(&act.x, from, &mut act.spare, to, len)?;
+            to += len;
         }
         let Weights { output, output_low_rank, output_bias, embedding, output_norm, .. } = &self.weights;
         assert!(self.weights.ends_model(), "logits belong to the last part of the model");
         let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
+        let (x, spare) = if are_all { (&act.x, &mut act.spare) } else { (&act.spare, &mut act.x) };
         let kind = self.config.output_norm;
-        let input = self.normed_input(backend, kind, output_norm, &act.spare, &mut act.x, n_logit_rows)?;
+        let input = self.normed_input(backend, kind, output_norm, x, spare, n_logit_rows)?;
         let product = Product { input, low_rank: output_low_rank.as_deref() };
         let logits_of = Output { w, bias: output_bias.as_ref(), y: &mut *logits, accumulate: false };
         self.project(backend, product, &mut [logits_of], &mut act.low)?;

@@ -4,6 +4,7 @@
 //! [`Backend`](kvant_backend::Backend) and is independent of the device.
 #![forbid(unsafe_code)]
 
+mod angle_table;
 mod config;
 mod decoder;
 mod draft_head;
@@ -11,7 +12,6 @@ mod embedding_inputs;
 pub mod encoder;
 mod error;
 mod family;
-pub mod host_ops;
 mod input_statistics;
 pub mod linear;
 mod lora;

@@ -24,9 +24,6 @@ use crate::store::Store;
 use crate::transfer::Transfers;
 use crate::worker::{Worker, WorkerOptions};
 
-/// Maximum batch tokens of a step.
-pub(crate) const ROWS: usize = 512;
-
 /// Maximum time for a worker to save conversations.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(60);
 /// Polling interval for the end of a worker.
@@ -249,7 +246,7 @@ impl ModelRegistry {
             n_running: options.n_running,
             n_waiting: options.n_waiting,
             n_owners: options.api_keys.len().max(1),
-            n_rows: ROWS,
+            n_rows: model.device().max_step_rows,
             block: TOKENS_PER_BLOCK,
             min_shared_tokens: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,

@@ -1,8 +1,8 @@
 //! Hyper-parameters of a vision encoder, read from its file.
 
+use kvant_backend::host_ops::Pointwise;
 use kvant_gguf::{Array, FromValue, Gguf, GgufError};
 use kvant_model::ModelError;
-use kvant_model::host_ops::Activation;
 
 /// The projector: maps encoder outputs to soft tokens of the text model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub struct Config {
     pub full_attention_and_window: Option<[usize; 2]>,
     /// Layers with DeepStack outputs, besides the last layer (Qwen3-VL).
     pub deep: Vec<usize>,
-    pub(crate) activation: Activation,
+    pub(crate) activation: Pointwise,
 }
 
 impl Config {
@@ -125,10 +125,10 @@ impl Config {
         let found = |name: &str| meta.find::<usize>(&format!("clip.vision.{name}"));
         let is_silu = meta.find("clip.use_silu")?.unwrap_or(false);
         let activation = match projector {
-            _ if is_silu => Activation::Silu,
-            Projector::InternVl | Projector::Pixtral | Projector::Qwen25 => Activation::Gelu,
+            _ if is_silu => Pointwise::Silu,
+            Projector::InternVl | Projector::Pixtral | Projector::Qwen25 => Pointwise::Gelu,
             Projector::Idefics3 | Projector::Lfm2 | Projector::Qwen3 | Projector::PaddleOcr => {
-                Activation::GeluTanh
+                Pointwise::GeluTanh
             }
         };
         let image_size = size("image_size")?;

@@ -11,9 +11,9 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, BidirectionalParams, Heads, Pairing, RopeParams, limits};
+use kvant_backend::host_ops::{self, Pointwise};
+use kvant_backend::{Backend, BidirectionalParams, Heads, Pairing, RopeParams};
 use kvant_gguf::Gguf;
-use kvant_model::host_ops::{Activation, activate, for_rows};
 use kvant_model::linear::all_rows;
 
 use crate::config::{Config, Projector};
@@ -47,7 +47,6 @@ struct TileBuffers<B: Backend> {
     attn_out: B::Buffer,
     /// `[n, n_ff]`, twice for gated layers.
     hidden: [B::Buffer; 2],
-    hidden_on_host: Vec<f32>,
     /// Cosines and sines of the patch positions, `[n, head_dim / 2, 2]`, for encoders with RoPE.
     angles: Option<B::Buffer>,
 }
@@ -128,7 +127,6 @@ impl<B: Backend> VisionEncoder<B> {
             qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
             attn_out: buffer(c.n_embd)?,
             hidden: [buffer(c.n_ff)?, buffer(c.n_ff)?],
-            hidden_on_host: vec![0.0; n * c.n_ff],
             angles: None,
         };
         let n_pixels = 3 * c.patch_size * c.patch_size;
@@ -282,10 +280,7 @@ impl<B: Backend> VisionEncoder<B> {
                 &mut *gates
             }
         };
-        let host = &mut work.hidden_on_host;
-        device.read(activated, 0, host)?;
-        for_rows(host, c.n_ff, limits::n_cores(), |row| activate(row, c.activation));
-        device.write(activated, host)?;
+        device.apply(activated, n * c.n_ff, c.activation)?;
         if layer.gate.is_some() {
             device.gate(hidden, n * c.n_ff, gates, kvant_backend::Gate::Plain)?;
         }
@@ -329,8 +324,7 @@ impl<B: Backend> VisionEncoder<B> {
         }
         rows = head.first.forward(device, &rows)?;
         if let Some(second) = &head.second {
-            let width = kvant_backend::Matrix::n_out(&head.first.w);
-            for_rows(&mut rows, width, limits::n_cores(), |row| activate(row, Activation::Gelu));
+            host_ops::apply(&mut rows, Pointwise::Gelu);
             rows = second.forward(device, &rows)?;
         }
         Ok(rows)

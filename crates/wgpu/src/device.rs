@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts, Gate,
-    Heads, Input, KernelChoice, KernelTime, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result,
-    RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, WeightSource, Xielu,
+    Activation, AttendParams, BackendError, Columns, DeviceInfo, ExpertWeights, Experts, Gate, Heads, Input,
+    KernelChoice, KernelTime, Kernels, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, Streams, TopK, WeightSource, Xielu,
 };
 use kvant_codec::DType;
 
@@ -146,9 +146,11 @@ impl Kernels for WgpuDevice {
             kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
             n_threads: 1,
             thread_unit: "queue",
-            is_batch_invariant: false,
+            max_step_rows: DeviceInfo::MAX_STEP_ROWS,
+            batch_invariant_rows: 1,
             checks_finite_rows: false,
             selects_tokens: false,
+            runs_encoders: false,
         }
     }
 
@@ -187,23 +189,21 @@ impl Kernels for WgpuDevice {
         self.fetch(src, offset, dst)
     }
 
-    fn top_k(
-        &self,
-        logits: &WgpuBuffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()> {
-        let k = k.min(n_vocab);
-        if 0 < k && k <= top_k::MAX_K {
-            return Ok(top_k::top_k(&self.gpu, &logits.buffer, [offset, n_vocab, k], out)?);
+    fn top_k(&self, logits: &WgpuBuffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()> {
+        let mut on_device = Vec::with_capacity(rows.len());
+        for TopK { row, k, out } in rows {
+            match (*k).min(n_vocab) {
+                0 => out.clear(),
+                k @ 1..=top_k::MAX_K => on_device.push(TopK { row: *row, k, out }),
+                k => {
+                    let mut values = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+                    values.resize(n_vocab, 0.0);
+                    self.fetch(logits, *row * n_vocab, &mut values)?;
+                    kvant_backend::top_k(&values, k, out);
+                }
+            }
         }
-        let mut row = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-        row.resize(n_vocab, 0.0);
-        self.fetch(logits, offset, &mut row)?;
-        kvant_backend::top_k(&row, k, out);
-        Ok(())
+        Ok(top_k::top_k(&self.gpu, &logits.buffer, n_vocab, &mut on_device)?)
     }
 
     fn finish(&self) -> Result<()> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvant_backend::{
     Activation, Backend, BackendError, ExpertWeights, Input, Norm, Output, Result, Router, RouterScores,
-    Routing, SharedBytes, WeightSource,
+    Routing, SharedBytes, TopK, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -62,7 +62,7 @@ fn a_step_is_one_submission_and_reads_only_candidates() {
             device.embed(&hidden, &[7], 1.0, &mut x)?;
             project(&device, &x, &gain, &hidden, &mut y)?;
             project(&device, &y, &gain, &head, &mut logits)?;
-            device.top_k(&logits, 0, vocab, 40, &mut out)
+            device.top_k(&logits, vocab, &mut [TopK { row: 0, k: 40, out: &mut out }])
         })
         .unwrap();
     let after = device.traffic();
@@ -162,7 +162,7 @@ fn repeated_steps_create_no_buffers_or_bind_groups() {
             &mut x,
         )?;
         project(&device, &x, &gain, &head, &mut logits)?;
-        device.top_k(&logits, 0, vocab, 40, &mut Vec::new())?;
+        device.top_k(&logits, vocab, &mut [TopK { row: 0, k: 40, out: &mut Vec::new() }])?;
         let after = device.traffic();
         Ok::<_, BackendError>([after.groups - before.groups, after.allocations - before.allocations])
     };

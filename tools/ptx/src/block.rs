@@ -95,7 +95,7 @@ fn run_collectives(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, F
         let kernel = block.kernel;
         let op = &kernel.insts[pc].op;
         let mask = match op {
-            Op::Barrier { id, count } => {
+            Op::Barrier { id, count, .. } => {
                 let id = warp[index].get(block, *id);
                 let count = count.map_or(32, |count| warp[index].get(block, count));
                 check_barrier(id, count).map_err(|what| Failed::new(warp, index, block, what))?;
@@ -178,7 +178,7 @@ fn release_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
         return Ok(false);
     };
     let at = |thread: &Thread| match &block.kernel.insts[thread.pc].op {
-        Op::Barrier { id, count } if thread.state == State::Waiting => {
+        Op::Barrier { id, count, .. } if thread.state == State::Waiting => {
             Some((thread.get(block, *id), count.map(|count| thread.get(block, count))))
         }
         _ => None,
@@ -219,8 +219,19 @@ fn release_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
         for &warp in waiting.keys() {
             before.iter().for_each(|clock| clocks.merge(warp, clock));
         }
-        for index in waiting_here {
+        let count_and_predicate = |thread: &Thread| match &block.kernel.insts[thread.pc].op {
+            Op::Barrier { popc: Some((dst, predicate)), .. } => {
+                Some((*dst, thread.get(block, *predicate) != 0))
+            }
+            _ => None,
+        };
+        let counted: Vec<_> = waiting_here.iter().map(|&i| count_and_predicate(&threads[i])).collect();
+        let n_true = counted.iter().flatten().filter(|(_, holds)| *holds).count() as u64;
+        for (index, counted) in waiting_here.into_iter().zip(counted) {
             let thread = &mut threads[index];
+            if let Some((dst, _)) = counted {
+                thread.set(dst, n_true);
+            }
             thread.moment.block += 1;
             thread.moment.warp += 1;
             thread.pc += 1;

@@ -152,7 +152,7 @@ fn known_modifiers(name: &str) -> &'static str {
         "prefetch" => "global local L1 L2",
         "prefetchu" => "L1",
         "griddepcontrol" => "launch_dependents wait",
-        "bar" | "barrier" => "sync arrive cta aligned warp",
+        "bar" | "barrier" => "sync arrive red popc cta aligned warp",
         "setmaxnreg" => "inc dec sync aligned",
         "shfl" => "sync up down bfly idx",
         "vote" => "sync all any uni ballot",
@@ -436,11 +436,16 @@ fn barrier(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
     if mods.contains(&"arrive") {
         return Ok(Op::Arrive { id: o.src(0)?, count: o.src(1)? });
     }
+    if mods.contains(&"popc") {
+        let last = o.texts.len() - 1;
+        let count = (last == 3).then(|| o.src(2)).transpose()?;
+        return Ok(Op::Barrier { id: o.src(1)?, count, popc: Some((o.dst(0)?, o.src(last)?)) });
+    }
     if !mods.contains(&"sync") {
         return Err("a barrier that is not known".to_owned());
     }
     let count = o.texts.get(1).map(|_| o.src(1)).transpose()?;
-    Ok(Op::Barrier { id: o.src(0)?, count })
+    Ok(Op::Barrier { id: o.src(0)?, count, popc: None })
 }
 
 fn matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {

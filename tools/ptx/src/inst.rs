@@ -408,6 +408,8 @@ pub(crate) enum Op {
     Barrier {
         id: Src,
         count: Option<Src>,
+        /// Receives the number of threads whose predicate holds.
+        popc: Option<(Dst, Src)>,
     },
     /// Arrives at a barrier that others wait at, without waiting.
     Arrive {

@@ -625,3 +625,18 @@ fn warps_hand_over_at_barriers_that_only_one_side_waits_at() {
     let fault = run_handover("bar.arrive 1, 96;", "bar.sync 2, 64;").unwrap_err();
     assert!(fault.what.contains("disagree"), "{fault}");
 }
+
+#[test]
+fn a_barrier_counts_the_predicates_of_all_threads() {
+    let counted = |operands: &str| {
+        let body = format!(
+            "and.b32 %r2, %r1, 7; setp.lt.u32 %p1, %r2, 3; bar.red.popc.u32 %r3, {operands};
+            mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd3, %rd4; st.global.u32 [%rd5], %r3;"
+        );
+        run(&kernel("", &body), 96, &[], &[], 96)
+    };
+    assert_eq!(counted("0, %p1").unwrap(), [36; 96]);
+    assert_eq!(counted("0, !%p1").unwrap(), [60; 96]);
+    assert_eq!(counted("1, 96, %p1").unwrap(), [36; 96]);
+    assert!(counted("1, 64, %p1").unwrap_err().what.contains("disagree"));
+}

@@ -2,7 +2,7 @@
 
 use kvant_codec::tile::TILE;
 
-use super::{ChannelScaleLayout, KvBatchEntry, KvTensor};
+use super::{ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor};
 use crate::device::{Buffer, Page, Result};
 use crate::{AttendParams, BackendError, BlockSelection, Selected, Selection};
 
@@ -22,22 +22,27 @@ pub(crate) fn check_append<P: Page, B: Buffer>(
 ) -> Result<()> {
     const OP: &str = "kv_append";
     let step_tile_bytes = step_tiles.map_or(0, Page::n_bytes);
+    for layer in distinct_layers(parts) {
+        BackendError::check_equal(OP, "value heads", expected_value_tensors(layer), layer.v.len())?;
+        common_head_dim(OP, "head size", &layer.k)?;
+        common_head_dim(OP, "head size", &layer.v)?;
+    }
     for part in parts {
-        let n_kv_heads = part.layer.k.len();
-        BackendError::check_equal(OP, "value heads", expected_value_tensors(part), part.layer.v.len())?;
         for (what, tensors, x) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
-            let head_dim = common_head_dim(OP, "head size", tensors)?;
-            BackendError::check_at_least(
-                OP,
-                what,
-                part.rows.range().end * n_kv_heads * head_dim,
-                x.n_values(),
-            )?;
+            let head_dim = tensors.first().map_or(0, |tensor| tensor.spec.head_dim);
+            let n_values = part.rows.range().end * part.layer.k.len() * head_dim;
+            BackendError::check_at_least(OP, what, n_values, x.n_values())?;
         }
         check_step_tiles(OP, part, step_tile_bytes)?;
         check_channel_scales(OP, part)?;
     }
     Ok(())
+}
+
+/// Iterates over the layers of a batch, whose sequences usually have the same one: once each where
+/// these are consecutive.
+fn distinct_layers<'a, P: Page>(parts: &'a [KvBatchEntry<'_, P>]) -> impl Iterator<Item = &'a KvLayer> {
+    parts.chunk_by(|a, b| std::ptr::eq(a.layer, b.layer)).map(|alike| alike[0].layer)
 }
 
 /// Checks [`Backend::attend`](crate::Backend::attend).
@@ -57,18 +62,20 @@ pub(crate) fn check_attend<P: Page, B: Buffer>(
     let sinks = sinks.map(Buffer::n_values);
     BackendError::check_at_least(OP, "sinks", p.n_heads, sinks.unwrap_or(p.n_heads))?;
     BackendError::check_equal(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
-    for part in parts {
-        BackendError::check_equal(OP, "key tensors", p.n_kv_heads, part.layer.k.len())?;
-        BackendError::check_equal(OP, "value tensors", expected_value_tensors(part), part.layer.v.len())?;
+    for layer in distinct_layers(parts) {
+        BackendError::check_equal(OP, "key tensors", p.n_kv_heads, layer.k.len())?;
+        BackendError::check_equal(OP, "value tensors", expected_value_tensors(layer), layer.v.len())?;
         if p.n_kv_heads > 0 {
-            let k_head_dim = common_head_dim(OP, "key head size", &part.layer.k)?;
+            let k_head_dim = common_head_dim(OP, "key head size", &layer.k)?;
             BackendError::check_equal(OP, "key head size", p.k_head_dim, k_head_dim)?;
-            let v_head_dim = match part.layer.is_shared_kv() {
-                true => shared_value_dim(OP, &part.layer.k)?,
-                false => common_head_dim(OP, "value head size", &part.layer.v)?,
+            let v_head_dim = match layer.is_shared_kv() {
+                true => shared_value_dim(OP, &layer.k)?,
+                false => common_head_dim(OP, "value head size", &layer.v)?,
             };
             BackendError::check_equal(OP, "value head size", p.v_head_dim, v_head_dim)?;
         }
+    }
+    for part in parts {
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
         BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
@@ -174,15 +181,20 @@ fn check_positions<P: Page, B: Buffer>(
 }
 
 fn check_blocks<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
-    part.layer.tensors().try_for_each(|tensor| {
-        let tokens = tensor.spec.main_end(part.rows.end());
-        let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
-        BackendError::check_at_least(op, "blocks", blocks, part.memory.blocks().len())
-    })
+    let (mut known, mut tokens) = (None, 0);
+    for KvTensor { spec, .. } in part.layer.tensors() {
+        // Most tensors of a layer are alike in these.
+        let f16_tiles = Some((spec.sink_tiles, spec.tail_tiles));
+        if f16_tiles != known {
+            (known, tokens) = (f16_tiles, spec.main_end(part.rows.end()).max(tokens));
+        }
+    }
+    let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
+    BackendError::check_at_least(op, "blocks", blocks, part.memory.blocks().len())
 }
 
-fn expected_value_tensors<P: Page>(part: &KvBatchEntry<'_, P>) -> usize {
-    if part.layer.is_shared_kv() { 0 } else { part.layer.k.len() }
+fn expected_value_tensors(layer: &KvLayer) -> usize {
+    if layer.is_shared_kv() { 0 } else { layer.k.len() }
 }
 
 /// Returns the value dimension of shared-KV tensors, equal for all heads.

@@ -327,6 +327,9 @@ impl<P: Page> KvBatchEntry<'_, P> {
     /// Returns the bytes of its share of the step tiles. Its index uses the same, before the layer
     /// does.
     pub fn step_bytes(&self) -> usize {
+        if !self.rows.spans_tiles() {
+            return 0;
+        }
         let of_layer = |layer: &KvLayer| {
             let tiles = layer.tensors().map(|tensor| self.step_tiles(tensor).len()).max();
             tiles.unwrap_or(0) * layer.step_tile_bytes

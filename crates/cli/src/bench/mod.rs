@@ -1,4 +1,5 @@
-//! `kvant bench`: tok/s of prefill and decode, at any depth, for lists of KV cache types.
+//! `kvant bench`: tok/s of prefill and decode, at any depth, for lists of KV cache types, of one
+//! sequence or of several in shared steps.
 //!
 //! The tests and columns are those of llama-bench; the times exclude tokenization and sampling.
 
@@ -12,7 +13,7 @@ pub use rows::COMMIT;
 use clap::Args;
 use kvant::devices::memory_bandwidth;
 use kvant::limits::{MAX_TOKENS, check_size};
-use kvant::{DType, KvOptions, Model, Policies, SessionOptions};
+use kvant::{DType, KvOptions, KvUse, Model, Policies, SessionOptions};
 use kvant_quantize::synthetic::Shape;
 
 use crate::args::cache::KvPlanArgs;
@@ -20,7 +21,7 @@ use crate::args::model::ModelArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use measure::{Bench, Test};
+use measure::{Bench, Outcome, Test};
 
 /// Arguments of `kvant bench`.
 #[derive(Args, Debug)]
@@ -43,6 +44,9 @@ pub struct BenchArgs {
     /// Context depths: tokens in the cache before each test
     #[arg(short = 'd', long, value_name = "LIST", default_value = "0", value_parser = list::numbers)]
     n_depth: list::Numbers,
+    /// Numbers of sequences that decode together (tg)
+    #[arg(long, value_name = "LIST", default_value = "1", value_parser = list::numbers, conflicts_with = "profile")]
+    parallel: list::Numbers,
     /// KV cache types of K (-ctk), a list [default: f16]
     #[arg(long, value_name = "TYPES", value_parser = list::types)]
     cache_type_k: Option<list::Types>,
@@ -73,6 +77,8 @@ pub struct BenchArgs {
     output: Format,
 }
 
+/// Bound on sequences: the rows of a step.
+const MAX_PARALLEL: usize = 512;
 /// Bound on repetitions, so that all results fit in memory and output.
 const MAX_REPETITIONS: usize = 1_000_000;
 
@@ -81,6 +87,9 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let (pairs, tests) = (args.pairs()?, args.tests());
     if tests.is_empty() && !args.profile {
         return Err(Failure::Usage("nothing to do: -p and -n are both 0".to_owned()));
+    }
+    for &n in &args.parallel.0 {
+        check_size("--parallel", n, 1..=MAX_PARALLEL).map_err(kvant::Error::from)?;
     }
     check_size("repetitions", args.repetitions, 0..=MAX_REPETITIONS).map_err(kvant::Error::from)?;
     let n_ctx = tests.iter().map(Test::tokens).max().unwrap_or(0).max(1);
@@ -96,16 +105,28 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     let bench = Bench { repetitions: args.repetitions.max(1), real_fill: args.real_fill };
     let mut rows = Vec::new();
     for kv in args.caches(pairs, &model)? {
-        let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
+        let open = || model.session(SessionOptions { n_ctx: Some(n_ctx), kv: kv.clone() });
+        let mut sessions = vec![open()?];
+        let KvUse { type_k, type_v, .. } = sessions[0].kv();
         for &test in &tests {
-            let kv = session.kv();
-            console::eprint_line(format_args!("{}/{} {}", kv.type_k, kv.type_v, test.name()));
-            let measured = bench.run(&mut session, test)?;
+            console::eprint_line(format_args!("{type_k}/{type_v} {}", test.name()));
+            let outcome = match model.max_sessions(&kv, test.tokens())?.max(1) {
+                n_fit if n_fit < test.n_parallel => Outcome::TooLarge { n_fit },
+                _ => {
+                    while sessions.len() < test.n_parallel {
+                        sessions.push(open()?);
+                    }
+                    Outcome::Measured(bench.run(&mut sessions[..test.n_parallel], test)?)
+                }
+            };
             rows.push(rows::Measured {
                 name: &name,
                 model: &model,
                 test,
-                measured,
+                type_k,
+                type_v,
+                outcome,
+                is_batched: args.parallel.0 != [1],
                 bandwidth,
                 real_fill: args.real_fill,
             });
@@ -153,11 +174,16 @@ impl BenchArgs {
     fn tests(&self) -> Vec<Test> {
         let depths = || self.n_depth.0.iter().copied();
         let prompts = self.n_prompt.0.iter().copied().filter(|&n| n > 0);
-        let prompts =
-            prompts.flat_map(|n_prompt| depths().map(move |n_depth| Test { n_prompt, n_gen: 0, n_depth }));
+        let prompts = prompts.flat_map(|n| {
+            depths().map(move |n_depth| Test { n_prompt: n, n_gen: 0, n_depth, n_parallel: 1 })
+        });
         let gens = self.n_gen.0.iter().copied().filter(|&n| n > 0);
-        let gens = gens.flat_map(|n_gen| depths().map(move |n_depth| Test { n_prompt: 0, n_gen, n_depth }));
-        prompts.chain(gens).collect()
+        let gens = gens.flat_map(|n_gen| depths().map(move |n_depth| (n_gen, n_depth)));
+        let of_gen = |(n_gen, n_depth)| {
+            let test = move |&n_parallel| Test { n_prompt: 0, n_gen, n_depth, n_parallel };
+            self.parallel.0.iter().map(test)
+        };
+        prompts.chain(gens.flat_map(of_gen)).collect()
     }
 
     fn open(&self) -> Result<(String, Model), Failure> {

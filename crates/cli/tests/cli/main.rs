@@ -1,6 +1,7 @@
 //! End-to-end tests of the `kvant` program. One test binary, as linking each takes seconds.
 
 mod audio;
+mod bench;
 mod chat;
 mod devices;
 mod drafts;

@@ -16,9 +16,14 @@ pub(super) fn info(device: &CpuDevice) -> DeviceInfo {
         kernels: format!("{}{math}{tuned}", device.isa.name()),
         n_threads: device.pool.n_threads(),
         thread_unit: "threads",
-        is_batch_invariant: device.prefill_precision == PrefillPrecision::Exact,
+        max_step_rows: DeviceInfo::MAX_STEP_ROWS,
+        batch_invariant_rows: match device.prefill_precision {
+            PrefillPrecision::Exact => usize::MAX,
+            PrefillPrecision::Bf16 => 1,
+        },
         checks_finite_rows: true,
         selects_tokens: true,
+        runs_encoders: true,
     }
 }
 

@@ -8,12 +8,13 @@ pub(crate) mod tuning;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvant_backend::host_ops::{self, Pointwise};
 use kvant_backend::{
-    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Candidate, Columns,
-    DeviceInfo, ExpertWeights, Experts, Gate, GatedStreams, Heads, HyperConnections, Input, InputSquares,
-    KernelChoice, Kernels, KvBatchEntry, Matrix, NgramInjection, Norm, Output, Page, PooledBatchEntry,
-    PooledKeys, Result, RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads,
-    StateInputs, StreamAttention, Streams, TokenPool, TokenShift, WeightSource, Wkv7Inputs, Xielu,
+    Activation, AttendParams, BackendError, BidirectionalParams, BlockSelection, Columns, DeviceInfo,
+    ExpertWeights, Experts, Gate, GatedStreams, Heads, HyperConnections, Input, InputSquares, KernelChoice,
+    Kernels, KvBatchEntry, Matrix, NgramInjection, Norm, Output, Page, PooledBatchEntry, PooledKeys, Result,
+    RopeParams, Router, Selected, Selection, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    StreamAttention, Streams, TokenPool, TokenShift, TopK, WeightSource, Wkv7Inputs, Xielu,
 };
 
 use crate::host::buffer::CpuBuffer;
@@ -85,15 +86,14 @@ impl Kernels for CpuDevice {
         Ok(())
     }
 
-    fn top_k(
-        &self,
-        logits: &CpuBuffer,
-        offset: usize,
-        n_vocab: usize,
-        k: usize,
-        out: &mut Vec<Candidate>,
-    ) -> Result<()> {
-        kvant_backend::top_k(&logits.as_slice()[offset..][..n_vocab], k, out);
+    fn top_k(&self, logits: &CpuBuffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()> {
+        let (logits, n_rows) = (logits.as_slice(), rows.len());
+        let rows = DisjointMut::new(rows);
+        self.pool.for_each(n_rows, &|i| {
+            // SAFETY: one call of this job has each row.
+            let [TopK { row, k, out }] = (unsafe { rows.part(i..i + 1) }) else { unreachable!() };
+            kvant_backend::top_k(&logits[*row * n_vocab..][..n_vocab], *k, out);
+        });
         Ok(())
     }
 
@@ -256,10 +256,9 @@ impl Kernels for CpuDevice {
         bias: Option<&CpuBuffer>,
         y: &mut CpuBuffer,
     ) -> Result<()> {
-        let (x, y) = (x.as_slice(), y.as_mut_slice());
-        let layer_norm =
-            LayerNorm { weight: norm.weight.as_slice(), bias: bias.map(CpuBuffer::as_slice), eps: norm.eps };
-        norm::layer_norm(&self.pool, x, rows, layer_norm, y);
+        let (weight, bias) = (norm.weight.as_slice(), bias.map(CpuBuffer::as_slice));
+        let layer_norm = LayerNorm { weight, bias, eps: norm.eps };
+        norm::layer_norm(&self.pool, x.as_slice(), rows, layer_norm, y.as_mut_slice());
         Ok(())
     }
 
@@ -282,6 +281,11 @@ impl Kernels for CpuDevice {
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
         let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
         attend_bidirectional::attend_windows(self.context(scratch), windows, qkv, out);
+        Ok(())
+    }
+
+    fn apply(&self, x: &mut CpuBuffer, len: usize, f: Pointwise) -> Result<()> {
+        host_ops::apply(&mut x.as_mut_slice()[..len], f);
         Ok(())
     }
 

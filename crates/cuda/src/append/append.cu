@@ -63,6 +63,7 @@ struct AppendParams {
     AppendSequence sequences[MAX_SEQUENCES];
     uint4 inline_entries[MAX_INLINE_ENTRIES];  // the list, when `entries` is null
     const uint4* entries;
+    const AppendSequence* listed;  // the sequences, or null if they are in `sequences`
     HeadRope k_rope;
     HeadRope q_rope;
     float* q;                     // [rows, n_query_heads * k_head_dim]
@@ -80,7 +81,6 @@ struct AppendParams {
     u32 balance_at[3];
     u32 first_centre;             // in the list
     u32 n_tensors;                // of this launch
-    u32 unused[2];
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
@@ -88,6 +88,11 @@ struct AppendParams {
 };
 
 __device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.entries ? p.entries[index] : p.inline_entries[index]; }
+
+__device__ inline AppendSequence sequence_of(const AppendParams& p, u32 index) {
+    if (p.listed) return p.listed[index];
+    return p.sequences[index];
+}
 
 // Returns the group of the code of (slot, dim of the block) and its index in the group.
 __device__ void code_position(bool as_keys, u32 slot, u32 dim, u32& group, u32& j) {
@@ -304,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
     wait_for_kernel_before();
     uint4 listed_centre = listed(p, p.first_centre + blockIdx.x);
     Centre c = {listed_centre.x, listed_centre.y, listed_centre.z, listed_centre.w};
-    const AppendSequence& sequence = p.sequences[c.plan / MAX_KINDS];
+    AppendSequence sequence = sequence_of(p, c.plan / MAX_KINDS);
     const AppendTensor& s = p.tensors[blockIdx.y];
     if (!s.spec.centres || s.plan != c.plan % MAX_KINDS) return;
     Target target = {s, sequence, {}, p.first_head + blockIdx.y % p.n_heads, blockIdx.y < p.n_heads};
@@ -340,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_consta
         return;
     }
     u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % p.n_tensors;
-    const AppendSequence& sequence = p.sequences[blockIdx.x / p.chains / p.n_tensors];
+    AppendSequence sequence = sequence_of(p, blockIdx.x / p.chains / p.n_tensors);
     const AppendTensor& s = p.tensors[number];
     uint4 listed_plan = listed(p, sequence.plans + s.plan);
     Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};

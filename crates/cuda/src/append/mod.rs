@@ -30,7 +30,6 @@ use crate::constants::Constants;
 use crate::kv::{
     self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, MemoryParams, Offsets, SpecParams, is_same, small,
 };
-use crate::memory::Block;
 use crate::rope::{HEADS_PER_BLOCK, HeadRope, ROPE_HEADER};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
@@ -50,6 +49,10 @@ const MAX_LEVELS: usize = 16;
 /// Entries of the write list that travel in the kernel parameters: enough for one token of each of
 /// sixteen sequences.
 const MAX_INLINE_ENTRIES: usize = 64;
+
+/// Maximum number of rows of sequences that share a launch in any number. The grid has as many
+/// chains for each sequence as the longest list of writes.
+const FEW_ROWS: usize = 8;
 
 /// `AppendTensor` of `append.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -80,6 +83,7 @@ struct AppendParams {
     sequences: [SequenceParams; MAX_SEQUENCES],
     inline_entries: [plan::Entry; MAX_INLINE_ENTRIES],
     entries: DevicePtr,
+    listed: DevicePtr,
     k_rope: HeadRope,
     q_rope: HeadRope,
     q: DevicePtr,
@@ -96,7 +100,6 @@ struct AppendParams {
     balance_at: [u32; 3],
     first_centre: u32,
     n_tensors: u32,
-    unused: [u32; 2],
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; MAX_LEVELS]; BOOKS.len()],
@@ -196,7 +199,9 @@ pub(crate) fn append(
     let mut queries = ropes.filter(|ropes| ropes.q.is_on());
     // Sequences of one layer share launches.
     for alike in sequences.chunk_by(|a, b| is_same(a.layer, b.layer)) {
-        for sequences in alike.chunks(MAX_SEQUENCES) {
+        let (few, many): (Vec<_>, Vec<_>) = alike.iter().partition(|sequence| sequence.rows.n <= FEW_ROWS);
+        let few = (!few.is_empty()).then_some(&few[..]);
+        for sequences in few.into_iter().chain(many.chunks(MAX_SEQUENCES)) {
             let n_kv_heads = sequences[0].layer.k.len();
             BackendError::check_at_least(OP, "key heads", 1, n_kv_heads)?;
             for first in (0..n_kv_heads).step_by(MAX_HEADS) {
@@ -216,7 +221,7 @@ fn tensors_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Ite
 
 fn launch(
     cx: &Context,
-    sequences: &[KvBatchEntry<'_, CudaPage>],
+    sequences: &[&KvBatchEntry<'_, CudaPage>],
     heads: Range<usize>,
     rows: NewRows,
     k_rope: Option<HeadRope>,
@@ -237,22 +242,23 @@ fn launch(
             as_keys: (tensor.spec.side == Side::K).into(),
         };
     }
-    for (index, (to, sequence)) in params.sequences.iter_mut().zip(sequences).enumerate() {
-        *to = SequenceParams {
+    let sequence_params = |(index, sequence): (usize, &&KvBatchEntry<'_, CudaPage>)| -> Result<_> {
+        Ok(SequenceParams {
             memory: MemoryParams::new(cx, sequence, rows.step_tiles)?,
             balance: kv::balance(sequence),
             first_row: small(OP, "rows", sequence.rows.range().end)? - sequence.rows.n as u32,
             plans: list.plans_of_sequence(index),
-        };
+        })
+    };
+    let listed = sequences.iter().enumerate().map(sequence_params).collect::<Result<Vec<_>>>()?;
+    match params.sequences.get_mut(..listed.len()) {
+        Some(to) => to.copy_from_slice(&listed),
+        None => params.listed = cx.list(bytemuck::cast_slice(&listed))?,
     }
-    let entries = (list.entries().len() > MAX_INLINE_ENTRIES)
-        .then(|| cx.scratch(size_of_val(list.entries())))
-        .transpose()?;
-    match &entries {
-        Some(entries) => cx.gpu().write(entries.ptr(), bytemuck::cast_slice(list.entries()))?,
-        None => params.inline_entries[..list.entries().len()].copy_from_slice(list.entries()),
+    match params.inline_entries.get_mut(..list.entries().len()) {
+        Some(to) => to.copy_from_slice(list.entries()),
+        None => params.entries = cx.list(bytemuck::cast_slice(list.entries()))?,
     }
-    params.entries = entries.as_ref().map_or(0, Block::ptr);
     (params.k, params.v) = (rows.k, rows.v);
     params.n_sequences = sequences.len() as u32;
     params.n_heads = heads.len() as u32;

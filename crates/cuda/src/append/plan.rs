@@ -41,7 +41,7 @@ impl WritePlan {
     ///
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
-    pub fn new(sequences: &[KvBatchEntry<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
+    pub fn new(sequences: &[&KvBatchEntry<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
         let layer = sequences[0].layer;
         let mut tensors: Vec<&KvTensor> = Vec::new();
         for tensor in tensors_of(layer, heads) {

@@ -60,6 +60,7 @@ struct Slot {
     const Head& head;
     u32 index;         // of the head
 
+    __device__ Slot(const Sequence& sequence, const Head& head, u32 index) : sequence(sequence), head(head), index(index) {}
     __device__ Slot(const Common& c, u32 number)
         : sequence(c.sequences[number / c.n_heads]), head(c.heads[number % c.n_heads]), index(number % c.n_heads) {}
     __device__ u32 n_queries(const Common& c) const { return sequence.rows * c.group; }

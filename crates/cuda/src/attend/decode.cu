@@ -4,195 +4,38 @@
 // Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (stored values per token), CAPPED (soft
 // cap on the scores), BLOCKS (resident per multiprocessor).
 
-#include "groups.cuh"
+#include "scores.cuh"
 
-constexpr u32 SLICES = (V_DIM + 127) / 128;
-// MMAs of a tile and a slice of values. With 64 dims or fewer, two lanes share a group.
-constexpr u32 MMAS = V_DIM > 64 ? 8 : 4;
-// Bytes of the softmax weights of a tile, [16 tokens][8 queries] f16; 16 more, so that tiles lie in
-// different banks.
-constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
-
-// The levels of codes: the byte codebook of their type, and a level table for trellis types.
-struct Levels {
-    const Book& book;
-    const LevelTable& table;
-};
-
-// Level tables of the trellis types.
-constexpr bool K_IS_TRELLIS = is_trellis(K_TYPE), V_IS_TRELLIS = is_trellis(V_TYPE);
-constexpr u32 V_TABLE = K_IS_TRELLIS && V_TYPE != K_TYPE ? 1 : 0;
-constexpr u32 TABLES = V_IS_TRELLIS ? V_TABLE + 1 : K_IS_TRELLIS;
-
-// Calls f with the constants 0 .. 4 or 0 .. 8.
-template <u32 I>
-struct Const { static constexpr u32 value = I; };
-template <typename F>
-__device__ inline void for_four(F f) {
-    f(Const<0>()), f(Const<1>()), f(Const<2>()), f(Const<3>());
-}
-template <typename F>
-__device__ inline void for_eight(F f) {
-    for_four(f), f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
-}
-template <typename F>
-__device__ inline void for_mmas(F f) {
-    if constexpr (MMAS == 8) for_eight(f);
-    else for_four(f);
-}
-
-// Sixteen f16 scales.
-struct Scales {
-    uint4 half[2];
-    __device__ void load(const u8* block) {
-        for (int i = 0; i < 2; i++) half[i] = __ldg((const uint4*)block + i);
-    }
-    template <u32 I>
-    __device__ float get() const {
-        return from_half((u16)(word<I % 8 / 2>(half[I / 8]) >> (16 * (I % 2))));
-    }
-};
-
-// Codes of keys are multiplied unchanged, as bytes above their bias, which saves an instruction per
-// code: the accumulator of a block starts with the negative contribution of the bias, `minus_bias`.
-// As f16 these bytes are subnormal, which tensor cores support exactly (doi 10.7717/peerj-cs.330
-// for compute capabilities up to 8.0), so that only the bias is added to a code. Intermediate sums
-// are two to four times as large as without it, by root mean square, and f32 rounds each by 2^-23
-// at most; queries have been rounded by 2^-12. (With bytes above 1024 the sums would be more than
-// twenty times as large.)
-constexpr float BYTE_UNIT = 1.0f / (1 << 24);
-
-// Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
-__host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !is_trellis(type); }
-
-// Blocks of the keys whose accumulators start with the negative bias.
-constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
-
-// Returns the contribution of the bias of block `block` with queries 2t and 2t + 1, negative.
-__device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2* queries, u32 lane) {
-    u32 minus = 0x80008000 | (u32)book.bias * 0x10001, all[4] = {minus, minus, minus, minus};
-    float products[4] = {};
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        if (block_at(K_TYPE, K_DIM, 16 * chunk).index != block) continue;
-        uint2 b = queries[32 * chunk + lane];
-        multiply(products, all, b.x, b.y);
-    }
-    return make_float2(products[0], products[1]);
-}
-
-// Returns the initial accumulator of block `block`.
-template <u32 TYPE>
-__device__ inline float2 initial_sum(const float2 (*minus_bias)[4], u32 block, u32 lane) {
-    if constexpr (has_bias(TYPE)) return minus_bias[block][lane % 4];
-    return make_float2(0.0f, 0.0f);
-}
-
-// Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those
-// dims.
-template <u32 TYPE, u32 DIMS>
-__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
-                                        const uint2* queries, float2 first_sum, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
-    float block_scores[8][4];
-    for (u32 i = 0; i < 8; i++) block_scores[i][0] = block_scores[i][2] = first_sum.x, block_scores[i][1] = block_scores[i][3] = first_sum.y;
-    Scales scales;
-    scales.load(block);
-    Group<TYPE> last;
-    if constexpr (is_trellis(TYPE)) last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
-#pragma unroll 1
-    for (u32 first = 0; first < CHUNKS; first += AHEAD) {
-        Group<TYPE> groups[AHEAD];
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) {
-            if constexpr (is_trellis(TYPE)) groups[c].set_predecessor(last), last = groups[c];
-            uint2 b = queries[32 * (first + c) + lane];
-            for_eight([&](auto i) {
-                u32 a[4];
-                if constexpr (is_trellis(TYPE)) level_fragment<i.value>(groups[c], levels.table, lane, a);
-                else byte_fragment<0, i.value>(groups[c], levels.book, a);
-                multiply(block_scores[i.value], a, b.x, b.y);
-            });
-        }
-    }
-    float step = mine ? levels.book.step / (has_bias(TYPE) ? BYTE_UNIT : 1.0f) : 0.0f;
-    for_eight([&](auto i) {
-        float low = scales.get<i.value>() * step, high = scales.get<i.value + 8>() * step;
-        scores[i.value][0] += low * block_scores[i.value][0], scores[i.value][1] += low * block_scores[i.value][1];
-        scores[i.value][2] += high * block_scores[i.value][2], scores[i.value][3] += high * block_scores[i.value][3];
-    });
-}
-
-// Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i
-// (first two) and i + 8 of tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read
-// another one and add zero.
-template <u32 TYPE>
-__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
-                                  const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
-    if constexpr (TYPE < Q8_0) {
-        float block_scores[8][4] = {};
-#pragma unroll 1
-        for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-            Floats group;
-            load_floats<TYPE>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
-            uint2 b = queries[32 * chunk + lane];
-            for_eight([&](auto i) {
-                u32 a[4];
-                fragment<i.value>(group, a);
-                multiply(block_scores[i.value], a, b.x, b.y);
-            });
-        }
-        for_eight([&](auto i) {
-            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? block_scores[i.value][r] : 0.0f;
-        });
-    } else {
-        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE_DIMS = K_DIM / MAX_DIMS * MAX_DIMS;
-#pragma unroll 1
-        for (u32 first = 0; first < WHOLE_DIMS; first += MAX_DIMS) {
-            const u8* block = tile + block_byte(TYPE, first / MAX_DIMS, first);
-            float2 initial = initial_sum<TYPE>(minus_bias, first / MAX_DIMS, lane);
-            add_block_scores<TYPE, MAX_DIMS>(scores, block, mine, levels, queries + 2 * first, initial, lane);
-        }
-        if constexpr (K_DIM - WHOLE_DIMS >= 64) {
-            const u8* block = tile + block_byte(TYPE, WHOLE_DIMS / MAX_DIMS, WHOLE_DIMS);
-            float2 initial = initial_sum<TYPE>(minus_bias, WHOLE_DIMS / MAX_DIMS, lane);
-            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE_DIMS, initial, lane);
-        }
-        if constexpr ((K_DIM - WHOLE_DIMS) % 64 > 0) {
-            constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
-            const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
-            float2 initial = initial_sum<TYPE>(minus_bias, LAST.index, lane);
-            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, initial, lane);
-        }
-    }
-}
-
-// Returns the contribution of the centre of a lane's tile to its scores with queries 2t and 2t + 1;
-// 0 if it is null. Rows of the MMA are the tiles of the unit, each twice, so that the result has
-// the layout of the scores.
-__device__ inline void centre_scores(float centre_score[2], const u16* centre, const uint2* queries, u32 lane) {
-    float products[4] = {};
-#pragma unroll
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        uint2 four = {0, 0}, b = queries[32 * chunk + lane];
-        if (centre) four = __ldg((const uint2*)(centre + 16 * chunk) + lane % 4);
-        u32 a[4] = {four.x, four.x, four.y, four.y};
-        multiply(products, a, b.x, b.y);
-    }
-    for (u32 q = 0; q < 2; q++) centre_score[q] = centre ? products[q] : 0.0f;
-}
-
-// The share of a lane in a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims
-// 16 g .. 16 g + 16. Lanes beyond the last dim repeat the last 16. With 64 dims, lanes g and g + 4
-// have the same 16 dims, of which they take these rows.
-__device__ inline u32 first_dim(u32 slice, u32 lane) {
-    return min(128 * slice + 16 * (lane / 4 % MMAS), V_DIM - 16);
-}
-__device__ inline u32 first_row(u32 lane) { return lane / 4 / MMAS * 4; }
-
-template <u32 TYPE, bool CODED = (TYPE >= Q8_0)>
+// Of codes whose scales are in the weights there are the bytes, or levels, alone. `minus` collects
+// what the bias of bytes adds to all dims.
+template <u32 TYPE, bool CODED = (TYPE >= Q8_0), bool SCALED = weights_have_scales(TYPE)>
 struct Values {
+    Group<TYPE> group;
+
+    __device__ void load(const u8* tile, u32 lane) { group.load(tile + SCALE_BYTES, V_DIM, first_dim(0, lane) / 4 + lane % 4); }
+
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], float minus[4], const Levels& levels, const u32 b[2], u32 lane) const {
+        Group<TYPE> own = group;
+        if constexpr (is_trellis(TYPE)) {
+            u32 dim = first_dim(0, lane);
+            own.set_predecessor_lanes(dim / 16, V_DIM, dim / 16 * 4 + lane % 4);
+        }
+        if constexpr (MMAS == 4) own = own.from(first_row(lane));
+        for_mmas([&](auto i) {
+            u32 a[4];
+            if constexpr (is_trellis(TYPE)) level_fragment<i.value>(own, levels.table, lane, a);
+            else byte_fragment<0, i.value>(own, levels.book, a);
+            multiply(out[0][i.value], a, b[0], b[1]);
+        });
+        if constexpr (has_bias(TYPE)) {
+            u32 bias = 0x80008000 | (u32)levels.book.bias * 0x10001, all[4] = {bias, bias, bias, bias};
+            multiply(minus, all, b[0], b[1]);
+        }
+    }
+};
+
+template <u32 TYPE>
+struct Values<TYPE, true, false> {
     Group<TYPE> groups[SLICES];
     uint2 scales[SLICES];  // of four tokens
 
@@ -209,7 +52,7 @@ struct Values {
 
     // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t
     // and 2t + 1. (With 64 dims the lane's dims begin at `first_dim` and `first_row`.)
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], const Levels& levels, const u32 b[2], u32 lane) const {
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], float*, const Levels& levels, const u32 b[2], u32 lane) const {
         u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
@@ -240,7 +83,7 @@ struct Values {
 };
 
 template <u32 TYPE>
-struct Values<TYPE, false> {
+struct Values<TYPE, false, false> {
     Floats groups[SLICES];
 
     __device__ void load(const u8* tile, u32 lane) {
@@ -251,7 +94,7 @@ struct Values<TYPE, false> {
         }
     }
 
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], const Levels&, const u32 b[2], u32) const {
+    __device__ void accumulate_values(float out[SLICES][MMAS][4], float*, const Levels&, const u32 b[2], u32) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             for_mmas([&](auto i) {
@@ -278,33 +121,80 @@ struct Softmax {
 };
 
 // The visible tokens of the queries 2t and 2t + 1 of a lane.
-struct VisibleRange {
+struct __align__(16) VisibleRange {
     u32 oldest[2], end[2];
 
+    __device__ bool sees(u32 q, u32 token) const { return token >= oldest[q] && token < end[q]; }
     __device__ bool sees_tile(u32 first_token) const {
         return first_token >= max(oldest[0], oldest[1]) && first_token + TILE <= min(end[0], end[1]);
     }
 };
 
+// The scales of the values of a lane's tile, which join the softmax weights, relative to a power of
+// two above the largest scale that a query sees in the unit: weights stay f16 and bits do not
+// depend on tokens that the query does not see. Tiles in 16 bit have scale 1 and no such power.
+struct ValueScales {
+    Scales scales;
+    float power[2];   // of queries 2t and 2t + 1
+    bool are_scales;  // or the tile is in 16 bit
+
+    __device__ void load(const u8* tile, bool in_main) {
+        are_scales = in_main;
+        for (int i = 0; i < 2; i++) scales.half[i] = make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
+        if (in_main) scales.load(tile);
+    }
+    // Finds the powers. Called by a whole warp; `is_visible` is the same for all of its lanes if it
+    // needs no mask.
+    __device__ void set_power(bool needs_mask, u32 first_token, const VisibleRange& range) {
+        float top[2] = {0.0f, 0.0f};
+        if (!are_scales) {
+        } else if (needs_mask) {
+            for_eight([&](auto i) {
+                for (u32 q = 0; q < 2; q++) {
+                    u32 low = first_token + i.value, high = low + 8;
+                    if (range.sees(q, low)) top[q] = fmaxf(top[q], scales.template get<i.value>());
+                    if (range.sees(q, high)) top[q] = fmaxf(top[q], scales.template get<i.value + 8>());
+                }
+            });
+        } else {
+            u32 four[4];
+            for_four([&](auto i) { four[i.value] = half_max(word<i.value>(scales.half[0]), word<i.value>(scales.half[1])); });
+            u32 two = half_max(half_max(four[0], four[1]), half_max(four[2], four[3]));
+            top[0] = top[1] = fmaxf(from_half((u16)two), from_half((u16)(two >> 16)));
+        }
+        for (u32 q = 0; q < 2; q++) {
+            for (u32 step = 4; step < 32; step *= 2) top[q] = fmaxf(top[q], __shfl_xor_sync(~0u, top[q], step));
+            // The power above it; 1 without scales.
+            u32 bits = __float_as_uint(top[q]) & 0x7f800000;
+            power[q] = bits == 0 ? 1.0f : 2.0f * __uint_as_float(bits);
+        }
+    }
+    // Returns the power of a query, 1 for tiles in 16 bit, and its exponent.
+    __device__ float power_of(u32 q) const { return are_scales ? power[q] : 1.0f; }
+    __device__ float exponent(u32 q) const { return are_scales ? (float)(int)(__float_as_uint(power[q]) >> 23) - 127.0f : 0.0f; }
+};
+
 // Masks tokens, turns scores, which lack `centre_score` each, into softmax weights and leaves them
-// in shared memory; returns in `rescale` the rescaling factors of the earlier sums.
+// in shared memory, with the scales of values if these join them; returns in `rescale` the
+// rescaling factors of the earlier sums.
 __device__ inline void online_softmax(const Common& c, Softmax& w, float scores[8][4], const float centre_score[2], u32 first_token,
-                                      const VisibleRange& visible_range, u8* weights, float rescale[2], u32 lane) {
+                                      const VisibleRange& visible_range, ValueScales& scales, u8* weights, float rescale[2], u32 lane) {
     if (CAPPED) {
         for (u32 i = 0; i < 8; i++) {
             for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + centre_score[r % 2]);
         }
     }
-    // Only the first and the last unit of a split need the mask.
-    if (!__all_sync(~0u, visible_range.sees_tile(first_token))) {
+    // Only the first and the last unit of a sequence need the mask.
+    bool needs_mask = !__all_sync(~0u, visible_range.sees_tile(first_token));
+    if (needs_mask) {
         for (u32 i = 0; i < 8; i++) {
             for (u32 r = 0; r < 4; r++) {
-                u32 token = first_token + i + 8 * (r / 2);
-                if (token < visible_range.oldest[r % 2] || token >= visible_range.end[r % 2]) scores[i][r] = HIDDEN;
+                if (!visible_range.sees(r % 2, first_token + i + 8 * (r / 2))) scores[i][r] = HIDDEN;
             }
         }
     }
-    float max_score[2] = {HIDDEN, HIDDEN};
+    if constexpr (SCALED_WEIGHTS) scales.set_power(needs_mask, first_token, visible_range);
+    float max_score[2] = {HIDDEN, HIDDEN}, sum[2] = {0.0f, 0.0f};
     for (u32 i = 0; i < 8; i++) {
         for (u32 r = 0; r < 4; r++) max_score[r % 2] = fmaxf(max_score[r % 2], scores[i][r]);
     }
@@ -313,123 +203,86 @@ __device__ inline void online_softmax(const Common& c, Softmax& w, float scores[
         for (u32 step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
         rescale[q] = exp2f(w.max[q] - max);
         w.max[q] = max;
-        w.sum[q] *= rescale[q];
         // All scores of a tile lack the same `centre_score`: instead of adding it to each, the
         // subtracted maximum is lowered by it. It is not less than any score, however large they
         // are and whatever was rounded. A query that has seen no token yet has maximum HIDDEN:
         // subtracting 0 leaves the weights of masked tokens at 0.
         max_score[q] = max == HIDDEN ? 0.0f : max_score[q] - (own - max);
+        max_score[q] -= LIFT;
+        if constexpr (SCALED_WEIGHTS) max_score[q] += scales.exponent(q);
     }
     u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
-    for (u32 i = 0; i < 8; i++) {
+    for_eight([&](auto i) {
+        float* four = scores[i.value];
         for (u32 r = 0; r < 4; r++) {
-            scores[i][r] = power_of_two(scores[i][r] - max_score[r % 2] + LIFT);
-            w.sum[r % 2] += scores[i][r];
+            four[r] = power_of_two(four[r] - max_score[r % 2]);
+            sum[r % 2] += four[r];
         }
-        *(u32*)(at + 16 * i) = pack_halves(scores[i][0], scores[i][1]);
-        *(u32*)(at + 16 * (i + 8)) = pack_halves(scores[i][2], scores[i][3]);
-    }
+        if constexpr (SCALED_WEIGHTS) {
+            float low = scales.scales.template get<i.value>(), high = scales.scales.template get<i.value + 8>();
+            four[0] *= low, four[1] *= low, four[2] *= high, four[3] *= high;
+        }
+        *(u32*)(at + 16 * i.value) = pack_halves(four[0], four[1]);
+        *(u32*)(at + 16 * (i.value + 8)) = pack_halves(four[2], four[3]);
+    });
+    for (u32 q = 0; q < 2; q++) w.sum[q] = w.sum[q] * rescale[q] + (SCALED_WEIGHTS ? scales.power_of(q) : 1.0f) * sum[q];
 }
 
-// Dims of an output that warps exchange at a time.
-constexpr u32 OUT_DIMS = V_DIM < 128 ? V_DIM : 128;
-
 struct Shared {
+    Sequence sequence;
+    Columns columns;
     uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
     float2 minus_bias[K_BLOCKS + 1][4];    // of quantized keys, by block and t
+    VisibleRange visible_ranges[4];        // by t
     LevelTable tables[TABLES > 0 ? TABLES : 1];
-    u8 weights[WARPS][UNIT * WEIGHT_BYTES];
-    float out[WARPS][QUERIES][OUT_DIMS + 4];
+    union __align__(16) {
+        u8 weights[WARPS][UNIT * WEIGHT_BYTES];
+        Exchange exchange[WARPS];
+        Joined joined;
+    };
+    Totals totals;
+    Factors factors[WARPS];
     float max[WARPS][QUERIES];
     float sum[WARPS][QUERIES];
     u32 is_last;
 };
 
-// Prepares the queries as right operands.
-__device__ inline void prepare(const AttendParams& p, const Slot& slot, uint2* queries, u32 lane, u32 warp) {
-    for (u32 query = warp; query < QUERIES; query += WARPS) {
+// Prepares the queries as right operands; the columns beyond the last one are zeros.
+__device__ inline void prepare(const AttendParams& p, const Slot& slot, const Columns& columns, uint2* queries, u32 lane, u32 warp) {
+    for (u32 column = warp; column < QUERIES; column += WARPS) {
         for (u32 span = 0; span < K_DIM; span += SPAN) {
-            uint2 four = prepared(p, slot, query, span, lane);
+            uint2 four = make_uint2(0, 0);
+            if (column < columns.n) four = prepared(p, slot, columns.first_query + column, span, lane);
             u32 first = span + 4 * lane;
-            if (first < K_DIM) queries[first / 16 * 32 + 4 * query + first % 16 / 4] = four;
+            if (first < K_DIM) queries[first / 16 * 32 + 4 * column + first % 16 / 4] = four;
         }
     }
 }
 
-// Writes the sums of a warp, relative to the maximum of the block, to the exchange buffer: of a
-// slice of dims, for the existing queries.
-__device__ inline void write_exchange(const float factor[2], const float out[MMAS][4], u32 n, u32 dims, float to[QUERIES][OUT_DIMS + 4],
-                                      u32 lane) {
-    u32 dim = 16 * (lane / 4 % MMAS) + first_row(lane);
-    if (dim >= dims) return;
-    for (u32 i = 0; i < MMAS; i++) {
-        for (u32 r = 0; r < 4; r++) {
-            u32 query = 2 * (lane % 4) + r % 2;
-            if (query < n) to[query][dim + i + 8 * (r / 2)] = factor[r % 2] * out[i][r];
-        }
+// The units of a sequence: `n` of them, each the tiles of a block, from `first` on. All tokens of
+// the last tile count as rows, so that the units are those of each row of the tile.
+struct Units {
+    u32 first, n;
+    u32 first_visible;  // before it no row sees any token, and blocks may be absent
+
+    __device__ Units(const Common& c, const Sequence& sequence) {
+        u32 last_tile = sequence.start / TILE, end = last_tile * TILE + 1;
+        first = (end - min(end, c.visible)) / (UNIT * TILE);
+        n = last_tile / UNIT + 1 - first;
+        first_visible = oldest_of(c, sequence, 0) / (UNIT * TILE);
     }
+};
+
+// Returns whether some tile of a unit is in its block.
+__device__ inline bool has_main(const Spec& s, const Sequence& sequence, u32 unit) {
+    u32 end = min(unit * UNIT + UNIT, s.tail_tiles == 0 ? sequence.start / TILE + 1 : sequence.window);
+    return max(unit * UNIT, (u32)s.sink_tiles) < end;
 }
 
-// Combines the warps' partial results in order. The result is the output if there is one split, or
-// else goes to memory.
-__device__ inline void combine_warps(const AttendParams& p, const Slot& slot, Shared& shared, Softmax& w, const float out[SLICES][MMAS][4],
-                                     u32 lane, u32 warp) {
-    u32 t = lane % 4, n = slot.n_queries(p.c);
-    for (u32 q = 0; q < 2; q++) {
-        for (u32 step = 4; step < 32; step *= 2) w.sum[q] += __shfl_xor_sync(~0u, w.sum[q], step);
-        if (lane < 4) shared.max[warp][2 * t + q] = w.max[q], shared.sum[warp][2 * t + q] = w.sum[q];
-    }
-    __syncthreads();
-    auto max_of = [&](u32 query) {
-        float max = HIDDEN;
-        for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][query]);
-        return max;
-    };
-    float factor[2];
-    for (u32 q = 0; q < 2; q++) factor[q] = exp2f(w.max[q] - max_of(2 * t + q));
-    for (u32 slice = 0; slice < SLICES; slice++) {
-        if (slice > 0) __syncthreads();
-        write_exchange(factor, out[slice], n, min(V_DIM - OUT_DIMS * slice, OUT_DIMS), shared.out[warp], lane);
-        __syncthreads();
-        for (u32 query = warp; query < n; query += WARPS) {
-            Total total = {max_of(query), 0.0f};
-            for (u32 other = 0; other < WARPS; other++) {
-                total.sum += exp2f(shared.max[other][query] - total.max) * shared.sum[other][query];
-            }
-            u32 first = OUT_DIMS * slice + 4 * lane;
-            float x[4] = {};
-            for (u32 other = 0; other < WARPS && 4 * lane < OUT_DIMS && first < V_DIM; other++) {
-                float4 four = *(const float4*)&shared.out[other][query][4 * lane];
-                x[0] += four.x, x[1] += four.y, x[2] += four.z, x[3] += four.w;
-            }
-            if (slot.sequence.splits == 1) {
-                Total all = with_sink(p, slot, query, total);
-                float rest = exp2f(total.max - all.max);
-                for (u32 e = 0; e < 4; e++) x[e] *= rest;
-                write_output(p, slot, query, OUT_DIMS * slice, x, all.sum, lane);
-            } else {
-                size_t partial = slot.partial(blockIdx.x, query);
-                if (4 * lane < OUT_DIMS && first < V_DIM) *(float4*)(p.c.partial_out + partial * V_DIM + first) = make_float4(x[0], x[1], x[2], x[3]);
-                if (lane == 0) *(float2*)(p.c.state + 2 * partial) = make_float2(total.max, total.sum);
-            }
-        }
-    }
-}
-
-// Orders the writes visible to this thread before its later writes, for all blocks.
-__device__ inline void order_for_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
-// Returns whether all other blocks of the sequence and head have written their partial results; if
-// so, the threads of this block see them.
-__device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u32 number) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        order_for_device();
-        shared = atomicInc(c.counters + number, slot.sequence.splits - 1) == slot.sequence.splits - 1;
-        order_for_device();
-    }
-    __syncthreads();
-    return shared;
+// Returns the address of the block of a unit; null if no tile of it is there.
+__device__ inline const u8* block_of_unit(const Common& c, const Sequence& sequence, u32 unit) {
+    if (!has_main(c.keys, sequence, unit) && !has_main(c.values, sequence, unit)) return nullptr;
+    return (const u8*)sequence.memory.blocks[unit];
 }
 
 // A lane's tile of a unit, and whether it exists.
@@ -439,12 +292,17 @@ struct LaneTile {
     bool in_f16;
 };
 
-// Returns the tile, if it is before `end`: as stored in the blocks before `window`, in 16 bit from
+// Returns the tile, if it is before `end`: as stored in the block before the window, in 16 bit from
 // there on.
-__device__ inline LaneTile lane_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
+__device__ inline LaneTile lane_tile(const Sequence& sequence, const Spec& s, const Offsets& at, const StepTiles& step_tiles,
+                                     const u8* block, u32 index, u32 end) {
     if (index >= end) return {nullptr, false, false};
-    u32 location = location_of(s, index, window);
-    return {tile_at(memory, s, at, index, location), location == IN_MAIN, location != IN_MAIN};
+    u32 location = location_of(s, index, sequence.window);
+    if (location == IN_MAIN) return {block + at.main + index % UNIT * s.tile_bytes, true, false};
+    if (location == IN_TAIL && index - step_tiles.first < step_tiles.tiles) {
+        return {step_tile_at(sequence.memory, s, at, step_tiles, index), false, true};
+    }
+    return {tile_at(sequence.memory, s, at, index, location), false, true};
 }
 
 __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
@@ -452,18 +310,19 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
 }
 
 template <u32 TYPE>
-__device__ inline void accumulate_tile(float out[SLICES][MMAS][4], const u8* tile, const Levels& levels, const u8* weights, u32 lane) {
+__device__ inline void accumulate_tile(float out[SLICES][MMAS][4], float minus[4], const u8* tile, const Levels& levels, const u8* weights,
+                                       u32 lane) {
     Values<TYPE> values;
     values.load(tile, lane);
     u32 b[2];
     load_weights(b, weights, lane);
-    values.accumulate_values(out, levels, b, lane);
+    values.accumulate_values(out, minus, levels, b, lane);
 }
 
 // Processes eight tiles of one type, with several loads in flight.
 template <u32 TYPE>
-__device__ inline void accumulate_unit(float out[SLICES][MMAS][4], const u8* lane_tile, const Levels& levels, const u8* weights,
-                                       u32 lane) {
+__device__ inline void accumulate_unit(float out[SLICES][MMAS][4], float minus[4], const u8* lane_tile, const Levels& levels,
+                                       const u8* weights, u32 lane) {
     constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
 #pragma unroll 1
     for (u32 first = 0; first < UNIT; first += AHEAD) {
@@ -474,89 +333,239 @@ __device__ inline void accumulate_unit(float out[SLICES][MMAS][4], const u8* lan
         for (u32 i = 0; i < AHEAD; i++) {
             u32 b[2];
             load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
-            values[i].accumulate_values(out, levels, b, lane);
+            values[i].accumulate_values(out, minus, levels, b, lane);
         }
     }
 }
 
-// Attention of rows in one tile: all of them see all tiles in the same form, and no step tiles.
-// Grid: splits, KV heads of all sequences. A warp takes every fourth unit of 8 tiles of the split;
-// the last block of a sequence and head combines the splits.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ AttendParams p) {
+// The part of a split that a warp has processed.
+struct Part {
+    Softmax softmax;
+    float out[SLICES][MMAS][4];  // times `unit` if `of_codes`
+    float power[2];              // of the scales, of queries 2t and 2t + 1
+    bool of_codes;
+
+    __device__ void clear() {
+        for (u32 q = 0; q < 2; q++) softmax.max[q] = HIDDEN, softmax.sum[q] = 0.0f, power[q] = 1.0f;
+        of_codes = false;
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            for (u32 i = 0; i < MMAS; i++) {
+                for (u32 r = 0; r < 4; r++) out[slice][i][r] = 0.0f;
+            }
+        }
+    }
+    __device__ void scale(const float by[2]) {
+        if (by[0] == 1.0f && by[1] == 1.0f) return;
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            for (u32 i = 0; i < MMAS; i++) {
+                for (u32 r = 0; r < 4; r++) out[slice][i][r] *= by[r % 2];
+            }
+        }
+    }
+    __device__ void add(const float by[4]) {
+        for (u32 i = 0; i < MMAS; i++) {
+            for (u32 r = 0; r < 4; r++) out[0][i][r] += by[r];
+        }
+    }
+    // Rescales the sums, to those of codes with scales relative to `next`.
+    __device__ void rescale_to_codes(const float rescale[2], const float next[2], float step) {
+        float by[2];
+        for (u32 q = 0; q < 2; q++) {
+            // The reciprocal of a power of two.
+            float other = __uint_as_float(0x7f000000 - __float_as_uint(next[q]));
+            by[q] = rescale[q] * (of_codes ? power[q] * other : other * (CODE_UNIT / step));
+            power[q] = next[q];
+        }
+        of_codes = true;
+        scale(by);
+    }
+    // Rescales the sums, to plain ones.
+    __device__ void rescale_to_floats(const float rescale[2], float step) {
+        float by[2];
+        for (u32 q = 0; q < 2; q++) by[q] = rescale[q] * (of_codes ? power[q] * (step / CODE_UNIT) : 1.0f);
+        of_codes = false;
+        scale(by);
+    }
+};
+
+// Adds the values of a unit, whose softmax weights are in shared memory, after the earlier sums
+// have been multiplied by `rescale`.
+__device__ inline void accumulate(Part& part, const LaneTile& value, const ValueScales& scales, const float rescale[2],
+                                  const Levels& levels, const u8* weights, u32 lane) {
+    u32 in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
+    float minus[4] = {};
+    bool to_codes = SCALED_WEIGHTS && in_main;
+    if (to_codes) part.rescale_to_codes(rescale, scales.power, levels.book.step);
+    else part.rescale_to_floats(rescale, levels.book.step);
+    if (in_main == ~0u) {
+        accumulate_unit<V_TYPE>(part.out, minus, value.tile, levels, weights, lane);
+    } else if (in_main) {
+        for (u32 i = 0; i < UNIT; i++) {
+            const u8* tile = tile_of_lane(value.tile, 4 * i);
+            if (in_main >> (4 * i) & 1) accumulate_tile<V_TYPE>(part.out, minus, tile, levels, weights + i * WEIGHT_BYTES, lane);
+        }
+    }
+    if (SCALED_WEIGHTS && has_bias(V_TYPE) && in_main) part.add(minus);
+    if (!in_f16) return;
+    float same[2] = {1.0f, 1.0f};
+    part.rescale_to_floats(same, levels.book.step);
+    for (u32 i = 0; i < UNIT; i++) {
+        const u8* tile = tile_of_lane(value.tile, 4 * i);
+        if (in_f16 >> (4 * i) & 1) accumulate_tile<F16>(part.out, minus, tile, levels, weights + i * WEIGHT_BYTES, lane);
+    }
+}
+
+// Attends to a unit, whose block is at `block`.
+__device__ inline void attend_unit(const AttendParams& p, Shared& shared, const Head& head, Part& part, u32 unit, const u8* block,
+                                   u8* weights, u32 lane) {
+    Levels key_levels = {p.books[K_TYPE], shared.tables[0]};
+    Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
+    const Sequence& sequence = shared.sequence;
+    u32 index = unit * UNIT + lane / 4, end = sequence.start / TILE + 1;
+    LaneTile key = lane_tile(sequence, p.c.keys, head.keys, sequence.key_step_tiles, block, index, end);
+    LaneTile value = lane_tile(sequence, p.c.values, head.values, sequence.value_step_tiles, block, index, end);
+    float scores[8][4] = {};
+    u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
+    bool has_centre = is_coded(K_TYPE) && p.c.keys.centres && in_main;
+    const u16* centre = (const u16*)(block + head.keys.main + UNIT * p.c.keys.tile_bytes);
+    // Prefetched together with the codes, and read from the L2 cache afterwards.
+    if (has_centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
+    if (in_main) {
+        const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
+        add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, key_levels, shared.queries, shared.minus_bias, lane);
+    }
+    if (in_f16) {
+        const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
+        add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
+    }
+    float rescale[2], centre_score[2] = {};
+    ValueScales scales;
+    if constexpr (SCALED_WEIGHTS) scales.load(value.tile, value.in_main);
+    if (has_centre) {
+        float2 products = centre_scores(centre, shared.queries, lane);
+        if (key.in_main) centre_score[0] = products.x, centre_score[1] = products.y;
+    }
+    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, shared.visible_ranges[lane % 4], scales, weights, rescale, lane);
+    __syncwarp();
+    accumulate(part, value, scales, rescale, value_levels, weights, lane);
+    __syncwarp();
+}
+
+// Copies the sequence and the columns that split `split` of the launch belongs to to shared memory,
+// which leaves registers. Called by the whole block.
+__device__ inline void find_columns(const DecodeParams& p, u32 split, Shared& shared) {
+    u32 group = p.a.c.group;
+    auto take = [&](const Sequence& sequence) {
+        u32 queries = sequence.rows * group, tiles = (queries + QUERIES - 1) / QUERIES, at = split - sequence.first_partial;
+        if (at >= sequence.splits * tiles * p.a.c.n_heads) return;
+        u32 number = at / sequence.splits, first = number % tiles * QUERIES;
+        shared.sequence = sequence;
+        u32 first_split = split - at % sequence.splits;
+        shared.columns = {number / tiles, first, min(queries - first, QUERIES), first_split, first_split + sequence.splits, p.block_of(first_split)};
+    };
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < p.n_sequences; i += THREADS) {
+        if (p.listed) take(p.listed[i]);
+        else take(p.a.c.sequences[i]);
+    }
+    __syncthreads();
+}
+
+// Requests the first keys of a warp, which arrive while the queries are prepared.
+__device__ inline void prefetch_keys(const Common& c, const Head& head, const u8* block, u32 lane) {
+    if (!is_coded(K_TYPE) || !block) return;
+    for (u32 at = 128 * lane; at < min(UNIT * c.keys.tile_bytes, 8192); at += 128 * 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(block + head.keys.main + at));
+    }
+}
+
+// The units of a warp, in order, and the block of the next one, whose address is loaded ahead.
+struct Walk {
+    u32 unit;
+    const u8* block;
+
+    __device__ bool is_there(const Units& units) const { return unit < units.first + units.n && unit >= units.first_visible; }
+    __device__ void load(const Common& c, const Sequence& sequence) {
+        block = is_there(Units(c, sequence)) ? block_of_unit(c, sequence, unit) : nullptr;
+    }
+};
+
+// Returns what queries 2t and 2t + 1 see. Columns beyond the last one, which are 0 and are not
+// stored, see the same.
+__device__ inline VisibleRange visible_range_of(const Common& c, const Sequence& sequence, const Columns& columns, u32 t) {
+    VisibleRange range;
+    for (u32 q = 0; q < 2; q++) {
+        u32 row = (columns.first_query + min(2 * t + q, columns.n - 1)) / c.group;
+        range.oldest[q] = oldest_of(c, sequence, row);
+        range.end[q] = sequence.start + row + 1;
+    }
+    return range;
+}
+
+// Prepares the queries of the columns and what else all splits need. Called by the whole block.
+__device__ inline void begin_columns(const AttendParams& p, Shared& shared, u32 lane, u32 warp) {
+    const Columns& columns = shared.columns;
+    prepare(p, Slot(shared.sequence, p.c.heads[columns.head], columns.head), columns, shared.queries, lane, warp);
+    begin_totals(shared.totals, columns.n);
+    if (threadIdx.x < 4) shared.visible_ranges[threadIdx.x] = visible_range_of(p.c, shared.sequence, columns, threadIdx.x);
+    __syncthreads();
+    for (u32 index = warp; index < K_BLOCKS; index += WARPS) {
+        float2 minus = minus_bias_of(index, p.books[K_TYPE], shared.queries, lane);
+        if (lane < 4) shared.minus_bias[index][lane] = minus;
+    }
+    __syncthreads();
+}
+
+// Attends to the splits from `split` on, before `end`, of the columns that it belongs to; returns
+// the first one of the next columns. A warp takes every fourth unit of a split.
+__device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 split, u32 end, u32 lane, u32 warp) {
+    const AttendParams& a = p.a;
+    find_columns(p, split, shared);
+    const Sequence& sequence = shared.sequence;
+    const Columns& columns = shared.columns;
+    bool is_begun = split == columns.first_split;
+    end = min(end, columns.end_split);
+    Walk walk;
+    walk.unit = Units(a.c, sequence).first + (split - columns.first_split) * (sequence.split_tiles / UNIT) + warp;
+    walk.load(a.c, sequence);
+    prefetch_keys(a.c, a.c.heads[columns.head], walk.block, lane);
+    begin_columns(a, shared, lane, warp);
+
+#pragma unroll 1
+    for (; split < end; split++) {
+        Part part;
+        part.clear();
+#pragma unroll 1
+        for (u32 tile = 0; tile < sequence.split_tiles; tile += UNIT * WARPS) {
+            Walk now = walk;
+            walk.unit += WARPS;
+            walk.load(a.c, sequence);
+            if (!now.is_there(Units(a.c, sequence))) continue;
+            attend_unit(a, shared, a.c.heads[columns.head], part, now.unit, now.block, shared.weights[warp], lane);
+        }
+        float same[2] = {1.0f, 1.0f};
+        part.rescale_to_floats(same, a.books[V_TYPE].step);
+        fold(a.c, shared, columns, part.softmax.max, part.softmax.sum, part.out, is_begun ? ~0u : p.place(split), lane, warp);
+    }
+    if (!is_begun || split != columns.end_split) {
+        __syncthreads();
+        if (is_begun) write_totals(a.c, shared.totals, columns.n, p.folded_place(blockIdx.x));
+        if (!is_last(p, columns, shared.is_last)) return split;
+        join(p, shared.totals, shared.joined, columns, lane, warp);
+    }
+    __syncthreads();
+    write_outputs(a, Slot(sequence, a.c.heads[columns.head], columns.head), shared.totals, columns, lane, warp);
+    return split;
+}
+
+// Attention of rows that see all tiles in the same form. Blocks have equal shares of the splits of
+// all sequences, heads and groups of eight queries; splits.rs describes which.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
     wait_for_kernel_before();
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    Slot slot(p.c, blockIdx.y);
-    const Sequence& sequence = slot.sequence;
-    if (blockIdx.x >= sequence.splits) return;
-    u32 first_tile = oldest_of(p.c, sequence, 0) / TILE, end_tile = (sequence.start + sequence.rows + TILE - 1) / TILE;
-    u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = sequence.split_tiles / UNIT;
-    u32 unit = blockIdx.x * split_units + warp, end = min(units, (blockIdx.x + 1) * split_units);
-    prepare(p, slot, shared.queries, lane, warp);
-    if constexpr (K_IS_TRELLIS) shared.tables[0].fill(K_TYPE, threadIdx.x, WARPS * 32);
-    if constexpr (V_IS_TRELLIS && TABLES > K_IS_TRELLIS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, WARPS * 32);
-    __syncthreads();
-    for (u32 block = warp; block < K_BLOCKS; block += WARPS) {
-        float2 minus = minus_bias_of(block, p.books[K_TYPE], shared.queries, lane);
-        if (lane < 4) shared.minus_bias[block][lane] = minus;
-    }
-    __syncthreads();
-
-    Levels key_levels = {p.books[K_TYPE], shared.tables[0]};
-    Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
-    VisibleRange visible_range;
-    for (u32 q = 0; q < 2; q++) {
-        // Queries beyond the last one, which are 0 and are not stored, use its mask.
-        u32 row = min((2 * (lane % 4) + q) / p.c.group, sequence.rows - 1);
-        visible_range.oldest[q] = oldest_of(p.c, sequence, row);
-        visible_range.end[q] = sequence.start + row + 1;
-    }
-    u8* weights = shared.weights[warp];
-    Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
-    float out[SLICES][MMAS][4] = {};
-    for (; unit < end; unit += WARPS) {
-        u32 index = first_tile + unit * UNIT + lane / 4;
-        LaneTile key = lane_tile(sequence.memory, p.c.keys, slot.head.keys, index, sequence.window, end_tile);
-        LaneTile value = lane_tile(sequence.memory, p.c.values, slot.head.values, index, sequence.window, end_tile);
-        float scores[8][4] = {};
-        u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
-        bool has_centres = is_coded(K_TYPE) && p.c.keys.centres && in_main;
-        const u16* centre = has_centres && key.in_main ? centre_of(p.c.keys, index, key.tile) : nullptr;
-        // Prefetched together with the codes, and read from the L2 cache afterwards.
-        if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
-        if (in_main) {
-            const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
-            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, key_levels, shared.queries, shared.minus_bias,
-                               lane);
-        }
-        if (in_f16) {
-            const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
-            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
-        }
-        float rescale[2], centre_score[2] = {};
-        if (has_centres) centre_scores(centre_score, centre, shared.queries, lane);
-        online_softmax(p.c, w, scores, centre_score, index * TILE, visible_range, weights, rescale, lane);
-        if (rescale[0] != 1.0f || rescale[1] != 1.0f) {
-            for (u32 slice = 0; slice < SLICES; slice++) {
-                for (u32 i = 0; i < MMAS; i++) {
-                    for (u32 r = 0; r < 4; r++) out[slice][i][r] *= rescale[r % 2];
-                }
-            }
-        }
-        __syncwarp();
-        in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
-        if (in_main == ~0u) {
-            accumulate_unit<V_TYPE>(out, value.tile, value_levels, weights, lane);
-        } else {
-            for (u32 i = 0; i < UNIT; i++) {
-                const u8* tile = tile_of_lane(value.tile, 4 * i);
-                if (in_main >> (4 * i) & 1) accumulate_tile<V_TYPE>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
-                if (in_f16 >> (4 * i) & 1) accumulate_tile<F16>(out, tile, value_levels, weights + i * WEIGHT_BYTES, lane);
-            }
-        }
-        __syncwarp();
-    }
-    combine_warps(p, slot, shared, w, out, lane, warp);
-    if (sequence.splits == 1 || !is_last(p.c, slot, shared.is_last, blockIdx.y)) return;
-    for (u32 query = warp; query < slot.n_queries(p.c); query += WARPS) combine_query(p, slot, query, lane);
+    if constexpr (K_IS_TRELLIS) shared.tables[0].fill(K_TYPE, threadIdx.x, THREADS);
+    if constexpr (V_IS_TRELLIS && TABLES > K_IS_TRELLIS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, THREADS);
+    u32 split = p.first_split(blockIdx.x), end = p.first_split(blockIdx.x + 1);
+    while (split < end) split = attend_splits(p, shared, split, end, lane, warp);
 }

@@ -42,13 +42,12 @@
 //! them with a few steps, and the launches before and after.
 
 use kvant_backend::{KvLayer, Result, TokenSpan};
-use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
 use super::decode::HeadFormat;
-use super::{HEADERS, VISIBLE_RANGE_BYTES, constants, plan};
+use super::{HEADERS, UsualFormat, VISIBLE_RANGE_BYTES, constants, plan};
 use crate::half::{COPIES_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
-use crate::kv::{MAX_HEADS, MAX_SEQUENCES, TYPES, number};
+use crate::kv::{MAX_HEADS, MAX_SEQUENCES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, KernelId, Source};
 
@@ -168,14 +167,11 @@ fn defines([k, v]: [u32; 2], dims: [usize; 2], is_capped: bool) -> Vec<Define> {
     [("K_TYPE", k), ("V_TYPE", v)].into_iter().chain(super::defines(dims, is_capped)).collect()
 }
 
-/// Returns the variants that are compiled ahead of time: the stored head sizes in use, and every
-/// type in heads of 128. Other variants are compiled on first use.
+/// Returns the variants that are compiled ahead of time.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    let known = super::usual_heads().filter(|(dims, _)| dims.iter().all(|dim| DIMS.contains(dim)));
-    let usual = known.map(|(dims, is_capped)| (DType::Turbo3, dims, is_capped));
-    let others = TYPES.into_iter().filter(|&dtype| dtype != DType::Turbo3);
-    usual.chain(others.map(|dtype| (dtype, [128; 2], false))).map(|(dtype, dims, is_capped)| Build {
+    let known = super::usual_formats().filter(|format| format.dims.iter().all(|dim| DIMS.contains(dim)));
+    known.map(|UsualFormat { types, dims, is_capped }| Build {
         source: &SOURCE,
-        defines: defines([number(dtype); 2], dims, is_capped),
+        defines: defines(types.map(number), dims, is_capped),
     })
 }

@@ -32,20 +32,20 @@
 //!
 //! # Kernel selection
 //!
-//! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose
-//! tokens lie in one tile (decoding) take [`decode`], which needs no shared memory for tiles. Up to
-//! 32 others use split-KV over blocks and over the four warps of a block (flash-decoding); many
-//! share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0 in heads of
-//! 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and shared-KV tensors (MLA),
-//! take a kernel whose warps share outputs too ([`large_head`]).
+//! The KV heads of all sequences of a step share launches. Up to eight rows of a sequence
+//! (decoding, and verifying drafts) take [`decode`], which needs no shared memory for tiles, in one
+//! launch for all sequences. Up to 32 queries of more rows use split-KV over blocks and over the
+//! four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps
+//! ([`prompt`]), on compute capability 9.0 in heads of 64 and 128 among three warpgroups
+//! ([`hopper`]). Heads beyond 256, and shared-KV tensors (MLA), take a kernel whose warps share
+//! outputs too ([`large_head`]).
 //!
 //! Attention is batch invariant: the split depends on the tokens of its own sequence alone, and
-//! partial results are combined in a fixed order, so the results have the same bits whatever else
-//! is in the batch. Prefill chunks with other boundaries may take another kernel or another split:
-//! their results differ by roundings, within the error below. Nor have queries and keys themselves
-//! the same bits in any batch, as products of many rows take other kernels than those of few
-//! (`DeviceInfo::is_batch_invariant` is false). No buffer grows with the cache: the tiles that
-//! [`hopper`] unpacks are bounded.
+//! partial results are combined in a fixed order ([`splits`]), so the results have the same bits
+//! whatever else is in the batch, and in [`decode`] whatever other rows of the sequence are in the
+//! step. Prefill chunks with other boundaries may take another kernel or another split: their
+//! results differ by roundings, within the error below. No buffer grows with the cache: the tiles
+//! that [`hopper`] unpacks are bounded.
 //!
 //! # Budget
 //!
@@ -65,6 +65,7 @@ mod hopper;
 mod large_head;
 mod plan;
 mod prompt;
+mod splits;
 
 use std::f32::consts::LOG2_E;
 use std::sync::LazyLock;
@@ -79,8 +80,8 @@ use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::HeadFormat;
 use self::plan::{KernelKind, Launched, SequenceParams};
+use self::splits::Splits;
 use crate::constants::Constants;
-use crate::context::MAX_COUNTERS;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
@@ -125,6 +126,8 @@ const MASKED_SCORE: f32 = -1e30;
 const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
 /// Bytes of `VisibleRange` of `unpack.cuh`.
 const VISIBLE_RANGE_BYTES: usize = 2 * size_of::<u32>();
+/// Maximum number of rows of a sequence in a step that attend as each of them does alone.
+pub(crate) const INVARIANT_ROWS: usize = 1;
 /// Largest stored head size whose queries and outputs stay in the registers of a warp.
 const MAX_NARROW: usize = 256;
 
@@ -188,7 +191,7 @@ struct KernelParams {
     after: [u32; 4],
 }
 
-const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_SEQUENCES <= MAX_COUNTERS);
+const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS);
 
 /// Returns the constants of all sources of this op.
 fn constants() -> Constants {
@@ -225,8 +228,37 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 
 /// Returns the stored head sizes in use, and whether their scores are capped.
 fn usual_heads() -> impl Iterator<Item = ([usize; 2], bool)> {
-    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
+    let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [192, 128], [256, 256]]
+        .map(|dims| (dims, false));
     plain.into_iter().chain([[128, 128], [256, 256]].map(|dims| (dims, true)))
+}
+
+/// A storage format of heads whose kernels are compiled ahead of time.
+#[derive(Debug, Clone, Copy)]
+struct UsualFormat {
+    /// Keys first.
+    types: [DType; 2],
+    dims: [usize; 2],
+    is_capped: bool,
+}
+
+/// Returns the formats that kernels for types and sizes are compiled ahead for: in heads of 128
+/// every type alone, in those of 64 and 256 the usual ones, with keys in q8_0 too where a policy
+/// raises them, and the default types in all others. Other variants are compiled at first use.
+fn usual_formats() -> impl Iterator<Item = UsualFormat> {
+    const DEFAULT: [[DType; 2]; 3] = [[DType::F16; 2], [DType::Turbo4; 2], [DType::Q8_0, DType::Turbo4]];
+    const COMMON: [[DType; 2]; 3] = [[DType::Q8_0; 2], [DType::Turbo3; 2], [DType::Q8_0, DType::Turbo3]];
+    let format = |is_capped, dims| move |types| UsualFormat { types, dims, is_capped };
+    let usual = || DEFAULT.into_iter().chain(COMMON);
+    let alike =
+        TYPES.map(|dtype| [dtype; 2]).into_iter().filter(move |types| !usual().any(|of| of == *types));
+    let large = [64, 128, 256].map(|dim| usual().map(format(false, [dim; 2])));
+    let default = [[96, 96], [192, 128]].map(|dims| DEFAULT.map(format(false, dims)));
+    let capped = [128, 256].map(|dim| DEFAULT.map(format(true, [dim; 2])));
+    alike
+        .map(format(false, [128; 2]))
+        .chain(large.into_iter().flatten())
+        .chain(default.into_iter().chain(capped).flatten())
 }
 
 /// Device addresses of queries and outputs, and of the step tiles (arbitrary when there are none).
@@ -273,6 +305,8 @@ pub(crate) fn attend(
             // The buffer of unpacked tiles is bounded.
             let max_sequences = if is_unpacked {
                 hopper::sequences_at_once(layer, sequences.iter().map(n_unpacked_tiles))
+            } else if kernel_kind == KernelKind::Decode {
+                usize::MAX
             } else {
                 MAX_SEQUENCES
             };
@@ -327,51 +361,30 @@ fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
     Ok(())
 }
 
-fn launch(
+/// Returns the parameters of a launch, without sequences and their buffers.
+fn kernel_params(
     cx: &Context,
     p: &AttendParams,
-    kernel_kind: KernelKind,
     head_format: &HeadFormat,
     heads: &[usize],
-    sequences: &[&KvBatchEntry<'_, CudaPage>],
+    layer: &KvLayer,
     rows: Rows,
-) -> Result<()> {
-    let [k_dim, v_dim] = head_format.dims;
-    let layer = sequences[0].layer;
-    let launched = Launched::new(cx, p, kernel_kind, heads, sequences, rows.step_tiles)?;
-    let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
-    let on_partials = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
-    let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;
-    // Only some launches need these buffers.
-    let scratch = |bytes: usize| (bytes > 0).then(|| cx.scratch(bytes)).transpose();
-    let on_unpacked_tiles =
-        scratch(launched.n_unpacked_tiles * hopper::unpacked_tile_bytes(head_format.dims))?;
-    let windows = scratch(size_of_val(&launched.windows[..]))?;
-    if let Some(windows) = &windows {
-        cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
-    }
-
+) -> Result<KernelParams> {
     let mut params = KernelParams::zeroed();
     for (to, &head) in params.common.heads.iter_mut().zip(heads) {
         let (keys, values) = (Offsets::new(OP, &layer.k[head])?, Offsets::new(OP, layer.values(head))?);
         *to = HeadParams { keys, values, kv_head: head as u32, unused: 0 };
     }
-    params.common.sequences[..sequences.len()].copy_from_slice(&launched.sequences);
     let masks = Rotation::kv(turbo::LEN);
     let ChannelScaleLayout { query, out, out_shift, .. } = ChannelScaleLayout::of(layer);
     let out = if head_format.is_shared_kv { query.clone() } else { out };
     let begin = |values| kv::begin(OP, values);
     let caps = p.soft_cap.map(|cap| cap * LOG2_E);
     let (soft_cap, cap_rate) = caps.map_or((0.0, 0.0), |cap| (cap, rate(cap)));
-    let params = KernelParams {
+    Ok(KernelParams {
         common: Common {
             keys: head_format.specs[0],
             values: head_format.specs[1],
-            windows: windows.as_ref().map_or(0, |windows| windows.ptr()),
-            queries: on_queries.ptr(),
-            partial_out: on_partials.ptr(),
-            state: on_state.ptr(),
-            unpacked_tiles: on_unpacked_tiles.as_ref().map_or(0, |buffer| buffer.ptr()),
             counters: cx.counters()?,
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
@@ -393,6 +406,44 @@ fn launch(
         books: *BOOKS,
         before: words(masks.before()),
         after: words(masks.after()),
+    })
+}
+
+fn launch(
+    cx: &Context,
+    p: &AttendParams,
+    kernel_kind: KernelKind,
+    head_format: &HeadFormat,
+    heads: &[usize],
+    sequences: &[&KvBatchEntry<'_, CudaPage>],
+    rows: Rows,
+) -> Result<()> {
+    let [k_dim, v_dim] = head_format.dims;
+    let mut params = kernel_params(cx, p, head_format, heads, sequences[0].layer, rows)?;
+    if kernel_kind == KernelKind::Decode {
+        let splits = Splits::new(cx, p, heads, sequences, rows.step_tiles)?;
+        return decode::launch(cx, params, head_format, p.soft_cap.is_some(), &splits);
+    }
+    let launched = Launched::new(cx, p, kernel_kind, heads, sequences, rows.step_tiles)?;
+    let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
+    let on_partials = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
+    let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;
+    // Only some launches need these buffers.
+    let scratch = |bytes: usize| (bytes > 0).then(|| cx.scratch(bytes)).transpose();
+    let on_unpacked_tiles =
+        scratch(launched.n_unpacked_tiles * hopper::unpacked_tile_bytes(head_format.dims))?;
+    let windows = scratch(size_of_val(&launched.windows[..]))?;
+    if let Some(windows) = &windows {
+        cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
+    }
+    params.common.sequences[..sequences.len()].copy_from_slice(&launched.sequences);
+    params.common = Common {
+        windows: windows.as_ref().map_or(0, |windows| windows.ptr()),
+        queries: on_queries.ptr(),
+        partial_out: on_partials.ptr(),
+        state: on_state.ptr(),
+        unpacked_tiles: on_unpacked_tiles.as_ref().map_or(0, |buffer| buffer.ptr()),
+        ..params.common
     };
     let (slots, is_capped) = (sequences.len() * heads.len(), p.soft_cap.is_some());
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
@@ -410,8 +461,7 @@ fn launch(
     };
     let (splits, max_queries) = (launched.max_splits, launched.max_queries);
     let (name, threads, shared_bytes) = match kernel_kind {
-        KernelKind::Decode => return decode::launch(cx, &params, head_format, is_capped, [splits, slots]),
-        KernelKind::Split => ("attend_split", THREADS, split_bytes(head_format.dims)),
+        KernelKind::Decode | KernelKind::Split => ("attend_split", THREADS, split_bytes(head_format.dims)),
         KernelKind::Prefill(partition) => {
             ("attend_prefill", partition.threads(), partition.bytes(head_format.dims))
         }

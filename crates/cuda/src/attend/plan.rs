@@ -36,8 +36,7 @@ impl KernelKind {
             return Self::LargeHead(queries.div_ceil(QUERIES).clamp(1, max_query_tiles));
         }
         match queries {
-            // This kernel processes each tile in one form, so the tokens must lie in one tile.
-            queries if queries <= decode::QUERIES && !rows.spans_tiles() => Self::Decode,
+            _ if rows.n <= decode::MAX_ROWS => Self::Decode,
             queries if queries <= MAX_SPLIT_QUERIES => Self::Split,
             _ if hopper::supports(rows, layer, device.arch) => Self::Warpgroups,
             _ => Self::Prefill(Partition::of(layer, shared_bytes)),
@@ -75,6 +74,48 @@ pub(super) struct SequenceParams {
     split_tiles: u32,
     first_unpacked_tile: u32,
     n_unpacked_tiles: u32,
+}
+
+impl SequenceParams {
+    /// Some rows of `sequence` in heads like `head`, without the plan of a launch.
+    ///
+    /// # Errors
+    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits, and when addresses
+    /// cannot be written to the device.
+    pub fn new(
+        cx: &Context,
+        sequence: &KvBatchEntry<'_, CudaPage>,
+        rows: TokenSpan,
+        head: usize,
+        step_tiles: DevicePtr,
+    ) -> Result<Self> {
+        let in_step_tiles = |tensor| -> Result<[u32; 2]> {
+            let tiles = sequence.step_tiles(tensor);
+            Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
+        };
+        Ok(Self {
+            memory: MemoryParams::new(cx, sequence, step_tiles)?,
+            balance: kv::balance(sequence),
+            first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
+            rows: rows.n as u32,
+            start: small(OP, "tokens", rows.end())? - rows.n as u32,
+            window: small(OP, "tiles", sequence.layer.head_f16_window_start(head, rows.start / TILE))?,
+            key_step_tiles: in_step_tiles(&sequence.layer.k[head])?,
+            value_step_tiles: in_step_tiles(sequence.layer.values(head))?,
+            ..Self::zeroed()
+        })
+    }
+
+    /// The same rows with `splits` of `split_tiles` each, from number `first` of the launch on.
+    pub fn with_splits(self, first: usize, splits: usize, split_tiles: usize) -> Result<Self> {
+        let splits = splits as u32;
+        Ok(Self {
+            first_partial: small(OP, "splits", first)?,
+            splits,
+            split_tiles: split_tiles as u32,
+            ..self
+        })
+    }
 }
 
 /// The sequences of a launch, and the sizes of their buffers.
@@ -141,10 +182,6 @@ impl Launched {
             0
         };
         let split_tiles = match kernel_kind {
-            KernelKind::Decode => {
-                let v_dim = sequence.layer.values(head).spec.stored_value_dim();
-                decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
-            }
             KernelKind::Prefill(_) => {
                 prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / kernel_kind.queries_per_block())
             }
@@ -152,27 +189,13 @@ impl Launched {
                 let heads = hopper::heads_at_once(sequence.layer, n_unpacked_tiles, p.n_kv_heads);
                 prompt::split_tiles(cx, tiles, heads * padded / kernel_kind.queries_per_block())
             }
-            KernelKind::Split | KernelKind::LargeHead(_) => {
+            KernelKind::Decode | KernelKind::Split | KernelKind::LargeHead(_) => {
                 split_tiles(cx, tiles, p.n_kv_heads * padded / kernel_kind.queries_per_block())
             }
         };
         let splits = tiles.div_ceil(split_tiles);
-        let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
-        let window = |tile| small(OP, "tiles", sequence.layer.head_f16_window_start(head, tile));
-        let in_step_tiles = |tensor| -> Result<[u32; 2]> {
-            let tiles = sequence.step_tiles(tensor);
-            Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
-        };
         self.sequences.push(SequenceParams {
-            memory: MemoryParams::new(cx, sequence, step_tiles)?,
-            balance: kv::balance(sequence),
-            first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
-            rows: rows.n as u32,
-            start: small(OP, "tokens", rows.end())? - rows.n as u32,
-            window: window(row_tiles.next().unwrap_or(0))?,
             windows: self.windows.len() as u32,
-            key_step_tiles: in_step_tiles(&sequence.layer.k[head])?,
-            value_step_tiles: in_step_tiles(sequence.layer.values(head))?,
             first_query: small(OP, "queries", self.n_queries)?,
             padded: padded as u32,
             first_partial: self.n_partials as u32,
@@ -180,8 +203,10 @@ impl Launched {
             split_tiles: split_tiles as u32,
             first_unpacked_tile: small(OP, "tiles", self.n_unpacked_tiles)?,
             n_unpacked_tiles: n_unpacked_tiles as u32,
+            ..SequenceParams::new(cx, sequence, rows, head, step_tiles)?
         });
-        for tile in row_tiles {
+        let window = |tile| small(OP, "tiles", sequence.layer.head_f16_window_start(head, tile));
+        for tile in rows.start / TILE + 1..rows.end().div_ceil(TILE) {
             self.windows.push(window(tile)?);
         }
         self.n_queries += heads.len() * padded;

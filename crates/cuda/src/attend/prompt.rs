@@ -51,12 +51,11 @@
 //! of the two always multiplies.
 
 use kvant_backend::{KvLayer, Result};
-use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
 use super::decode::HeadFormat;
-use super::{HEADERS, QUERIES, VISIBLE_RANGE_BYTES, constants};
-use crate::kv::{TYPES, number};
+use super::{HEADERS, QUERIES, UsualFormat, VISIBLE_RANGE_BYTES, constants};
+use crate::kv::number;
 use crate::module::Build;
 use crate::{Context, Define, KernelId, Source};
 
@@ -158,18 +157,16 @@ fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, partition: Partit
     types.into_iter().chain(others).collect()
 }
 
-/// Returns the variants that are compiled ahead of time: the stored head sizes in use for compute
-/// capability 9.0, the largest for the least shared memory, and every type in heads of 128. Other
-/// variants are compiled on first use.
+/// Returns the variants that are compiled ahead of time: for the shared memory of compute
+/// capability 9.0, of 8.0, and of the consumer cards of both and of later ones.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    const SHARED: [usize; 2] = [227 << 10, 99 << 10];
-    let turbo3 = [DType::Turbo3; 2];
-    let usual = super::usual_heads().map(move |(dims, is_capped)| (turbo3, dims, is_capped, SHARED[0]));
-    let smallest = [[128; 2], [256; 2]].map(|dims| (turbo3, dims, false, SHARED[1]));
-    let others = TYPES.into_iter().filter(|&dtype| dtype != DType::Turbo3);
-    let alike = others.map(|dtype| ([dtype; 2], [128; 2], false, SHARED[0]));
-    usual.chain(smallest).chain(alike).map(|(types, dims, is_capped, shared_bytes)| {
-        let partition = Partition::fitting(dims, shared_bytes);
-        Build { source: &SOURCE, defines: defines(types.map(number), dims, is_capped, partition) }
+    const SHARED: [usize; 3] = [227 << 10, 163 << 10, 99 << 10];
+    super::usual_formats().flat_map(|UsualFormat { types, dims, is_capped }| {
+        let mut partitions = SHARED.map(|shared_bytes| Partition::fitting(dims, shared_bytes)).to_vec();
+        partitions.dedup();
+        partitions.into_iter().map(move |partition| Build {
+            source: &SOURCE,
+            defines: defines(types.map(number), dims, is_capped, partition),
+        })
     })
 }

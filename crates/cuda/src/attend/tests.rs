@@ -84,6 +84,38 @@ fn a_long_context_is_split_and_joined() {
     }
 }
 
+/// A row has the bits that it has alone, in a step with up to seven others, within a tile and
+/// across tiles, with tiles of columns that rows and heads share, windows, and tokens of later rows
+/// in coded tiles.
+#[test]
+fn few_rows_have_the_bits_they_have_alone() {
+    let Some(subject) = on_emulator(80) else { return };
+    let base = Shape { k_head_dim: 64, v_head_dim: 64, group: 3, ..Shape::new(DType::Turbo3, DType::Turbo3) };
+    let shapes = [
+        base,
+        Shape { group: 12, window: Some(100), ..base },
+        Shape { has_tail: false, centres: false, ..base },
+        Shape { k: DType::Turbo4, v: DType::Q8_0, sink_tiles: 1, ..base },
+    ];
+    for (shape, (len, rows)) in shapes.into_iter().zip([(188, 8), (123, 3), (65, 8), (139, 6)]) {
+        let tokens = Tokens::gaussian(shape, len + rows, 51);
+        let what = || format!("{shape:?}, {rows} rows after {len} tokens");
+        let width = shape.n_heads() * shape.k_head_dim;
+        let q = gaussian(52, rows * width, 1.0);
+        let mut together = Batch::fed(&subject, &tokens, len, len).unwrap();
+        together.append(&[rows]).unwrap();
+        let together = together.attend(&q, &what).unwrap();
+        let mut alone = Batch::fed(&subject, &tokens, len, len).unwrap();
+        let mut one_by_one = Vec::new();
+        for q in q.chunks_exact(width) {
+            alone.append(&[1]).unwrap();
+            one_by_one.extend(alone.attend(q, &what).unwrap());
+        }
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&together), bits(&one_by_one), "{}", what());
+    }
+}
+
 /// Suites with more than 32 queries per KV head, as `attend_steps` has.
 #[test]
 fn warpgroups_hold_the_suites() {

@@ -181,7 +181,7 @@ pub(crate) fn moe_ffn(
         ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y)
     };
     let Layer { activation, gate, up, down, .. } = layer;
-    if gate.dtype == up.dtype && matmul::has_gate(gate.dtype, rows) {
+    if gate.dtype == up.dtype && matmul::has_gate(cx, gate.dtype, [rows, n]) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
         let both = MatmulArgs { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
         matmul::matmul(cx, &mut input, &both)?;

@@ -25,6 +25,6 @@ __device__ inline float gated(unsigned activation, float limit, float g, float u
     // A comparison, so that NaN is preserved.
     if (activation == RELU) return (g < 0.0f ? 0.0f : g) * u;
     bool is_normal = activation == NORMAL_CDF;
-    float z = activation == GELU || is_normal ? g * (GELU_A + GELU_B * (g * g)) : g;
+    float z = activation == GELU || is_normal ? g * __fmaf_rn(GELU_B, g * g, GELU_A) : g;
     return (is_normal ? 1.0f : g) / (1.0f + expf(-z)) * u;
 }

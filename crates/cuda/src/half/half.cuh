@@ -27,7 +27,7 @@ __device__ inline u32 pack_halves(float low, float high) {
     return pair;
 }
 
-// Products and differences of f16 pairs.
+// Products, differences and maxima of f16 pairs.
 __device__ inline u32 half_mul(u32 a, u32 b) {
     u32 c;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -37,6 +37,12 @@ __device__ inline u32 half_mul(u32 a, u32 b) {
 __device__ inline u32 half_sub(u32 a, u32 b) {
     u32 c;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+
+__device__ inline u32 half_max(u32 a, u32 b) {
+    u32 c;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
 
@@ -54,6 +60,22 @@ __device__ inline u32 half_bounded(u32 a) {
     asm("max.f16x2 %0, %1, %2;" : "=r"(b) : "r"(b), "r"(0xfbfffbffu));
     return b;
 }
+
+// c plus the products of the four bytes of a and of b. NVRTC before 12.4 declares the builtins and
+// defines none: their PTX calls functions that no driver finds.
+__device__ inline int dot4(int a, int b, int c) {
+    int d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+__device__ inline u32 dot4(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+#define __dp4a dot4
 
 // Adds an f16 product, [16][16] by [16][8], to `c`; the operands have the layout of `mma.m16n8k16`.
 __device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {

@@ -4,8 +4,8 @@
 // Inputs come in steps of 64. Each thread decodes one group of 32 weights to f16 (SIDE features, 2
 // groups), and all copy SIDE x 64 f16 of x; while these, and the codes of the weights, are in
 // flight, the previous step is multiplied. Sums are f32, each of one lane, over the inputs in
-// order: a row has the same bits for any SIDE. The rows of x, here in `codes`, are f16 in whole
-// steps, and `scales` are the factors of their products, besides the unit of the weights.
+// order: a row has the same bits for any SIDE. The rows of x, here in `inputs`, are f16 in whole
+// steps, and `factors` are the factors of their products, besides the unit of the weights.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of SIDE
 // 128: 64 MMAs (m16n8k16) in 275 instructions with q4_0 and q8_0, 91 of them in the integer pipe,
@@ -44,7 +44,7 @@ __device__ inline ThreadSlice thread_slice(const MatmulParams& p, const BlockMat
     for (u32 i = 0; i < COPIES; i++) {
         u32 row = (threadIdx.x + i * THREADS) / EIGHTS, eight = threadIdx.x % EIGHTS;
         slice.bytes[i] = row < rows.n ? 16 : 0;
-        slice.from[i] = (const u16*)p.codes + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
+        slice.from[i] = (const u16*)p.inputs + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
     }
     // A feature beyond the last repeats it; the result is not stored.
     u32 feature = min(mine.block * SIDE + threadIdx.x / 2, mine.matrix.n_out - 1);
@@ -105,7 +105,7 @@ __device__ inline void write_sums(const MatmulParams& p, const BlockMatrix& mine
         for (u32 e = 0; e < 2; e++) {
             u32 row = first_row + 8 * r + lane % 4 * 2 + e;
             if (row >= rows.n) continue;
-            float scale = p.scales[x_row(p, rows.first + row)] * matrix.unit;
+            float scale = p.factors[x_row(p, rows.first + row)] * matrix.unit;
             float* y = matrix.y + y_row(p, rows.first + row) * matrix.n_out;
 #pragma unroll
             for (u32 f = 0; f < FEATURE_TILES; f++) {

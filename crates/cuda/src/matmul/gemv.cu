@@ -13,7 +13,8 @@
 // weights.
 //
 // Every block normalizes and quantizes the row again: in a separate launch the whole device would
-// wait for one block. The norm's factor is the same for all of the row and is applied last.
+// wait for one block. The order of all sums is that of skinny_q8.cu (matmul/mod.rs): each lane has
+// a class of groups.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step: 140
 // instructions with q4_0 and q8_0, 174 with q4_K, 223 with q5_K, 240 with q6_K, and some 95 of a
@@ -21,14 +22,14 @@
 // in rows of 4,096 leave a third to a half of all issue slots free, the others more. Measured there
 // with [14336, 4096]: 78 % of that speed with q4_0 and q8_0, 81 % with q4_K, 79 % with q6_K. Its
 // predecessor, blocks of 256 threads with a step of x and a barrier in turn, reached 62, 80, 57 and
-// 54 %; it waited for x half of the time.
+// 54 %; it waited for x half of the time. The arithmetic that it shares with skinny_q8.cu, later,
+// takes 5 (q8_0) to 10 (q4_0, q6_K) instructions of a step less (ptxas 12.8).
 //
 // NaN and infinities in x make the scale of their 32 values NaN, and so the row of y.
 
+#include "arithmetic.cuh"
 #include "copies.cuh"
 #include "gate.cuh"
-#include "sum.cuh"
-#include "weights.cuh"
 
 constexpr u32 STEP = 2048;
 constexpr u32 GROUPS = STEP / 32;
@@ -63,78 +64,33 @@ struct Row {
     uint4* first;
     uint4* second;
     float2* scales;  // and `sums_of` the codes
+    float* squares;  // sums of those of each group, in the order of groups
     u8* rings;
 };
 
 __device__ __forceinline__ Row row_in_shared(u32 n_in) {
     u32 slots = (n_in + STEP - 1) / STEP * GROUPS;
-    return {shared, shared + slots, (float2*)(shared + 2 * slots), (u8*)(shared + 2 * slots + slots / 2)};
+    float2* scales = (float2*)(shared + 2 * slots);
+    float* squares = (float*)(scales + slots);
+    return {shared, shared + slots, scales, squares, (u8*)(squares + slots)};
 }
 
-// Returns the sum over the `n` neighbouring lanes that include this one.
-template <typename T>
-__device__ __forceinline__ T add_over(T value, int n) {
-    for (int step = n / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
-}
-
-// Returns the factor of minimums: the sum of the codes of both halves, scaled; where the halves
-// have separate minimums, two sums of 16 bits.
-__device__ __forceinline__ float sums_of(float scale, int first, int second) {
-    if (!HAS_MIN) return 0.0f;
-    return HAS_HALVES ? __int_as_float(first & 0xffff | second << 16) : scale * (float)(first + second);
-}
-
-// Rotates a group, of which 8 neighbouring lanes have 4 values each.
-__device__ __forceinline__ void rotate(u32 signs, float (&v)[4]) {
-    u32 group_lane = threadIdx.x % 8;
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= rotation_sign(signs, 4 * group_lane + i);
-    float sums[4] = {v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3]};
-    v[0] = sums[0] + sums[2], v[1] = sums[1] + sums[3], v[2] = sums[0] - sums[2], v[3] = sums[1] - sums[3];
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(~0u, v[i], step);
-            v[i] = group_lane & step ? other - v[i] : v[i] + other;
-        }
-    }
-}
-
-// Within an ulp.
-__device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+// Returns what a product needs of the sums of the codes: where parts have separate scales, two sums
+// of 16 bits; the integer that products begin with; or the scaled sum.
+__device__ __forceinline__ float sums_of(const Bytes& x) {
+    if (HAS_HALVES) return __int_as_float(x.first & 0xffff | x.second << 16);
+    int sum = x.first + x.second;
+    return HAS_FLOAT_MIN ? __fmul_rn(x.scale, (float)sum) : __int_as_float(-OFFSET * sum);
 }
 
 // Quantizes 4 values of each thread to bytes; 8 neighbouring lanes have a group.
 __device__ __forceinline__ void round_to_bytes(const Row& to, u32 group, bool is_there, const float (&v)[4]) {
     u32 group_lane = threadIdx.x % 8;
-    // As integers, absolute values keep their order, and NaN is the largest.
-    u32 max_bits = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) max_bits = max(max_bits, __float_as_uint(v[i]) & 0x7fffffff);
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) max_bits = max(max_bits, __shfl_xor_sync(~0u, max_bits, step));
-    float largest = __uint_as_float(max_bits);
-    // Smaller ones have no finite inverse; they count as 0. Divisions would take branches. 0 times
-    // infinity is NaN.
-    bool is_zero = largest < 1e-36f;
-    float scale = is_zero ? 0.0f : largest * (1.0f / 127.0f) + 0.0f * largest;
-    float inverse = is_zero ? 0.0f : 127.0f * reciprocal(largest);
-    // Around 1.5 * 2^23 floats are integers, and their lowest byte is that of the integer.
-    u32 bytes[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) bytes[i] = __float_as_uint(__fmaf_rn(v[i], inverse, 12582912.0f));
-    u32 low = __byte_perm(bytes[0], bytes[1], 0x0040), high = __byte_perm(bytes[2], bytes[3], 0x0040);
-    u32 codes = __byte_perm(low, high, 0x5410);
-    int sum = add_over(__dp4a((int)codes, 0x01010101, 0), 4), other = __shfl_xor_sync(~0u, sum, 4);
+    Bytes bytes = to_bytes(v);
     if (!is_there) return;
     u32 slot = slot_of(group);
-    ((u32*)&(group_lane < 4 ? to.first : to.second)[slot])[group_lane % 4] = codes;
-    if (group_lane == 0) to.scales[slot] = make_float2(scale, sums_of(scale, sum, other));
+    ((u32*)&(group_lane < 4 ? to.first : to.second)[slot])[group_lane % 4] = bytes.codes;
+    if (group_lane == 0) to.scales[slot] = make_float2(bytes.scale, sums_of(bytes));
 }
 
 // 4 inputs, and the norm's factor of each.
@@ -151,21 +107,24 @@ __device__ __forceinline__ Four four_at(const MatmulParams& p, const float* x, u
     return four;
 }
 
-// Copies the row to shared memory. Returns the sum of this thread's squares.
-__device__ __forceinline__ float load_row(const MatmulParams& p, const float* x, const Row& to) {
-    float squares = 0.0f;
+// Copies the row to shared memory.
+__device__ __forceinline__ void load_row(const MatmulParams& p, const float* x, const Row& to) {
     Four next = four_at(p, x, 4 * threadIdx.x);
     for (u32 from = 0; from < p.n_in; from += 4 * blockDim.x) {
         u32 at = from + 4 * threadIdx.x;
+        bool is_there = at < p.n_in;
         Four four = next;
         next = four_at(p, x, at + 4 * blockDim.x);
         float v[4] = {four.x.x, four.x.y, four.x.z, four.x.w};
-        squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
-        v[0] *= four.by.x, v[1] *= four.by.y, v[2] *= four.by.z, v[3] *= four.by.w;
-        if (IS_ROTATED) rotate(p.book.signs, v);
-        round_to_bytes(to, at / 32, at < p.n_in, v);
+        if (p.norm) {
+            float squares = sum_of_squares(v);
+            if (is_there && threadIdx.x % 8 == 0) to.squares[at / 32] = squares;
+        }
+        v[0] = __fmul_rn(v[0], four.by.x), v[1] = __fmul_rn(v[1], four.by.y);
+        v[2] = __fmul_rn(v[2], four.by.z), v[3] = __fmul_rn(v[3], four.by.w);
+        if (IS_ROTATED) rotate_group(p.book.signs, v);
+        round_to_bytes(to, at / 32, is_there, v);
     }
-    return squares;
 }
 
 // A feature among those of all matrices.
@@ -229,15 +188,15 @@ __device__ __forceinline__ void load_async(const MatmulParams& p, LoadCursor& cu
     commit_copies();
 }
 
-// Returns the product of a group with the inputs of a slot.
-__device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot) {
+// Adds the product of a group with the inputs of a slot to `sum`.
+__device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot, float sum) {
     float2 scale = x.scales[slot];
-    int dots[2];
+    int both = __float_as_int(scale.y), sums[2] = {(int)(short)both, both >> 16}, dots[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint4 half = (h == 0 ? x.first : x.second)[slot];
         u32 words[4] = {half.x, half.y, half.z, half.w};
-        int dot = 0;
+        int dot = OFFSET == 0 ? 0 : HAS_HALVES ? -OFFSET * sums[h] : h == 0 ? both : 0;
 #pragma unroll
         for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
 #if HAS_TWO_BYTES
@@ -248,42 +207,34 @@ __device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot
         dots[h] = dot;
     }
 #if HAS_HALVES
-    float sum = w.scale[0] * (float)dots[0] + w.scale[1] * (float)dots[1];
-    int sums = __float_as_int(scale.y);
-    if (HAS_MIN) sum += w.min[0] * (float)(short)sums + w.min[1] * (float)(sums >> 16);
-    return scale.x * sum;
+    return add_product(sum, w.scale, w.min, scale.x, {(float)dots[0], (float)dots[1]}, {(float)sums[0], (float)sums[1]});
 #else
-    float sum = scale.x * w.scale[0] * (float)(dots[0] + dots[1]);
-    if (HAS_MIN) sum += w.min[0] * scale.y;
-    return sum;
+    return add_product(sum, w.scale, w.min, scale.x, {(float)(dots[0] + dots[1])}, {scale.y});
 #endif
 }
 
-// Returns the products of a lane's groups of a step, of which the first `n` exist. Without
-// branches, so that the groups share work: a lane without groups left repeats others, with weight
-// 0.
-__device__ __forceinline__ float multiply_step(const MatmulParams& p, const u8* stage, const Row& x, u32 step, u32 n) {
+// Adds the products of a lane's groups of a step, of which the first `n` exist, to `sum`. Without
+// branches, so that the groups share work: a lane without groups left repeats others, for nothing.
+__device__ __forceinline__ float multiply_step(const MatmulParams& p, const u8* stage, const Row& x, u32 step, u32 n, float sum) {
     u32 lane = threadIdx.x % 32;
-    float sum = 0.0f;
 #pragma unroll
     for (u32 second = 0; second < 2; second++) {
         bool is_there = group_of(lane, second) < n;
         u32 known = IS_IN_EIGHTS ? min(lane, n / 2 - 1) : is_there ? lane : 0, of = is_there || IS_IN_EIGHTS ? second : 0;
-        float product = multiply(read_group(stage, group_of(known, of), STEP, p.book), x, step + known + 32 * of);
-        sum += is_there ? product : 0.0f;
+        float more = multiply(read_group(stage, group_of(known, of), STEP, p.book), x, step + known + 32 * of, sum);
+        sum = is_there ? more : sum;
     }
     return sum;
 }
 
-// Returns the norm's factor of the row, from the sum of each warp's squares.
-__device__ __forceinline__ float norm_factor(const MatmulParams& p, const float* of_warps) {
-    u32 lane = threadIdx.x % 32;
-    float sum = add_over_warp(lane < blockDim.x / 32 ? of_warps[lane] : 0.0f);
-    return 1.0f / sqrtf(sum / (float)p.n_in + p.eps);
+// Returns the norm's factor of the row.
+__device__ __forceinline__ float factor_of(const MatmulParams& p, const Row& row) {
+    float squares = 0.0f;
+    for (u32 g = threadIdx.x % 32; g < p.n_in / 32; g += 32) squares += row.squares[g];
+    return norm_factor(squares, p.n_in, p.eps);
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) gemv(const __grid_constant__ MatmulParams p) {
-    __shared__ float of_warps[MAX_WARPS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
     if (p.expert_tiles) wait_for_kernel_before();
@@ -301,10 +252,9 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) gemv(const __gri
     // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
     const float* x = p.x + x_row(p, rows.first) * p.n_in;
-    float squares = add_over_warp(load_row(p, x, row));
-    if (lane == 0) of_warps[warp] = squares;
+    load_row(p, x, row);
     __syncthreads();
-    float factor = p.norm ? norm_factor(p, of_warps) : 1.0f;
+    float factor = p.norm ? factor_of(p, row) : 1.0f;
 
     size_t y = y_row(p, rows.first);
     u32 groups = p.n_in / 32, read = 0, fill = (STAGES - 1) * STAGE_BYTES;
@@ -323,12 +273,12 @@ extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) gemv(const __gri
                 wait_copies<STAGES - 2>();
                 __syncwarp();
                 load_async(p, cursor, last, rows.w_offset, ring + fill);
-                sum += multiply_step(p, ring + read, row, step, groups - step);
+                sum = multiply_step(p, ring + read, row, step, groups - step, sum);
                 fill = read;
                 read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;
             }
             other = own;
-            own = factor * add_over_warp(sum);
+            own = __fmul_rn(factor, add_classes(sum));
         }
         own += own_bias;
         if (lane == 0) *to = p.up ? gated(p.activation, p.limit, other + gate_bias, own) : before + own;

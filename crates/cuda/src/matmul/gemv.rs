@@ -2,15 +2,23 @@
 
 use kvant_codec::DType;
 
-use super::{EXPERT_TILES_HEADER, WEIGHTS_HEADER, layout, quantized_constants};
+use super::operand::TO_BYTES_HEADER;
+use super::{ARITHMETIC_HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER, layout, quantized_constants};
 use crate::half::{COPIES_HEADER, HALF_HEADER};
-use crate::norm::SUM_HEADER;
 use crate::{Define, Source, gate};
 
 pub(super) static SOURCE: Source = Source {
     name: "gemv.cu",
     text: include_str!("gemv.cu"),
-    headers: &[HALF_HEADER, gate::HEADER, EXPERT_TILES_HEADER, SUM_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
+    headers: &[
+        HALF_HEADER,
+        gate::HEADER,
+        EXPERT_TILES_HEADER,
+        TO_BYTES_HEADER,
+        WEIGHTS_HEADER,
+        ARITHMETIC_HEADER,
+        COPIES_HEADER,
+    ],
     constants: || quantized_constants().whole("MAX_WARPS", MAX_WARPS as usize),
     options: &[],
 };
@@ -44,8 +52,8 @@ fn stages(dtype: DType) -> u32 {
 /// beside the ring of one warp.
 pub(super) fn block(dtype: DType, n_in: usize, shared_per_block: u32) -> Option<[u32; 2]> {
     const GROUP: usize = 32;
-    // Codes, a scale, and the factor of minimums.
-    let row = (n_in.next_multiple_of(STEP) / GROUP * (GROUP + 2 * size_of::<f32>())) as u32;
+    // Codes, a scale, the sum of the codes and that of the squares.
+    let row = (n_in.next_multiple_of(STEP) / GROUP * (GROUP + 3 * size_of::<f32>())) as u32;
     let ring = stages(dtype) * stage_bytes(dtype) as u32;
     let warps = (shared_per_block.saturating_sub(RESERVED + row) / ring).min(MAX_WARPS);
     (warps > 0).then_some([warps, row + warps * ring])

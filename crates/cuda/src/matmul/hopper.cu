@@ -93,7 +93,7 @@ struct ThreadSlice {
 
 __device__ inline ThreadSlice thread_slice(const MatmulParams& p, const Tile& tile) {
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP, row = threadIdx.x / EIGHTS, eight = threadIdx.x % EIGHTS;
-    const u16* inputs = (const u16*)p.codes + (size_t)(tile.row + min(row, tile.rows - 1)) * pitch + 8 * eight;
+    const u16* inputs = (const u16*)p.inputs + (size_t)(tile.row + min(row, tile.rows - 1)) * pitch + 8 * eight;
     // A feature beyond the last repeats it; the result is not stored.
     u32 feature = min(tile.feature + threadIdx.x / 2, tile.matrix.n_out - 1);
     return {inputs, pitch, tile.rows > row ? tile.rows - row : 0, tile.matrix.w + p.row_bytes * feature, (u32)p.row_bytes / ((p.n_in + 31) / 32)};
@@ -217,7 +217,7 @@ __device__ inline void write_sums(const MatmulParams& p, const Tile& tile, const
     // A lane has the factors of one row in 32.
     float factors[ROWS / 32], bias[2];
 #pragma unroll
-    for (u32 i = 0; i < ROWS / 32; i++) factors[i] = p.scales[tile.row + min(32 * i + lane, tile.rows - 1)] * matrix.unit;
+    for (u32 i = 0; i < ROWS / 32; i++) factors[i] = p.factors[tile.row + min(32 * i + lane, tile.rows - 1)] * matrix.unit;
     u32 out = feature + lane / 4;
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {

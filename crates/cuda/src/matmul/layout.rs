@@ -185,6 +185,14 @@ pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> R
     Ok(Weights { block, exponent: exponent_of(largest.into_inner()) })
 }
 
+/// Lays the rows of `tokens` of a table, as in the file, out as on the device.
+pub(crate) fn lay_out_rows(dtype: DType, n_in: usize, bytes: &[u8], tokens: &[u32], rows: &mut [u8]) {
+    let (from, to) = (file_row_bytes(dtype, n_in), row_bytes(dtype, n_in));
+    for (&token, row) in tokens.iter().zip(rows.chunks_exact_mut(to)) {
+        put_rows(dtype, &bytes[token as usize * from..][..from], from, row, to);
+    }
+}
+
 /// Lays rows of `from` bytes out as rows of `to` bytes.
 fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: usize) {
     for (file_row, row) in file_rows.chunks_exact(from).zip(rows.chunks_exact_mut(to)) {

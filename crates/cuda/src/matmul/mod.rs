@@ -1,12 +1,44 @@
 //! Matrix products with weights of any type: `y = W x + bias`.
 //!
 //! Few rows, quantized weights: `x` as signed bytes with one scale per 32, int8 products. The
-//! kernel for one row (GEMV, `gemv.cu`) normalizes and quantizes it on the fly, more rows
+//! kernel for one row (GEMV, `gemv.cu`) normalizes and quantizes it on the fly, 2 to 16 rows
 //! (`skinny_q8.cu`) come from `quantize.cu`. The gate of a feed-forward layer is fused. Level
 //! tables are looked up; the codebooks of tq3_1s and tq4_1s become two bytes. For the rotated types
 //! `x` is rotated instead of the weights.
 //!
-//! Few rows, float weights (`skinny_f32.cu`): f32 throughout.
+//! # Arithmetic of few rows
+//!
+//! A row of up to 16 has the same bits whatever rows are beside it: a step that verifies draft
+//! tokens gives each the logits that it has alone. Both kernels therefore round at the same places,
+//! with intrinsics that compilers do not contract:
+//!
+//! 1. An input is `x` times the norm's weight; for rotated types a group of 32 is then multiplied
+//!    by the signs times the factor, and added in the butterfly's steps 1, 2, 4, 8, 16. The norm's
+//!    *factor* comes last (7), so that a group needs no other.
+//! 2. The factor is `1 / sqrt(sum / n + eps)`. Squares of four inputs are added by FMAs, of a group
+//!    over eight of those by steps of 1, 2, 4; sums of groups `l`, `l + 32`, .. in order, and those
+//!    32 as in (6).
+//! 3. A group's scale is its largest magnitude times 1 / 127, a code the nearest integer of the
+//!    input times 127 times the approximate reciprocal (`to_bytes.cuh`).
+//! 4. Codes of a group are multiplied and added as integers, exactly. A constant offset of the
+//!    weights' codes (8 in q4_0, 16 in q5_0, 4 in q3_K, 32 in q6_K) is subtracted there too. Only
+//!    those of two-byte levels exceed 2^24: the sum is rounded to f32 once.
+//! 5. The group's product is added to the sum of its *class* by FMAs, in the order of groups
+//!    (`arithmetic.cuh`). The class of group g is g mod 32; where groups share bytes in blocks of
+//!    256, half of g mod 64 (of q6_K, where g and g + 2 share them, 2 (g mod 64 / 4) + g mod 2).
+//! 6. The 32 classes are added in a binary tree: neighbours at distance 1, then 2, 4, 8, 16.
+//! 7. The sum is multiplied by the norm's factor; then the bias, the gate, and what is there.
+//!
+//! Classes make the order independent of how work is split: a warp of the GEMV has a class in each
+//! lane, without any exchange before the end of a row; eight warps of the kernel for more rows have
+//! four classes each, and any number of blocks that is a power of two a subtree. Ranges of
+//! neighbouring groups instead of residues would need an exchange per step in the GEMV, or other
+//! sums for each split.
+//!
+//! # Other products
+//!
+//! Few rows, float weights (`skinny_f32.cu`): f32 throughout, by FMAs in one order for any number
+//! of rows.
 //!
 //! Many rows (GEMM, `gemm.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
 //! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that
@@ -28,10 +60,14 @@ mod gemv;
 mod layout;
 mod operand;
 mod skinny_q8;
-pub(crate) use layout::{Weights, upload};
+pub(crate) use layout::{Weights, lay_out_rows, row_bytes, upload};
 pub(crate) use operand::Operand;
+use operand::{Bytes, Sums, TO_BYTES_HEADER};
 
-const HEADERS: [Header; 3] = [HALF_HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER];
+/// Headers of kernels that decode weights.
+pub(crate) const HEADERS: [Header; 4] = [HALF_HEADER, EXPERT_TILES_HEADER, TO_BYTES_HEADER, WEIGHTS_HEADER];
+/// Header of the sums of quantized products.
+const ARITHMETIC_HEADER: Header = Header { name: "arithmetic.cuh", text: include_str!("arithmetic.cuh") };
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
 /// Header of the tiles of slots that share an expert.
 pub(crate) const EXPERT_TILES_HEADER: Header =
@@ -48,8 +84,8 @@ static HOPPER: Source = Source {
     name: "hopper_gemm.cu",
     text: include_str!("hopper.cu"),
     headers: &{
-        let [half, expert_tiles, weights] = HEADERS;
-        [half, expert_tiles, weights, COPIES_HEADER, WARPGROUP_HEADER]
+        let [half, expert_tiles, to_bytes, weights] = HEADERS;
+        [half, expert_tiles, to_bytes, weights, COPIES_HEADER, WARPGROUP_HEADER]
     },
     constants: || constants().whole("STEP", operand::STEP).whole("STAGES", HOPPER_STAGES as usize),
     options: &WARPGROUP_OPTIONS,
@@ -71,6 +107,9 @@ const MAX_MATRICES: usize = 4;
 const ROWS: [u32; 2] = [1, 8];
 /// Minimum number of rows for the GEMM, which decodes weights to f16 and rounds inputs to it.
 pub(crate) const MIN_GEMM_ROWS: usize = 17;
+/// Maximum number of rows whose products do not depend on each other: each has the bits that it has
+/// alone.
+pub(crate) const INVARIANT_ROWS: usize = MIN_GEMM_ROWS - 1;
 /// Sides of the GEMM's tiles, in output features and in rows: small, for experts and where large
 /// tiles are too few, and large.
 pub(crate) const TILE: u32 = 64;
@@ -122,7 +161,7 @@ pub(crate) const TYPES: [DType; 29] = [
 
 /// Returns the constants of `weights.cuh`: the type numbers, the bytes of their blocks without
 /// those that move, and levels of codes, as the bits of floats.
-fn constants() -> Constants {
+pub(crate) fn constants() -> Constants {
     let words = |levels: nf4::Levels| levels.map(|level| level.to_bits() as i32);
     let limits = Constants::default()
         .whole("MAX_MATRICES", MAX_MATRICES)
@@ -152,7 +191,7 @@ fn skinny_f32_constants() -> Constants {
 /// look them up.
 #[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
-struct Levels {
+pub(crate) struct Levels {
     high: [u32; 4],
     low: [u32; 4],
     unit: f32,
@@ -180,9 +219,10 @@ struct KernelParams {
     up: DevicePtr,
     x: DevicePtr,
     norm: DevicePtr,
-    codes: DevicePtr,
-    scales: DevicePtr,
-    sums: DevicePtr,
+    inputs: DevicePtr,
+    factors: DevicePtr,
+    shares: DevicePtr,
+    counters: DevicePtr,
     row_bytes: u64,
     n_matrices: u32,
     n_in: u32,
@@ -192,7 +232,7 @@ struct KernelParams {
     activation: u32,
     slots_of_row: u32,
     limit: f32,
-    unused: u32,
+    splits: u32,
     up_bias: DevicePtr,
     expert_tiles: DevicePtr,
     order: DevicePtr,
@@ -283,9 +323,10 @@ pub(crate) fn kernel_names(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns whether products of `rows` rows with this weight type fuse a gate.
-pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
-    is_quantized(dtype) && rows < MIN_GEMM_ROWS
+/// Returns whether products of `rows` rows of `n_in` inputs with this weight type fuse a gate.
+pub(crate) fn has_gate(cx: &Context, dtype: DType, [rows, n_in]: [usize; 2]) -> bool {
+    let shared_per_block = cx.gpu().properties().shared_per_block;
+    is_quantized(dtype) && rows < MIN_GEMM_ROWS && gemv::block(dtype, n_in, shared_per_block).is_some()
 }
 
 fn is_quantized(dtype: DType) -> bool {
@@ -316,7 +357,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 
 impl Levels {
     /// The levels of the types with a codebook or a table.
-    fn of(dtype: DType) -> Self {
+    pub(crate) fn of(dtype: DType) -> Self {
         match FieldSpec::of(dtype) {
             Some(FieldSpec { table: Some(table), .. }) => Self::of_table(table),
             Some(FieldSpec { trellis: Some(levels), .. }) => Self::of_windows(levels),
@@ -392,7 +433,8 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
     let number = number_of(p.dtype);
     let dtype = ("TYPE", number);
     let mut params = params(cx, x, p, kernel_kind)?;
-    let (n_sms, shared_per_block) = (cx.gpu().properties().n_sms, cx.gpu().properties().shared_per_block);
+    let mut shares = None;
+    let n_sms = cx.gpu().properties().n_sms;
     let row_blocks = |rows: u32| {
         p.expert_slots
             .map_or((x.rows as u32).div_ceil(rows), |expert_slots| expert_slots.n_expert_tiles as u32)
@@ -404,12 +446,20 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
             let grid = [gemv::blocks(n_sms, row_blocks(1), n_out as u32), row_blocks(1), 1];
             (kernel, 1, grid, 32 * warps, shared_bytes)
         }
-        KernelKind::SkinnyQ8 { rows } => {
-            let defines = skinny_q8::defines(p.dtype, number, rows);
-            let kernel = cx.kernel_with(&skinny_q8::SOURCE, &defines, "skinny_q8")?;
-            let features = skinny_q8::FEATURES / if p.up.is_some() { 2 } else { 1 };
-            let [warps, shared_bytes] = skinny_q8::block(p.dtype, shared_per_block);
-            (kernel, features, [blocks(features), row_blocks(rows), 1], 32 * warps, shared_bytes)
+        KernelKind::SkinnyQ8(plan) => {
+            let kernel = cx.kernel_with(
+                &skinny_q8::SOURCE,
+                &skinny_q8::defines(p.dtype, number, plan.rows),
+                "skinny_q8",
+            )?;
+            let (tiles, row_blocks) = (blocks(skinny_q8::FEATURES), row_blocks(plan.rows));
+            let grid = [plan.blocks(n_sms, tiles, row_blocks), row_blocks, 1];
+            params.splits = plan.splits;
+            if plan.splits > 1 {
+                params.counters = cx.counters()?;
+                params.shares = shares.insert(cx.scratch(plan.share_bytes(tiles, row_blocks))?).ptr();
+            }
+            (kernel, skinny_q8::FEATURES, grid, 32 * skinny_q8::WARPS, plan.shared_bytes)
         }
         KernelKind::SkinnyF32 { rows } => {
             let kernel = cx.kernel_with(&SKINNY_F32, &[dtype, ("ROWS", rows)], "skinny_f32")?;
@@ -446,10 +496,8 @@ enum KernelKind {
         warps: u32,
         shared_bytes: u32,
     },
-    /// Few rows, up to `rows` at once, with quantized weights.
-    SkinnyQ8 {
-        rows: u32,
-    },
+    /// Few rows with quantized weights.
+    SkinnyQ8(skinny_q8::Plan),
     /// The same, with float weights.
     SkinnyF32 {
         rows: u32,
@@ -466,19 +514,32 @@ impl KernelKind {
         if !is_quantized(p.dtype) {
             return Self::SkinnyF32 { rows: ROWS[usize::from(!is_gemv)] };
         }
-        // The longest rows leave no shared memory for weights.
-        let block = gemv::block(p.dtype, x.n_in, cx.gpu().properties().shared_per_block);
-        match block.filter(|_| is_gemv) {
-            Some([warps, shared_bytes]) => Self::Gemv { warps, shared_bytes },
-            None => {
-                Self::SkinnyQ8 { rows: skinny_q8::ROWS[usize::from(x.rows > skinny_q8::ROWS[0] as usize)] }
-            }
+        let gpu = cx.gpu().properties();
+        let Some([warps, shared_bytes]) = gemv::block(p.dtype, x.n_in, gpu.shared_per_block) else {
+            return Self::Gemm;
+        };
+        // Rows too long for a block to keep eight take the weights one by one.
+        match skinny_q8::Plan::new(p.dtype, x.rows, x.n_in, gpu).filter(|_| !is_gemv) {
+            Some(plan) => Self::SkinnyQ8(plan),
+            None => Self::Gemv { warps, shared_bytes },
         }
     }
 }
 
+/// Returns the form of inputs in 8 bits for a type of weights.
+fn bytes_for(dtype: DType) -> Bytes {
+    let sums = match dtype.layout() {
+        DType::Q4_0 => Sums::AsStarts { offset: 8 },
+        DType::Q5_0 => Sums::AsStarts { offset: 16 },
+        DType::Q4_1 | DType::Q5_1 | DType::Q4K | DType::Q5K | DType::Q4G128 => Sums::AsFloats,
+        DType::Q2K | DType::Q3K | DType::Q6K => Sums::OfHalves,
+        _ => Sums::AsStarts { offset: 0 },
+    };
+    Bytes { rotates: FieldSpec::is_rotated(dtype), sums }
+}
+
 /// Returns the number of a supported type in kernels.
-fn number_of(dtype: DType) -> u32 {
+pub(crate) fn number_of(dtype: DType) -> u32 {
     TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
 }
 
@@ -538,9 +599,10 @@ fn params(
         up: p.up.map_or(0, |(up, _)| up),
         x: x.x,
         norm: 0,
-        codes: 0,
-        scales: 0,
-        sums: 0,
+        inputs: 0,
+        factors: 0,
+        shares: 0,
+        counters: 0,
         row_bytes: layout::row_bytes(p.dtype, x.n_in) as u64,
         n_matrices: 0,
         n_in: x.n_in as u32,
@@ -550,7 +612,7 @@ fn params(
         activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
         slots_of_row: p.expert_slots.map_or(1, |expert_slots| expert_slots.slots_of_row as u32),
         limit: p.up.map_or(0.0, |(_, activation)| activation.limit()),
-        unused: 0,
+        splits: 1,
         up_bias: p.up_bias.unwrap_or(0),
         expert_tiles: p.expert_slots.map_or(0, |expert_slots| expert_slots.expert_tiles),
         order: p.expert_slots.map_or(0, |expert_slots| expert_slots.order),
@@ -559,11 +621,11 @@ fn params(
     match kernel_kind {
         KernelKind::Gemm => {
             let halves = x.halves(cx)?;
-            (params.codes, params.scales) = (halves.halves, halves.factors);
+            (params.inputs, params.factors) = (halves.halves, halves.factors);
         }
-        KernelKind::SkinnyQ8 { .. } => {
-            let quantized = x.quantized(cx, FieldSpec::is_rotated(p.dtype))?;
-            (params.codes, params.scales, params.sums) = (quantized.codes, quantized.scales, quantized.sums);
+        KernelKind::SkinnyQ8(_) => {
+            let quantized = x.quantized(cx, bytes_for(p.dtype))?;
+            (params.inputs, params.factors) = (quantized.tiles, quantized.factors);
         }
         KernelKind::SkinnyF32 { .. } => params.x = x.plain(cx)?,
         KernelKind::Gemv { .. } => {
@@ -575,5 +637,7 @@ fn params(
     Ok(params)
 }
 
+#[cfg(test)]
+mod batch_invariance;
 #[cfg(test)]
 mod tests;

@@ -8,23 +8,33 @@ use crate::constants::Constants;
 use crate::half::HALF_HEADER;
 use crate::memory::Block;
 use crate::norm::{self, NormKind, NormParts, SUM_HEADER};
-use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
+use crate::{Context, CudaError, DevicePtr, Header, Launch, Source, rotate};
 
 pub(super) static QUANTIZE: Source = Source {
     name: "quantize.cu",
     text: include_str!("quantize.cu"),
-    headers: &[HALF_HEADER, SUM_HEADER],
+    headers: &[HALF_HEADER, INPUT_TILE_HEADER, SUM_HEADER, TO_BYTES_HEADER],
     constants: || rotate::constants(Constants::default()).whole("THREADS", THREADS as usize),
     options: &[],
 };
 
+/// Header of the conversion to 8 bits, for kernels that convert on the fly too.
+pub(super) const TO_BYTES_HEADER: Header =
+    Header { name: "to_bytes.cuh", text: include_str!("to_bytes.cuh") };
+/// Header of the inputs of `skinny_q8.cu`.
+pub(super) const INPUT_TILE_HEADER: Header =
+    Header { name: "input_tile.cuh", text: include_str!("input_tile.cuh") };
+
 /// Threads of a block, which processes a row, or a range of one.
 const THREADS: u32 = 256;
-/// Groups of each warp of a block that processes a range.
-const GROUPS_OF_WARP: u32 = 2;
+/// Inputs that a block converts to 8 bits.
+const RANGE: usize = 4 * THREADS as usize;
 
 /// Values of a group: those that share a scale.
 const GROUP: usize = 32;
+/// Rows of `InputTile` of `input_tile.cuh`, and its bytes.
+const TILE_ROWS: usize = 8;
+pub(super) const INPUT_TILE_BYTES: usize = TILE_ROWS * (GROUP + 2 * size_of::<f32>());
 /// Values of a step of the GEMM.
 pub(super) const STEP: usize = 64;
 
@@ -33,13 +43,35 @@ pub(super) const STEP: usize = 64;
 struct QuantizeParams {
     x: DevicePtr,
     weight: DevicePtr,
-    codes: DevicePtr,
-    scales: DevicePtr,
-    sums: DevicePtr,
+    tiles: DevicePtr,
+    factors: DevicePtr,
     n_in: u32,
+    rows: u32,
     eps: f32,
     rotates: u32,
     signs: u32,
+    sums: u32,
+    offset: u32,
+    unused: u32,
+}
+
+/// What the products with a type of weights need of the sums of the inputs' codes of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// Those of either half, 16 bits each.
+    OfHalves,
+    /// The sum times the scale, for minimums.
+    AsFloats,
+    /// The integer that the products begin with: minus `offset` times the sum.
+    AsStarts { offset: u32 },
+}
+
+/// How the inputs are converted to 8 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bytes {
+    /// Rotate each group first.
+    pub rotates: bool,
+    pub sums: Sums,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -63,16 +95,15 @@ pub(crate) struct Operand {
     pub n_in: usize,
     normalized: Option<Block>,
     halves: Option<Halves>,
-    quantized: Option<Quantized>,
-    rotated: Option<Quantized>,
+    quantized: Vec<(Bytes, Quantized)>,
 }
 
-/// Inputs in 8 bits, in groups of 32: codes `[rows, n_in]`, scales and sums `[rows, n_in / 32]`.
+/// Inputs in 8 bits, `InputTile` `[rows / 8, n_in / 32]`.
 pub(super) struct Quantized {
     _memory: Block,
-    pub codes: DevicePtr,
-    pub scales: DevicePtr,
-    pub sums: DevicePtr,
+    pub tiles: DevicePtr,
+    /// The norm's factors, `[rows]`, or 0: products are multiplied by them.
+    pub factors: DevicePtr,
 }
 
 /// Inputs in f16, rows padded with zeros to whole steps of 64, each times a power of two that
@@ -86,7 +117,7 @@ pub(super) struct Halves {
 impl Operand {
     /// The operand `x` `[rows, n_in]`.
     pub fn new(x: DevicePtr, [rows, n_in]: [usize; 2], norm: Option<NormParts>) -> Self {
-        Self { x, norm, rows, n_in, normalized: None, halves: None, quantized: None, rotated: None }
+        Self { x, norm, rows, n_in, normalized: None, halves: None, quantized: Vec::new() }
     }
 
     /// Returns the inputs in f32, `[rows, n_in]`.
@@ -108,14 +139,17 @@ impl Operand {
         Ok(self.halves.as_ref().expect("made above"))
     }
 
-    /// Returns the inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple
-    /// of 32.
-    pub(super) fn quantized(&mut self, cx: &Context, rotates: bool) -> Result<&Quantized, CudaError> {
-        let slot = if rotates { &mut self.rotated } else { &mut self.quantized };
-        if slot.is_none() {
-            *slot = Some(quantize(cx, self.x, [self.rows, self.n_in], self.norm, rotates)?);
-        }
-        Ok(slot.as_ref().expect("made above"))
+    /// Returns the inputs in 8 bits. `n_in` is a multiple of 32.
+    pub(super) fn quantized(&mut self, cx: &Context, bytes: Bytes) -> Result<&Quantized, CudaError> {
+        let index = match self.quantized.iter().position(|(of, _)| *of == bytes) {
+            Some(index) => index,
+            None => {
+                let quantized = quantize(cx, self.x, [self.rows, self.n_in], self.norm, bytes)?;
+                self.quantized.push((bytes, quantized));
+                self.quantized.len() - 1
+            }
+        };
+        Ok(&self.quantized[index].1)
     }
 }
 
@@ -141,26 +175,34 @@ fn quantize(
     x: DevicePtr,
     [rows, n_in]: [usize; 2],
     norm: Option<NormParts>,
-    rotates: bool,
+    bytes: Bytes,
 ) -> Result<Quantized, CudaError> {
-    let (n_codes, n_groups) = (rows * n_in, rows * n_in / GROUP);
-    let memory = cx.scratch(n_codes + 2 * n_groups * size_of::<f32>())?;
-    let codes = memory.ptr();
-    let scales = codes + n_codes as u64;
-    let sums = scales + (n_groups * size_of::<f32>()) as u64;
+    let tile_rows = rows.next_multiple_of(TILE_ROWS);
+    let tile_bytes = tile_rows / TILE_ROWS * (n_in / GROUP) * INPUT_TILE_BYTES;
+    let memory = cx.scratch(tile_bytes + rows * size_of::<f32>())?;
+    let (tiles, factors) = (memory.ptr(), norm.map_or(0, |_| memory.ptr() + tile_bytes as u64));
+    let (sums, offset) = match bytes.sums {
+        Sums::OfHalves => (0, 0),
+        Sums::AsFloats => (1, 0),
+        Sums::AsStarts { offset } => (2, offset),
+    };
     let params = QuantizeParams {
         x,
         weight: norm.map_or(0, |norm| norm.weight),
-        codes,
-        scales,
-        sums,
+        tiles,
+        factors,
         n_in: n_in as u32,
+        rows: rows as u32,
         eps: norm.map_or(0.0, |norm| norm.eps),
-        rotates: u32::from(rotates),
+        rotates: u32::from(bytes.rotates),
         signs: Rotation::tq().before() as u32,
+        sums,
+        offset,
+        unused: 0,
     };
-    let pieces = ((n_in / GROUP) as u32).div_ceil(GROUPS_OF_WARP * THREADS / 32);
-    let launch = Launch { grid: [rows as u32, pieces, 1], ..Launch::linear(rows as u32, THREADS) };
+    // One block more computes the norm's factor.
+    let blocks = (n_in.div_ceil(RANGE) + usize::from(norm.is_some())) as u32;
+    let launch = Launch { grid: [tile_rows as u32, blocks, 1], ..Launch::linear(1, THREADS) };
     cx.launch(cx.kernel(&QUANTIZE, "quantize")?, launch, &params)?;
-    Ok(Quantized { _memory: memory, codes, scales, sums })
+    Ok(Quantized { _memory: memory, tiles, factors })
 }

@@ -1,78 +1,90 @@
 // Converts the inputs of matrix products to the kernels' formats.
 //
-// In 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before
-// that the row may be normalized (RMS, arXiv 1910.07467), and each group rotated as the tq types'
-// weights are. Rows are few: several blocks share one, and each sums its squares, in the same
-// order.
+// In 8 bits (to_bytes.cuh), for skinny_q8.cu: as the B operands of its MMAs, see `InputTile`. A
+// block has 1,024 inputs of a row; another block of the row computes the norm's factor.
+//
+// In f16: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so
+// that inputs neither overflow nor underflow; products are multiplied by its inverse.
 
 #include "constants.cuh"
 #include "half.cuh"
+#include "input_tile.cuh"
 #include "sum.cuh"
-
-// In f16: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so
-// that inputs neither overflow nor underflow; products are multiplied by its inverse.
+#include "to_bytes.cuh"
 
 struct QuantizeParams {
     const float* x;       // [rows, n_in]
     const float* weight;  // [n_in], or null for no norm
-    signed char* codes;   // [rows, n_in]
-    float* scales;        // [rows, n_in / 32]
-    // [rows, n_in / 32]: sums of the codes of either half, 16 bits each, the first half's low
-    unsigned* sums;
-    unsigned n_in;
+    InputTile* tiles;     // [rows / 8, n_in / 32], rows beyond the last zero
+    float* factors;       // [rows] of the norm
+    u32 n_in;
+    u32 rows;
     float eps;
-    unsigned rotates;
-    unsigned signs;       // of the rotation, before its butterfly
+    u32 rotates;
+    u32 signs;            // of the rotation, before its butterfly
+    u32 sums;             // their form
+    int offset;
+    u32 unused;
 };
 
-// Returns the norm's factor of a row, besides its weight.
-__device__ float norm_factor(const float* x, const float* weight, unsigned n_in, float eps, float* warps) {
-    if (!weight) return 1.0f;
-    float squares = 0.0f;
-    for (unsigned i = threadIdx.x; i < n_in; i += THREADS) squares += x[i] * x[i];
-    return 1.0f / sqrtf(add_over_block<THREADS>(squares, warps) / (float)n_in + eps);
+// Returns four values of a row from `i` on, zeros beyond its end.
+__device__ __forceinline__ float4 four_of(const float* row, u32 i, u32 n) {
+    return i < n ? *(const float4*)(row + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+// Writes the norm's factor of the row of this block.
+__device__ __forceinline__ void write_factor(const QuantizeParams& p) {
+    __shared__ float squares[32];
+    // Eight lanes have groups of the same number modulo 32.
+    float sum = 0.0f;
+    for (u32 i = 4 * threadIdx.x; i / 1024 * 1024 < p.n_in; i += 1024) {
+        float4 four = four_of(p.x + (size_t)blockIdx.x * p.n_in, i, p.n_in);
+        sum += sum_of_squares({four.x, four.y, four.z, four.w});
+    }
+    if (threadIdx.x % 8 == 0) squares[threadIdx.x / 8] = sum;
+    __syncthreads();
+    float factor = norm_factor(squares[threadIdx.x % 32], p.n_in, p.eps);
+    if (threadIdx.x == 0) p.factors[blockIdx.x] = factor;
+}
+
+// Returns the sums of the codes of a group in the form that the weights need.
+__device__ __forceinline__ u32 sums_of(const QuantizeParams& p, const Bytes& x) {
+    if (p.sums == SUMS_OF_HALVES) return x.first & 0xffff | x.second << 16;
+    int sum = x.first + x.second;
+    if (p.sums == SUMS_AS_FLOATS) return __float_as_uint(__fmul_rn(x.scale, (float)sum));
+    return MMA_ZERO - p.offset * sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) quantize(const __grid_constant__ QuantizeParams p) {
-    __shared__ float warps[THREADS / 32];
     wait_for_kernel_before();
-    const float* x = p.x + (size_t)blockIdx.x * p.n_in;
-    float factor = norm_factor(x, p.weight, p.n_in, p.eps, warps);
-    unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, groups = p.n_in / 32;
-    for (unsigned g = blockIdx.y * (THREADS / 32) + warp; g < groups; g += gridDim.y * (THREADS / 32)) {
-        float value = x[32 * g + lane];
-        if (p.weight) value = value * factor * p.weight[32 * g + lane];
-        if (p.rotates) {
-            if (p.signs >> lane & 1) value = -value;
-            for (unsigned step = 1; step < 32; step *= 2) {
-                float other = __shfl_xor_sync(~0u, value, step);
-                value = lane & step ? other - value : value + other;
-            }
-            value *= ROTATION_32;
-        }
-        float largest = fabsf(value);
-        for (int step = 16; step > 0; step /= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-        }
-        // fmaxf ignores NaN; a NaN must stay visible.
-        float scale = __any_sync(~0u, value != value) ? __int_as_float(0x7fffffff) : largest / 127.0f;
-        int code = scale > 0.0f ? max(-127, min(127, __float2int_rn(value / scale))) : 0;
-        int sum = code;
-        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-        int second = __shfl_sync(~0u, sum, 16);
-        size_t at = (size_t)blockIdx.x * groups + g;
-        p.codes[32 * at + lane] = (signed char)code;
-        if (lane == 0) {
-            p.scales[at] = scale;
-            p.sums[at] = (unsigned)sum & 0xffff | (unsigned)second << 16;
-        }
+    u32 row = blockIdx.x, at = 1024 * blockIdx.y + 4 * threadIdx.x;
+    if (1024 * blockIdx.y >= p.n_in) {
+        if (row < p.rows) write_factor(p);
+        return;
+    }
+    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (row < p.rows && at < p.n_in) {
+        float4 x = *(const float4*)(p.x + (size_t)row * p.n_in + at);
+        float4 by = p.weight ? *(const float4*)(p.weight + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        v[0] = __fmul_rn(x.x, by.x), v[1] = __fmul_rn(x.y, by.y), v[2] = __fmul_rn(x.z, by.z), v[3] = __fmul_rn(x.w, by.w);
+    }
+    if (p.rotates) rotate_group(p.signs, v);
+    Bytes bytes = to_bytes(v);
+    if (at >= p.n_in) return;
+    InputTile& tile = p.tiles[(size_t)(row / 8) * (p.n_in / 32) + at / 32];
+    u32 word = threadIdx.x % 8;
+    tile.codes[row % 8][word % 4][word / 4] = bytes.codes;
+    if (word == 0) {
+        InputScales& scales = tile.scales[row % 8 / 2];
+        scales.scale[row % 2] = bytes.scale;
+        scales.sums[row % 2] = sums_of(p, bytes);
     }
 }
 
 struct HalvesParams {
     const float* x;          // [rows, n_in]
     const float* weight;     // [n_in], or null for no norm
-    unsigned short* halves;  // [rows, pitch], zeros beyond n_in
+    u16* halves;  // [rows, pitch], zeros beyond n_in
     float* factors;          // [rows]: factors of the products
     unsigned n_in;
     unsigned pitch;
@@ -111,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_con
     if (threadIdx.x == 0) largest = 0;
     float squares = 0.0f, v[4];
     // Magnitudes compare as integers; NaN is above infinity.
-    unsigned mine = 0;
+    u32 mine = 0;
 #pragma unroll 4
     for (unsigned i = 4 * threadIdx.x; i < p.n_in; i += 4 * THREADS) {
         load_weighted(p, i, v, squares);

@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) skinny_f32(const __grid
             for (int i = 0; i < 32; i++) {
                 float x = inputs[r][lane * PITCH + i];
 #pragma unroll
-                for (int f = 0; f < FEATURES; f++) sums[f][r] += w[f][i] * x;
+                for (int f = 0; f < FEATURES; f++) sums[f][r] = __fmaf_rn(w[f][i], x, sums[f][r]);
             }
         }
         __syncthreads();

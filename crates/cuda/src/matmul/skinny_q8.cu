@@ -1,198 +1,189 @@
-// y = W x + bias for few rows of x, up to ROWS at once, with quantized weights, on tensor cores. Or
-// y = a(W x) (U x), a an activation.
+// y = W x + bias for 2 to 16 rows of x, up to ROWS at once, with quantized weights, on tensor
+// cores. Or y = a(W x) (U x), a an activation: then a block multiplies a tile of W, and the same of
+// U.
 //
-// A block has 32 features (with a gate 16 of W and the same 16 of U); its warps share the inputs,
-// each every WARPS-th slice of 256 from its own on, and their sums are added in the order of warps
-// at the end. A warp double-buffers two slices of its weights in shared memory: one is in flight
-// (cp.async) while the other is multiplied.
+// A tile is 16 features, a warp has four of the 32 classes of groups (matmul/mod.rs), so that a
+// tile takes eight warps. With `splits` 1 they are a block; else a block has the 32 / splits
+// classes of its own of `splits` tiles at once, and the last block of those that share tiles adds
+// theirs: the sum over the classes is a binary tree, which every split joins in the same order.
+// Blocks keep the inputs of their classes in shared memory, about two of them are on each
+// multiprocessor, and each takes an equal range of tiles: all end at about the same time.
 //
-// Groups of 32 inputs come in pairs. Each lane decodes those of one feature and stores the codes
-// for `ldmatrix`; then 16 features and 8 rows are multiplied at a time, bytes by bytes
-// (mma.m16n8k32), and the integer results by the scales of weights and inputs. Where the halves of
-// a group have separate scales they are multiplied separately (m16n8k16).
+// Weights stay as they are in memory: a warp copies stages of its classes, 16 features of 4 or 8
+// groups, to a ring of its own in shared memory (cp.async), across the ends of tiles. There the
+// rows' distance is an odd number of 16 bytes, so that eight rows' words t fall into different
+// banks: a lane reads its A operands directly, and unpacks in registers. The K order within a group
+// is free, as long as both operands have the same. The scales of a group of a row, which four lanes
+// need, one of them reads.
 //
-// quantize.cu quantizes the rows; gemv.cu is the kernel for a single row. The kernel is batch
-// invariant: the result of a row does not depend on the others.
+// Counted in the machine code for compute capability 9.0 (ptxas 12.8), instructions of a warp for
+// 512 weights and 8 rows, loads included: 44 with q4_0, 41 with q8_0, 47 with q4_K, 72 with q6_K
+// (57, 66 and 117 of its predecessor with q4_0, q4_K and q6_K); with 16 rows 63, 61, 67 and 110
+// (88, 97 and 168). Up to 116 registers with 8 rows, 128 and 12 to 20 spilled bytes with 16.
 //
-// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp, 32 features and 64
-// inputs of up to 8 rows: 190 instructions with q4_0, 230 with q4_K, 400 with q6_K, of up to 16
-// rows 100 to 150 more, and some 40 to 100 to load weights. At half of the instructions that an
-// H100 can issue q4_0 would take 14 us for [14336, 4096], its bytes 11 us. It takes 34 us there
-// with 8 rows, 29 with 4 and 48 with 16, q4_K as long. Its predecessor, without tensor cores, took
-// 68 us with 8 rows, and 84 with q4_K.
+// Predicted for 132 multiprocessors at 1.98 GHz, q4_0, 8 rows: [14336, 4096] and [4096, 14336] take
+// 4.9 us of issue slots beside 11.0 us of bytes at 3.0 TB/s, so that memory binds at any rate above
+// 0.45 instructions per clock and scheduler, with four warps on each; 16 rows 7.0 us (0.64). Inputs
+// add 10.8 and 9.2 MB of L2 reads. Measured of its predecessor, which read inputs from memory in
+// its loop and decoded weights through shared memory: 34 us with 8 rows, of 0.14 per clock.
 //
-// NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y
-// NaN.
+// NaN and infinities in x make the scale of their 32 values NaN, and so the row of y.
 
 #include "copies.cuh"
+#include "fragments.cuh"
 #include "gate.cuh"
-#include "weights.cuh"
+#include "input_tile.cuh"
 
-constexpr u32 SLICE = 256;
-constexpr u32 SLICE_GROUPS = SLICE / 32;
 constexpr u32 ROW_TILES = ROWS / 8;
-constexpr u32 FEATURES = 32;
-// Of a slice: codes, and the bytes moved behind the row. Of some types that is two bytes, which are
-// copied with their neighbours.
-constexpr u32 TAIL_COPY = TAIL_BYTES == 2 ? 4 : TAIL_BYTES;
+constexpr u32 FEATURES = 16;
+constexpr u32 CLASSES = 4;                    // of a warp
+constexpr u32 WARPS = 32 / CLASSES;
+constexpr u32 WINDOW = WARPS * STAGE_GROUPS;  // groups of a stage of all classes
 constexpr u32 COPY = CODE_BYTES % 16 == 0 ? 16 : 4;
-// Distance between features in a stage: an odd number of copies, so that the lanes' reads fall into
-// different banks.
-constexpr u32 PITCH = ((CODE_BYTES + TAIL_COPY + COPY - 1) / COPY | 1) * COPY;
+constexpr u32 TAIL_BYTES = MOVED * ((STAGE_GROUPS + BLOCK_GROUPS - 1) / BLOCK_GROUPS);
+constexpr u32 TAIL_WORDS = (TAIL_BYTES + 3) / 4;
+constexpr u32 PITCH = ((CODE_BYTES + 4 * TAIL_WORDS + 15) / 16 | 1) * 16;
+constexpr u32 STAGE_BYTES = FEATURES * PITCH;
+// Distance between rows in `Sums`: lanes' writes fall into different banks.
+constexpr u32 SUMS_PITCH = FEATURES + 4;
 
-// Scales and minimums of a group, of either half where they differ.
-struct Scales {
-    float scale[HAS_HALVES ? 2 : 1];
-    float min[HAS_HALVES ? 2 : 1];
-};
-
-// Shared memory of a warp.
-struct Warp {
-    u8 stages[2][FEATURES * PITCH];
-    uint4 codes[HAS_TWO_BYTES ? 2 : 1][2][2][2][16];  // [high, low][features / 16][group][half]
-    Scales scales[2][2][16];
-};
+typedef float Sums[WARPS][ROWS * SUMS_PITCH];
 
 extern __shared__ uint4 shared[];
 
-// The rows of weights of a block.
-struct Rows {
-    const u8* w[2];  // of either half of the features
-    u32 first[2];    // features
-    u32 last;        // the last feature there is
+// The place of a warp in its block: which tile of those at once, and which four classes.
+struct Place {
+    u32 tile, quad;
 };
 
-__device__ __forceinline__ const u8* row_of(const MatmulParams& p, const Rows& rows, u32 feature) {
-    // A feature beyond the last repeats it; the result is not stored.
-    bool second = feature >= 16;
-    return (second ? rows.w[1] : rows.w[0]) + p.row_bytes * min((second ? rows.first[1] : rows.first[0]) + feature % 16, rows.last);
+__device__ __forceinline__ Place place_of(const MatmulParams& p) {
+    u32 warp = threadIdx.x / 32, quads = WARPS / p.splits;
+    return {warp / quads, blockIdx.x % p.splits * quads + warp % quads};
 }
 
-// Issues the loads of a slice, if it exists.
-__device__ __forceinline__ void load_async(const MatmulParams& p, const Rows& rows, u32 slice, u8* to) {
-    u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
-    if (slice * SLICE_GROUPS < groups) {
-        u32 bytes = CODE_BYTES * min(groups - slice * SLICE_GROUPS, SLICE_GROUPS) / SLICE_GROUPS;
-        // Rows are a multiple of 16 bytes long: the last copy may exceed the codes, but not the
-        // row.
-        constexpr u32 COPIES = CODE_BYTES / COPY;
+// Keeps a value in a register: the compiler would compute it again wherever it is used.
+__device__ __forceinline__ u32 in_register(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// What depends on the lane alone, offsets in bytes: of the copies and of the first row's words in a
+// stage, and of the codes and the scales in an input tile.
+struct Lane {
+    u32 copies, tail, words, t, codes, scales;
+};
+
+__device__ __forceinline__ Lane this_lane() {
+    u32 lane = threadIdx.x % 32;
+    return {in_register(PITCH * (lane / 2) + lane % 2 * COPY), in_register(PITCH * (lane / 2) + lane % 2 * 4 + CODE_BYTES),
+            in_register(PITCH * (lane / 4)), in_register(lane % 4),
+            in_register(sizeof(uint2) * lane), in_register(sizeof(InputTile::codes) + sizeof(InputScales) * (lane % 4))};
+}
+
+// The rounds of a block: in each it takes `splits` tiles. Neighbours, a team, share tiles.
+struct Rounds {
+    u32 first, last;
+    u32 tiles;  // of all blocks
+};
+
+__device__ __forceinline__ Rounds rounds_of(const MatmulParams& p) {
+    u32 tiles = 0;
+    for (u32 i = 0; i < p.n_matrices; i++) tiles += p.matrices[i].blocks;
+    u32 rounds = (tiles + p.splits - 1) / p.splits, teams = gridDim.x / p.splits, team = blockIdx.x / p.splits;
+    return {(u32)((u64)rounds * team / teams), (u32)((u64)rounds * (team + 1) / teams), tiles};
+}
+
+// A tile's matrix, and the first of its features.
+struct Tile {
+    const MatrixParams& matrix;
+    u32 first;
+};
+
+__device__ __forceinline__ Tile tile_of(const MatmulParams& p, u32 tile) {
+    u32 number = 0;
+    while (number + 1 < p.n_matrices && tile >= p.matrices[number].blocks) tile -= p.matrices[number++].blocks;
+    return {p.matrices[number], FEATURES * tile};
+}
+
+// The next load of a warp: a stage of a tile, of W or U. Two lanes copy a feature's row.
+struct LoadCursor {
+    u32 round;
+    bool is_up, has_tile;
+    int left;         // groups of the row from the stage's window on
+    const u8* codes;  // of the stage in the lane's row
+    const u8* tail;
+
+    __device__ __forceinline__ void enter_tile(const MatmulParams& p, const Rounds& rounds, const Place& place) {
+        u32 number = round * p.splits + place.tile, first = STAGE_GROUPS * place.quad, groups = p.n_in / 32, lane = threadIdx.x % 32;
+        left = round < rounds.last ? groups : 0;
+        has_tile = left > 0 && number < rounds.tiles;
+        if (!has_tile) return;
+        Tile tile = tile_of(p, number);
+        // A feature beyond the last repeats it; the result is not stored.
+        u32 feature = min(tile.first + lane / 2, tile.matrix.n_out - 1);
+        const u8* row = (is_up ? p.up : tile.matrix.w) + p.row_bytes * feature;
+        codes = row + CODE_BYTES * first / STAGE_GROUPS + COPY * (lane % 2);
+        tail = row + CODE_BYTES * groups / STAGE_GROUPS + MOVED * (first / BLOCK_GROUPS) / 4 * 4 + 4 * (lane % 2);
+    }
+
+    __device__ __forceinline__ void advance(const MatmulParams& p, const Rounds& rounds, const Place& place) {
+        codes += WARPS * CODE_BYTES, tail += WINDOW / BLOCK_GROUPS * MOVED, left -= WINDOW;
+        if (left > 0) return;
+        is_up = p.up && !is_up;
+        if (!is_up) round++;
+        enter_tile(p, rounds, place);
+    }
+};
+
+// Issues the copies of a stage, of whose groups `n` exist. Rows are a multiple of 16 bytes long:
+// the last copies may exceed the groups that exist, but not the row.
+template <bool IS_WHOLE>
+__device__ __forceinline__ void copy_stage(const LoadCursor& cursor, const Lane& lane, u32 n, u8* to) {
+    u32 odd = threadIdx.x % 2;
 #pragma unroll
-        for (u32 i = 0; i < COPIES; i++) {
-            u32 number = 32 * i + lane, feature = number / COPIES, at = number % COPIES * COPY;
-            if (at >= bytes) continue;
-            const u8* from = row_of(p, rows, feature) + CODE_BYTES * slice + at;
-            if (COPY == 16) copy_16(to + PITCH * feature + at, from);
-            else copy_4(to + PITCH * feature + at, from);
-        }
-#if TAIL_BYTES > 0
-        u32 behind = CODE_BYTES * groups / SLICE_GROUPS + TAIL_BYTES * slice / 4 * 4, words = TAIL_COPY / 4;
+    for (u32 at = 0; at < CODE_BYTES; at += 2 * COPY) {
+        bool is_there = IS_WHOLE ? at + 2 * COPY <= CODE_BYTES || odd == 0 : (at + COPY * odd) * STAGE_GROUPS < n * CODE_BYTES;
+        if (!is_there) continue;
+        if (COPY == 16) copy_16(to + lane.copies + at, cursor.codes + at);
+        else copy_4(to + lane.copies + at, cursor.codes + at);
+    }
 #pragma unroll
-        for (u32 i = 0; i < words; i++) {
-            u32 number = 32 * i + lane, feature = number / words, at = number % words * 4;
-            if (at * CODE_BYTES >= TAIL_COPY * bytes) continue;
-            copy_4(to + PITCH * feature + CODE_BYTES + at, row_of(p, rows, feature) + behind + at);
-        }
-#endif
+    for (u32 at = 0; at < TAIL_BYTES; at += 8) {
+        bool is_there = IS_WHOLE ? at + 8 <= 4 * TAIL_WORDS || odd == 0 : (at + 4 * odd) * STAGE_GROUPS < n * TAIL_BYTES;
+        if (is_there) copy_4(to + lane.tail + at, cursor.tail + at);
+    }
+}
+
+// Issues the loads of a stage, if there is one.
+__device__ __forceinline__ void load_async(const MatmulParams& p, const Rounds& rounds, const Place& place, const Lane& lane,
+                                           LoadCursor& cursor, u8* to) {
+    if (cursor.left > 0) {
+        int n = cursor.has_tile ? cursor.left - (int)(STAGE_GROUPS * place.quad) : 0;
+        if (n >= (int)STAGE_GROUPS) copy_stage<true>(cursor, lane, n, to);
+        else if (n > 0) copy_stage<false>(cursor, lane, n, to);
+        cursor.advance(p, rounds, place);
     }
     commit_copies();
 }
 
-// Returns group `g` of a slice of a feature.
-__device__ __forceinline__ Group read_slice(const MatmulParams& p, const u8* row, u32 slice, u32 g) {
-#if TAIL_BYTES == 2
-    // The bytes behind the row of two slices share one word, which is copied whole. An odd slice is
-    // read as the second of two blocks, whose bytes are in the upper half of that word.
-    u32 odd = slice % 2;
-    return read_group(row - CODE_BYTES * odd, g + SLICE_GROUPS * odd, SLICE * (1 + odd), p.book);
-#else
-    return read_group(row, g, SLICE, p.book);
-#endif
+// Returns the tiles of inputs that a block keeps: those of its classes of each window, [rows /
+// 8][windows][tiles of a window].
+__device__ __forceinline__ u32 kept_tiles(const MatmulParams& p) {
+    return (p.n_in / 32 + WINDOW - 1) / WINDOW * (WINDOW / p.splits);
 }
 
-// Decodes groups g and g + 1 of a slice of a lane's feature to shared memory.
-__device__ __forceinline__ void decode_pair(const MatmulParams& p, Warp& warp, const u8* stage, u32 slice, u32 g, u32 n) {
-    u32 lane = threadIdx.x % 32, tile = lane / 16, row = lane % 16;
-    // Beyond the last group it is repeated, with inputs of zero.
-    Group groups[2] = {
-        read_slice(p, stage + PITCH * lane, slice, g),
-        read_slice(p, stage + PITCH * lane, slice, IS_IN_EIGHTS ? g | 1 : min(g + 1, n - 1)),
-    };
-#pragma unroll
-    for (u32 second = 0; second < 2; second++) {
-        const Group& group = groups[second];
-#pragma unroll
-        for (u32 h = 0; h < 2; h++) {
-            warp.codes[0][tile][second][h][row] =
-                make_uint4(group.codes[4 * h], group.codes[4 * h + 1], group.codes[4 * h + 2], group.codes[4 * h + 3]);
-#if HAS_TWO_BYTES
-            warp.codes[1][tile][second][h][row] =
-                make_uint4(group.low[4 * h], group.low[4 * h + 1], group.low[4 * h + 2], group.low[4 * h + 3]);
-#endif
-        }
-        Scales& scales = warp.scales[tile][second][row];
-#pragma unroll
-        for (u32 h = 0; h < (HAS_HALVES ? 2 : 1); h++) scales.scale[h] = group.scale[h], scales.min[h] = group.min[h];
+// Copies the inputs to shared memory.
+__device__ __forceinline__ void load_inputs(const MatmulParams& p, InputTile* to) {
+    constexpr u32 COPIES = sizeof(InputTile) / 16;
+    u32 kept = kept_tiles(p), of_window = WINDOW / p.splits, groups = p.n_in / 32;
+    for (u32 i = threadIdx.x; i < ROW_TILES * kept * COPIES; i += blockDim.x) {
+        u32 number = i / COPIES, tile = number / kept, within = number % kept;
+        u32 g = within / of_window * WINDOW + blockIdx.x % p.splits * of_window + within % of_window;
+        if (g >= groups) continue;
+        size_t from = (size_t)(blockIdx.y * ROW_TILES + tile) * groups + g;
+        copy_16((uint4*)(to + number) + i % COPIES, (const uint4*)((const InputTile*)p.inputs + from) + i % COPIES);
     }
-}
-
-// Offsets of a lane's inputs, in groups: of row lane / 4 its codes, of rows 2 (lane % 4) and the
-// next the scales.
-struct Origin {
-    u32 codes[ROW_TILES];
-    u32 scales[ROW_TILES][2];
-};
-
-__device__ __forceinline__ Origin origin_of(const MatmulParams& p, const BlockRows& rows) {
-    u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
-    // Rows beyond the last repeat it; their products are not stored.
-    auto begin = [&](u32 row) { return (u32)x_row(p, rows.first + min(row, rows.n - 1)) * groups; };
-    Origin origin;
-#pragma unroll
-    for (u32 tile = 0; tile < ROW_TILES; tile++) {
-        origin.codes[tile] = begin(8 * tile + lane / 4);
-        for (u32 i = 0; i < 2; i++) origin.scales[tile][i] = begin(8 * tile + lane % 4 * 2 + i);
-    }
-    return origin;
-}
-
-// The inputs of a group in a lane: a word of either half, scales, and sums of the codes of either
-// half, 16 bits each.
-struct Inputs {
-    u32 codes[ROW_TILES][2];
-    float scale[ROW_TILES][2];
-    u32 sums[ROW_TILES][2];
-};
-
-// Loads groups `g` and `g + 1`; zeros beyond the last group.
-__device__ __forceinline__ void inputs_at(const MatmulParams& p, const Origin& origin, u32 g, Inputs (&x)[2]) {
-    bool has_second = g + 1 < p.n_in / 32;
-#pragma unroll
-    for (u32 tile = 0; tile < ROW_TILES; tile++) {
-        const u32* codes = p.codes + 8 * (size_t)(origin.codes[tile] + g) + threadIdx.x % 4;
-#pragma unroll
-        for (u32 second = 0; second < 2; second++) {
-            bool is_there = second == 0 || has_second;
-            x[second].codes[tile][0] = is_there ? codes[8 * second] : 0;
-            x[second].codes[tile][1] = is_there ? codes[8 * second + 4] : 0;
-        }
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            const float* scales = p.scales + (origin.scales[tile][i] + g);
-            const u32* sums = p.sums + (origin.scales[tile][i] + g);
-#pragma unroll
-            for (u32 second = 0; second < 2; second++) {
-                bool is_there = second == 0 || has_second;
-                x[second].scale[tile][i] = is_there ? scales[second] : 0.0f;
-                x[second].sums[tile][i] = is_there ? sums[second] : 0;
-            }
-        }
-    }
-}
-
-// Returns the factor of the minimum of half `h` of a group, or of all of it.
-__device__ __forceinline__ float sum_of(u32 both, float scale, u32 h) {
-    int first = (short)both, second = (int)both >> 16;
-    return scale * (float)(HAS_HALVES ? h == 0 ? first : second : first + second);
+    commit_copies();
 }
 
 // Adds int8 products, [16][32] by [32][8], to `d`, or of halves of groups, [16][16] by [16][8].
@@ -206,130 +197,230 @@ __device__ __forceinline__ void multiply_half(int (&d)[4], u32 upper, u32 lower,
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(upper), "r"(lower), "r"(b));
 }
 
-// Computes the products of half `h` of a group, or of all of it, as floats.
-__device__ __forceinline__ void dots(const u32 (&high)[4], const u32 (&low)[4], const u32 (&b)[2], u32 h, float (&of)[4]) {
+// Computes the products of part `h` of a group of two rows of weights, less those of the offset, as
+// floats. `sums` are those of the inputs' codes.
+__device__ __forceinline__ void dots(const Codes (&w)[2], const u32 (&b)[2], const u32 (&sums)[2], u32 h, float (&of)[4]) {
 #if HAS_TWO_BYTES
     int d[4] = {0, 0, 0, 0};
-    multiply_half(d, high[2 * h], high[2 * h + 1], b[h]);
+    multiply_half(d, w[0].words[h], w[1].words[h], b[h]);
 #pragma unroll
     for (int i = 0; i < 4; i++) d[i] *= 256;
-    multiply_half(d, low[2 * h], low[2 * h + 1], b[h]);
+    multiply_half(d, w[0].low[h], w[1].low[h], b[h]);
 #pragma unroll
     for (int i = 0; i < 4; i++) of[i] = (float)d[i];
 #else
-    // They are less than 2^22: added to the bits of 1.5 * 2^23 they form the float 1.5 * 2^23 plus
-    // the integer.
-    constexpr int START = 0x4b400000;
-    int d[4] = {START, START, START, START};
+    int start[2] = {MMA_ZERO, MMA_ZERO};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (HAS_HALVES) start[i] -= OFFSET * (h == 0 ? (int)(short)sums[i] : (int)sums[i] >> 16);
+        else if (!HAS_FLOAT_MIN) start[i] = (int)sums[i];
+    }
+    int d[4] = {start[0], start[1], start[0], start[1]};
 #if HAS_HALVES
-    multiply_half(d, high[2 * h], high[2 * h + 1], b[h]);
+    multiply_half(d, w[0].words[h], w[1].words[h], b[h]);
 #else
-    multiply_bytes(d, high, b);
+    multiply_bytes(d, {w[0].words[0], w[1].words[0], w[0].words[1], w[1].words[1]}, b);
 #endif
 #pragma unroll
     for (int i = 0; i < 4; i++) of[i] = __int_as_float(d[i]) - 12582912.0f;
 #endif
 }
 
-// Adds the products of a group, number `second` of a pair, with its inputs to `sums`, [features /
-// 16][rows / 8].
-__device__ __forceinline__ void multiply_group(const Warp& warp, u32 second, const Inputs& x, float (&sums)[2][ROW_TILES][4]) {
+// Adds the products of a group with its inputs to the sums of its class: rows lane / 4 and 8 more
+// of the tile with rows 2 (lane % 4) and the next of x.
+__device__ __forceinline__ void multiply_group(const Codes (&w)[2], const Scales (&scales)[2], const Lane& lane, const InputTile* x,
+                                               float (&sums)[4]) {
+    uint2 b = *(const uint2*)((const u8*)x + lane.codes);
+    uint4 of_rows = *(const uint4*)((const u8*)x + lane.scales);
+    const float x_scale[2] = {__uint_as_float(of_rows.x), __uint_as_float(of_rows.y)};
+    const u32 x_sums[2] = {of_rows.z, of_rows.w};
+    float of[SCALES][4];
+#pragma unroll
+    for (u32 h = 0; h < SCALES; h++) dots(w, {b.x, b.y}, x_sums, h, of[h]);
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const Scales& s = scales[i / 2];
+        u32 both = x_sums[i % 2];
+#if HAS_HALVES
+        sums[i] = add_product(sums[i], s.scale, s.min, x_scale[i % 2], {of[0][i], of[1][i]},
+                              {(float)(short)both, (float)((int)both >> 16)});
+#else
+        sums[i] = add_product(sums[i], s.scale, s.min, x_scale[i % 2], {of[0][i]}, {__uint_as_float(both)});
+#endif
+    }
+}
+
+// Returns the class, of a warp's four, of a group of a stage.
+__device__ constexpr u32 class_of(u32 i) {
+    return !IS_IN_EIGHTS ? i : TYPE == Q6_K ? i / 4 * 2 + i % 2 : i / 2;
+}
+
+// Adds the products of a stage, of whose groups `n` exist.
+template <bool IS_WHOLE>
+__device__ __forceinline__ void multiply_stage(const MatmulParams& p, const u8* stage, u32 quad, const Lane& lane, u32 n,
+                                               const InputTile* x, u32 kept, float (&sums)[CLASSES][ROW_TILES][4]) {
+    u32 t = lane.t, first = STAGE_GROUPS * quad, last = IS_WHOLE ? STAGE_GROUPS - 1 : n - 1;
+    const u8* rows[2] = {stage + lane.words, stage + lane.words + 8 * PITCH};
+    u32 behind = CODE_BYTES + (MOVED == 0 ? 0 : MOVED * (first / BLOCK_GROUPS) % 4);
+    Scales of[STAGE_GROUPS / 4][2];
+#pragma unroll
+    for (u32 j = 0; j < STAGE_GROUPS / 4; j++) {
+        u32 i = min(4 * j + t, last);
+#pragma unroll
+        for (u32 f = 0; f < 2; f++) of[j][f] = read_scales(rows[f], rows[f] + behind, i, (first + i) % 8, p.book);
+    }
+#pragma unroll
+    for (u32 i = 0; i < STAGE_GROUPS; i++) {
+        if (!IS_WHOLE && i >= n) break;
+        Codes w[2];
+        Scales scales[2];
+#pragma unroll
+        for (u32 f = 0; f < 2; f++) {
+            w[f] = read_codes(rows[f], i, t, p.book);
+            scales[f] = scales_of_lane(of[i / 4][f], i % 4);
+        }
+#pragma unroll
+        for (u32 r = 0; r < ROW_TILES; r++) multiply_group(w, scales, lane, x + r * kept + i, sums[class_of(i)][r]);
+    }
+}
+
+// Writes the sum of a warp's classes.
+__device__ __forceinline__ void put_sums(const float (&of)[CLASSES][ROW_TILES][4], float* to) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (u32 tile = 0; tile < 2; tile++) {
-        u32 high[4], low[4] = {0, 0, 0, 0};
-        load_matrices(high, (const u16*)(&warp.codes[0][tile][second][0][0] + lane), false);
-#if HAS_TWO_BYTES
-        load_matrices(low, (const u16*)(&warp.codes[1][tile][second][0][0] + lane), false);
-#endif
-        Scales w[2] = {warp.scales[tile][second][lane / 4], warp.scales[tile][second][lane / 4 + 8]};
+    for (u32 r = 0; r < ROW_TILES; r++) {
 #pragma unroll
-        for (u32 rows = 0; rows < ROW_TILES; rows++) {
-#pragma unroll
-            for (u32 h = 0; h < (HAS_HALVES ? 2 : 1); h++) {
-                float of[4];
-                dots(high, low, x.codes[rows], h, of);
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) {
-                    float scale = x.scale[rows][i % 2], &sum = sums[tile][rows][i];
-                    sum += w[i / 2].scale[h] * scale * of[i];
-                    if (HAS_MIN) sum += w[i / 2].min[h] * sum_of(x.sums[rows][i % 2], scale, h);
-                }
-            }
+        for (u32 i = 0; i < 4; i++) {
+            u32 feature = lane / 4 + i / 2 * 8, row = 8 * r + lane % 4 * 2 + i % 2;
+            to[SUMS_PITCH * row + feature] = (of[0][r][i] + of[1][r][i]) + (of[2][r][i] + of[3][r][i]);
         }
     }
 }
 
-// Returns the sum over the warps, for one feature of 32 and one row.
-__device__ __forceinline__ float add_warps(const float* sums, u32 feature, u32 row) {
-    float sum = 0.0f;
-    for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += sums[(warp * FEATURES + feature) * ROWS + row];
-    return sum;
+// Returns the sum of `n` sums of neighbouring classes, a power of two of at most eight.
+template <typename Load>
+__device__ __forceinline__ float add_tree(u32 n, Load load) {
+    float of[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) of[i] = i < n ? load(i) : 0.0f;
+#pragma unroll
+    for (u32 step = 1; step < 8; step *= 2) {
+#pragma unroll
+        for (u32 i = 0; i < 8; i += 2 * step) {
+            if (i + step < n) of[i] += of[i + step];
+        }
+    }
+    return of[0];
+}
+
+// Writes a result: `own` is the product of the only matrix, or of U, `other` then that of W.
+__device__ __forceinline__ void write_result(const MatmulParams& p, const Tile& tile, u32 feature, u32 row, float other, float own) {
+    const MatrixParams& matrix = tile.matrix;
+    u32 out = tile.first + feature;
+    row += ROWS * blockIdx.y;
+    if (out >= matrix.n_out || row >= p.rows) return;
+    float factor = p.factors ? p.factors[row] : 1.0f;
+    float* to = matrix.y + (size_t)row * matrix.n_out + out;
+    const float* bias = p.up ? p.up_bias : matrix.bias;
+    own = __fmul_rn(factor, own) + (bias ? bias[out] : 0.0f);
+    if (p.up) {
+        other = __fmul_rn(factor, other) + (matrix.bias ? matrix.bias[out] : 0.0f);
+        *to = gated(p.activation, p.limit, other, own);
+    } else {
+        *to = (matrix.accumulate ? *to : 0.0f) + own;
+    }
+}
+
+// The sums of each split of a tile, of W and of U: [rows / ROWS][tiles][2][splits][ROWS][FEATURES].
+__device__ __forceinline__ float* share_of(const MatmulParams& p, const Rounds& rounds, u32 tile, u32 is_up, u32 split) {
+    size_t of_tile = (size_t)blockIdx.y * rounds.tiles + tile;
+    return p.shares + ((of_tile * 2 + is_up) * p.splits + split) * (ROWS * FEATURES);
+}
+
+// Orders the writes visible to this thread before its later writes, for all blocks.
+__device__ __forceinline__ void order_for_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// Returns whether the other blocks that share this one's tiles have written their sums; if so, the
+// threads of this block see them.
+__device__ __forceinline__ bool is_last(const MatmulParams& p) {
+    __shared__ u32 is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        order_for_device();
+        is_last = atomicInc(p.counters + (blockIdx.y * gridDim.x + blockIdx.x) / p.splits, p.splits - 1) == p.splits - 1;
+        order_for_device();
+    }
+    __syncthreads();
+    return is_last;
+}
+
+// Adds the splits' sums of all tiles of a block.
+__device__ __forceinline__ void join_splits(const MatmulParams& p, const Rounds& rounds) {
+    for (u32 tile = rounds.first * p.splits; tile < min(rounds.last * p.splits, rounds.tiles); tile++) {
+        for (u32 i = threadIdx.x; i < ROWS * FEATURES; i += blockDim.x) {
+            float of[2] = {0.0f, 0.0f};
+            for (u32 pass = 0; pass < (p.up ? 2 : 1); pass++) {
+                of[0] = of[1];
+                of[1] = add_tree(p.splits, [&](u32 split) { return __ldcg(share_of(p, rounds, tile, pass, split) + i); });
+            }
+            write_result(p, tile_of(p, tile), i % FEATURES, i / FEATURES, of[0], of[1]);
+        }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) skinny_q8(const __grid_constant__ MatmulParams p) {
-    u32 number = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    BlockMatrix mine = block_matrix(p);
-    const MatrixParams& matrix = mine.matrix;
-    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
-    if (p.expert_tiles) wait_for_kernel_before();
-    BlockRows rows = block_rows(p, matrix, ROWS);
-    if (rows.n == 0) return;
-    u32 outs = p.up ? FEATURES / 2 : FEATURES, first_out = mine.block * outs;
-    const u8* w = matrix.w + rows.w_offset;
-    Rows of = {{w, p.up ? p.up + rows.w_offset : w}, {first_out, p.up ? first_out : first_out + 16}, matrix.n_out - 1};
+    u32 warp = threadIdx.x / 32, quads = WARPS / p.splits, split = blockIdx.x % p.splits;
+    Sums* all = (Sums*)shared;  // two, used in turn
+    u8* ring = (u8*)shared + in_register(2 * sizeof(Sums) + warp * (STAGES * STAGE_BYTES));
+    InputTile* inputs = (InputTile*)((u8*)(all + 2) + WARPS * STAGES * STAGE_BYTES);
+    Place place = place_of(p);
+    Lane lane = this_lane();
+    Rounds rounds = rounds_of(p);
+    u32 kept = kept_tiles(p), of_window = in_register(WINDOW / p.splits);
+    LoadCursor cursor = {rounds.first, false, false, 0, nullptr, nullptr};
+    cursor.enter_tile(p, rounds, place);
+    for (u32 i = 0; i + 1 < STAGES; i++) load_async(p, rounds, place, lane, cursor, ring + i * STAGE_BYTES);
 
-    Warp& warp = ((Warp*)shared)[number];
-    float sums[2][ROW_TILES][4] = {};
-    u32 groups = p.n_in / 32, stage = 0;
-    Origin origin = origin_of(p, rows);
-    load_async(p, of, number, warp.stages[0]);
     // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
-    for (u32 slice = number; slice * SLICE_GROUPS < groups; slice += warps, stage ^= 1) {
-        load_async(p, of, slice + warps, warp.stages[stage ^ 1]);
-        wait_copies<1>();
-        __syncwarp();
-        u32 n = min(groups - slice * SLICE_GROUPS, SLICE_GROUPS);
-#pragma unroll 1
-        for (u32 g = 0; g < n; g += 2) {
-            Inputs x[2];
-            inputs_at(p, origin, slice * SLICE_GROUPS + g, x);
-            decode_pair(p, warp, warp.stages[stage], slice, g, n);
-            __syncwarp();
-            multiply_group(warp, 0, x[0], sums);
-            multiply_group(warp, 1, x[1], sums);
-            __syncwarp();
-        }
-    }
+    load_inputs(p, inputs);
     wait_copies<0>();
     __syncthreads();
 
-    float* all = (float*)shared;
-#pragma unroll
-    for (u32 tile = 0; tile < 2; tile++) {
-#pragma unroll
-        for (u32 r = 0; r < ROW_TILES; r++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                u32 feature = 16 * tile + lane / 4 + i / 2 * 8, row = 8 * r + lane % 4 * 2 + i % 2;
-                all[(number * FEATURES + feature) * ROWS + row] = sums[tile][r][i];
+    const InputTile* x = inputs + STAGE_GROUPS * (place.quad % quads);
+    u32 read = 0, fill = (STAGES - 1) * STAGE_BYTES, buffer = 0;
+    for (u32 round = rounds.first; round < rounds.last; round++) {
+        bool has_tile = round * p.splits + place.tile < rounds.tiles;
+        float other = 0.0f, own = 0.0f;  // of W and of U
+        for (u32 pass = 0; pass < (p.up ? 2 : 1); pass++) {
+            float sums[CLASSES][ROW_TILES][4] = {};
+            const InputTile* of_stage = x;
+            for (int left = has_tile ? (int)(p.n_in / 32) : 0; left > 0; left -= WINDOW, of_stage += of_window) {
+                wait_copies<STAGES - 2>();
+                __syncwarp();
+                load_async(p, rounds, place, lane, cursor, ring + fill);
+                int n = left - (int)(STAGE_GROUPS * place.quad);
+                if (n >= (int)STAGE_GROUPS) multiply_stage<true>(p, ring + read, place.quad, lane, n, of_stage, kept, sums);
+                else if (n > 0) multiply_stage<false>(p, ring + read, place.quad, lane, n, of_stage, kept, sums);
+                fill = read;
+                read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;
             }
+            put_sums(sums, all[buffer][warp]);
+            __syncthreads();
+            // A thread has one element of each tile.
+            u32 row = threadIdx.x / FEATURES, feature = threadIdx.x % FEATURES;
+            u32 tiles = min(p.splits, rounds.tiles - round * p.splits);
+            for (u32 tile = 0; tile < tiles && row < ROWS; tile++) {
+                const float* of_tile = all[buffer][tile * quads] + SUMS_PITCH * row + feature;
+                float sum = add_tree(quads, [&](u32 i) { return of_tile[i * (ROWS * SUMS_PITCH)]; });
+                other = own, own = sum;
+                if (p.splits > 1) share_of(p, rounds, round * p.splits + tile, pass, split)[threadIdx.x] = sum;
+            }
+            buffer ^= 1;
+        }
+        if (p.splits == 1 && threadIdx.x < ROWS * FEATURES) {
+            write_result(p, tile_of(p, round), threadIdx.x % FEATURES, threadIdx.x / FEATURES, other, own);
         }
     }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < outs * rows.n; i += blockDim.x) {
-        u32 feature = i % outs, row = i / outs, out = first_out + feature;
-        if (out >= matrix.n_out) continue;
-        float y = add_warps(all, feature, row);
-        float* to = matrix.y + y_row(p, rows.first + row) * matrix.n_out + out;
-        if (matrix.bias) y += matrix.bias[rows.bias_offset + out];
-        if (p.up) {
-            float u = add_warps(all, 16 + feature, row);
-            if (matrix.bias) u += p.up_bias[rows.bias_offset + out];
-            *to = gated(p.activation, p.limit, y, u);
-        } else {
-            *to = matrix.accumulate ? *to + y : y;
-        }
-    }
+    if (p.splits > 1 && is_last(p)) join_splits(p, rounds);
 }

@@ -204,7 +204,7 @@ fn small_batch_products_are_batch_invariant() {
     }
 }
 
-/// The GEMV kernel holds its row in shared memory; longer rows take the kernel for few rows.
+/// The GEMV kernel holds its row in shared memory; longer rows take the GEMM.
 #[test]
 fn a_row_may_be_longer_than_shared_memory() {
     let Some(device) = emulator::device(80) else { return };

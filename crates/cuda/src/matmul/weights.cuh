@@ -6,8 +6,9 @@
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
 
 #include "constants.cuh"
-#include "half.cuh"
 #include "expert_tiles.cuh"
+#include "half.cuh"
+#include "to_bytes.cuh"
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16 || TYPE == FP8_G128 || IS_NF4)
 // Whether codes are indices of a table of floats.
@@ -408,11 +409,6 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     return group;
 }
 
-// The signs of the rotation, and its factor.
-__device__ __forceinline__ float rotation_sign(u32 signs, u32 i) {
-    return (signs >> i & 1) ? -ROTATION_32 : ROTATION_32;
-}
-
 // Code k of a word of four, as a float: a byte below the bits of 2^23 is that float plus the byte.
 template <bool SIGNED>
 __device__ __forceinline__ float code_at(u32 codes, u32 k) {
@@ -489,10 +485,10 @@ struct MatmulParams {
     const u8* up;        // null, or as w of the only matrix: y = a(w x) (up x) then, a the activation
     const float* x;      // [rows, n_in]
     const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in place of x
-    const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it is quantized before
-    const float* scales; // [rows, n_in / 32]
-    // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
-    const u32* sums;
+    const void* inputs;  // x in 8 bits, `InputTile`s, or in f16, where it is converted before
+    const float* factors; // [rows] of the products, or null
+    float* shares;       // of splits that add to the same results
+    u32* counters;       // of their blocks that are done, 0 between launches
     unsigned long long row_bytes;
     u32 n_matrices;
     u32 n_in;
@@ -502,7 +498,7 @@ struct MatmulParams {
     u32 activation;      // of the gate
     u32 slots_of_row;
     float limit;         // of the limited SiLU
-    u32 unused;
+    u32 splits;          // that share a tile
     const float* up_bias; // as bias, which is then the gate's
     // For experts, w and up are the first of many matrices, expert_bytes apart: rows of y are then
     // slots, slots_of_row of which have the same row of x.

@@ -1,5 +1,5 @@
 //! RMS normalization (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`; and LayerNorm
-//! (arXiv 1607.06450), the same of `x - mean(x)`.
+//! (arXiv 1607.06450), the same of `x - mean(x)`, plus a bias.
 
 use bytemuck::NoUninit;
 
@@ -31,6 +31,7 @@ fn constants() -> Constants {
 struct NormParams {
     x: DevicePtr,
     weight: DevicePtr,
+    bias: DevicePtr,
     y: DevicePtr,
     cols: u32,
     eps: f32,
@@ -50,8 +51,11 @@ pub(crate) enum NormKind {
     Rms,
     /// RMS normalization, added to the output buffer.
     AddRms,
-    /// LayerNorm: `Rms` after subtracting the mean.
-    Layer,
+    /// LayerNorm: `Rms` after subtracting the mean, plus a bias `[cols]` unless it is 0.
+    Layer {
+        /// The bias.
+        bias: DevicePtr,
+    },
 }
 
 /// Normalizes `rows` rows of `x` `[rows, cols]` into `y`. The caller has checked the shapes.
@@ -66,13 +70,13 @@ pub(crate) fn norm(
     if rows == 0 || cols == 0 {
         return Ok(());
     }
-    let kernel = match kind {
-        NormKind::Rms => "rms_norm",
-        NormKind::AddRms => "add_normed",
-        NormKind::Layer => "layer_norm",
+    let (kernel, bias) = match kind {
+        NormKind::Rms => ("rms_norm", 0),
+        NormKind::AddRms => ("add_normed", 0),
+        NormKind::Layer { bias } => ("layer_norm", bias),
     };
     let kernel = cx.kernel(&SOURCE, kernel)?;
-    let params = NormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
+    let params = NormParams { x, weight: norm.weight, bias, y, cols: cols as u32, eps: norm.eps };
     cx.launch(kernel, Launch::linear(rows as u32, THREADS), &params)
 }
 

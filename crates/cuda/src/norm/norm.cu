@@ -1,5 +1,5 @@
 // RMS normalization (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one block per row.
-// LayerNorm (arXiv 1607.06450) is that of x - mean(x).
+// LayerNorm (arXiv 1607.06450) is that of x - mean(x), plus a bias.
 
 #include "constants.cuh"
 #include "half.cuh"
@@ -8,6 +8,7 @@
 struct NormParams {
     const float* x;       // [rows, cols]
     const float* weight;  // [cols]
+    const float* bias;    // [cols], of LayerNorm, or null
     float* y;             // [rows, cols]
     unsigned cols;
     float eps;
@@ -48,5 +49,8 @@ extern "C" __global__ void layer_norm(const __grid_constant__ NormParams p) {
     float mean = add_over_block<THREADS>(sum, warps[0]) / (float)p.cols;
     for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) squares += (x[i] - mean) * (x[i] - mean);
     float factor = 1.0f / sqrtf(add_over_block<THREADS>(squares, warps[1]) / (float)p.cols + p.eps);
-    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) y[i] = (x[i] - mean) * factor * p.weight[i];
+    for (unsigned i = threadIdx.x; i < p.cols; i += THREADS) {
+        float normed = (x[i] - mean) * factor * p.weight[i];
+        y[i] = p.bias ? normed + p.bias[i] : normed;
+    }
 }

@@ -49,6 +49,29 @@ fn a_step_does_not_disturb_the_one_before_it() {
 }
 
 #[test]
+fn reads_wait_for_work_before_them_and_share_pinned_memory() {
+    let (fake, recorder) = recorder();
+    let large = vec![7; Readback::<Fake>::MAX_BYTES + 1];
+    for (i, bytes) in [&[1, 2, 3][..], &[4], &large, &[5, 6]].into_iter().enumerate() {
+        recorder.write(2, bytes).unwrap();
+        assert!(!fake.is_idle());
+        let mut got = vec![0; bytes.len()];
+        recorder.read(2, &mut got).unwrap();
+        assert!(got == bytes, "read {i}");
+    }
+    assert_eq!(fake.n_pinned(), 1);
+    thread::scope(|scope| {
+        let read = || {
+            let mut got = [0; 2];
+            (0..50).for_each(|_| recorder.read(2, &mut got).unwrap());
+            assert_eq!(got, [5, 6]);
+        };
+        (0..3).for_each(|_| _ = scope.spawn(read));
+    });
+    assert!(fake.n_pinned() <= 3, "{} pieces for three threads", fake.n_pinned());
+}
+
+#[test]
 fn memory_that_recorded_work_may_use_is_freed_after_it() {
     let (fake, recorder) = recorder();
     recorder.free(5);
@@ -106,7 +129,8 @@ fn other_threads_wait_until_a_recording_has_ended() {
 #[test]
 fn equal_steps_update_their_graph_and_others_get_a_new_one() {
     let (fake, recorder) = recorder();
-    let counts = [2, 2, 3, 3, 3, 1].map(|writes: u8| {
+    // With one write beside, as of one more sequence, and back.
+    let counts = [2, 2, 3, 3, 2, 3].map(|writes: u8| {
         recorder.begin().unwrap();
         for i in 0..writes {
             recorder.write(i.into(), &[writes]).unwrap();
@@ -116,7 +140,26 @@ fn equal_steps_update_their_graph_and_others_get_a_new_one() {
         assert_eq!(fake.memory(0..writes.into()), vec![writes; writes.into()]);
         fake.n_runnables()
     });
-    assert_eq!(counts, [(1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 1, 3), (3, 1, 3)]);
+    assert_eq!(counts, [(1, 1, 0), (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 3), (2, 2, 4)]);
+}
+
+#[test]
+fn few_graphs_are_kept_of_a_piece_the_last_used_ones() {
+    let (fake, recorder) = recorder();
+    let step = |writes: usize| {
+        recorder.begin().unwrap();
+        (0..writes).for_each(|i| recorder.write(i as u64, &[1]).unwrap());
+        recorder.end().unwrap();
+        recorder.finish().unwrap();
+    };
+    (1..=MAX_GRAPHS).for_each(step);
+    step(1);
+    step(MAX_GRAPHS + 1);
+    assert_eq!(fake.n_runnables(), (MAX_GRAPHS + 1, MAX_GRAPHS, 1));
+    step(1);
+    assert_eq!(fake.n_runnables(), (MAX_GRAPHS + 1, MAX_GRAPHS, 2), "the first is still there");
+    step(2);
+    assert_eq!(fake.n_runnables(), (MAX_GRAPHS + 2, MAX_GRAPHS, 2), "the second is not");
 }
 
 /// The host is never ahead of the device by more than a piece, and each piece has a graph of its

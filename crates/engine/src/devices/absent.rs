@@ -14,6 +14,7 @@ fn missing<T>(device: &'static str, what: &str) -> Result<T, Error> {
 #[cfg(not(feature = "cuda"))]
 pub mod cuda {
     use super::*;
+    use crate::devices::encoders::EncoderDevice;
     use crate::devices::report::{CudaDetails, DeviceReport};
 
     const WHAT: &str = "GPU devices";
@@ -23,6 +24,10 @@ pub mod cuda {
     }
 
     pub fn open(_: usize) -> Result<Box<dyn OpenDevice>, Error> {
+        missing("cuda", WHAT)
+    }
+
+    pub fn open_encoders(_: usize) -> Result<Box<dyn EncoderDevice>, Error> {
         missing("cuda", WHAT)
     }
 

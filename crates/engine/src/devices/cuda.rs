@@ -8,6 +8,7 @@ use kvant_gguf::Gguf;
 use kvant_model::{Config, LayerRange};
 
 use super::OpenDevice;
+use super::encoders::EncoderDevice;
 use super::report::{CudaDetails, DeviceReport};
 use crate::error::Error;
 use crate::runtime::{self, LoadedModel};
@@ -22,12 +23,17 @@ pub fn open(index: usize) -> Result<Box<dyn OpenDevice>, Error> {
     Ok(Box::new(CudaDevice::open(index)?))
 }
 
-/// Reports GPU `index`, and compiles every kernel that is not compiled yet.
+/// Opens GPU `index` for encoders.
+pub fn open_encoders(index: usize) -> Result<Box<dyn EncoderDevice>, Error> {
+    Ok(Box::new(Arc::new(CudaDevice::open(index)?)))
+}
+
+/// Reports GPU `index`, and compiles every listed kernel that is neither in this binary nor cached.
 pub fn report(index: usize) -> Result<DeviceReport<CudaDetails>, Error> {
     let gpu = CudaDevice::open(index)?;
     let details = CudaDetails {
         info: gpu.info(),
-        nvrtc: gpu.nvrtc().to_string(),
+        nvrtc: gpu.nvrtc()?.map(|version| version.to_string()),
         free_bytes: Backend::free_bytes(&gpu)?.unwrap_or(0),
         total_bytes: gpu.total_bytes(),
         n_kernel_sources: gpu.compile_all()?,

@@ -9,6 +9,7 @@ mod choice;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+pub(crate) mod encoders;
 mod placement;
 mod report;
 pub mod tuning;
@@ -32,7 +33,6 @@ use crate::error::Error;
 use crate::runtime::LoadedModel;
 
 pub use choice::{DeviceChoice, DeviceList};
-pub(crate) use cpu::open as open_cpu;
 pub(crate) use placement::{Placement, load};
 pub use report::{CpuDetails, CudaDetails, DeviceReport, WgpuDetails};
 
@@ -67,12 +67,17 @@ fn open_gpu(choice: DeviceChoice) -> Result<Option<Box<dyn OpenDevice>>, Error> 
         DeviceChoice::Cpu => Ok(None),
         DeviceChoice::Cuda(index) => cuda::open(index).map(Some),
         DeviceChoice::Wgpu(index) => wgpu::open(index).map(Some),
-        DeviceChoice::Auto => match cuda::open(0) {
-            Ok(gpu) => Ok(Some(gpu)),
-            Err(error @ Error::Device(BackendError::Setting { .. })) => Err(error),
-            // No usable GPU: the device summary shows the CPU, and `check` returns the reason.
-            Err(_) => Ok(None),
-        },
+        DeviceChoice::Auto => usable(cuda::open(0)),
+    }
+}
+
+/// Returns a GPU of `auto`, if it can be used.
+fn usable<T>(gpu: Result<T, Error>) -> Result<Option<T>, Error> {
+    match gpu {
+        Ok(gpu) => Ok(Some(gpu)),
+        Err(error @ Error::Device(BackendError::Setting { .. })) => Err(error),
+        // No usable GPU: the device summary shows the CPU, and `check` returns the reason.
+        Err(_) => Ok(None),
     }
 }
 
@@ -101,7 +106,8 @@ pub fn cuda_count() -> Result<usize, Error> {
     cuda::count()
 }
 
-/// Reports NVIDIA GPU `index`, and compiles every kernel that is not compiled yet.
+/// Reports NVIDIA GPU `index`, and compiles every listed kernel that is neither in this binary nor
+/// cached.
 ///
 /// # Errors
 /// As [`check`]; the first compile error, with the compiler's message.

@@ -35,13 +35,14 @@ pub struct CpuDetails {
 pub struct CudaDetails {
     /// Architecture and multiprocessors.
     pub info: DeviceInfo,
-    /// Version of the run-time compiler.
-    pub nvrtc: String,
+    /// Version of the run-time compiler, which only kernels of unusual shapes need; `None` where it
+    /// is missing.
+    pub nvrtc: Option<String>,
     /// Free memory in bytes.
     pub free_bytes: usize,
     /// Total memory in bytes.
     pub total_bytes: usize,
-    /// Number of kernel sources and variants; all of them compile.
+    /// Number of kernel sources and variants; all of them are at hand.
     pub n_kernel_sources: usize,
 }
 

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvant_backend::{Activation, Backend, BackendError, Candidate, DeviceInfo, Page, limits};
+use kvant_backend::{Activation, Backend, BackendError, DeviceInfo, Page, TopK, limits};
 use kvant_gguf::Gguf;
-use kvant_kv::{BlockPool, Cache, CacheState, Layout, Plan};
+use kvant_kv::{BlockPool, Cache, CacheState, KvShape, Layout, Plan};
 use kvant_model::{
     Activations, BatchSequence, Config, Decoder, DraftHeadConfig, Entry, LayerRange, ModelError, OnQueries,
     Outputs, ResidualStreams, StepError, Weights,
@@ -13,7 +13,7 @@ use kvant_model::{
 
 use super::cache::{CacheOps, DeviceCache, PooledDevice, SequenceCaches};
 use super::draft_head::DraftHead;
-use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, MAX_ROWS, ModelProperties, SequenceId};
+use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, ModelProperties, SequenceId};
 use crate::error::Error;
 
 /// Device memory reserved for the scratch of ops besides that of experts, in bytes.
@@ -71,8 +71,8 @@ fn load_with<B: Backend>(
     check_guard(&device.info(), part)?;
     check_selection(&device.info(), &config, part)?;
     check_weights(&*device, part, &config, gguf)?;
-    // Speculative decoding needs batch invariance.
-    let drafts = device.info().is_batch_invariant;
+    // Speculative decoding needs batch-invariant steps of several rows.
+    let drafts = device.info().batch_invariant_rows > 1;
     let of_file = match part.draft_head() {
         Some(file) if drafts => Some((file, DraftHeadConfig::of(file, &config, n_vocab(gguf)?)?)),
         _ => None,
@@ -92,7 +92,7 @@ fn load_with<B: Backend>(
         (_, Some(weights)) => Some(DraftHead::mtp(&*device, &decoder, weights)?),
         (_, None) => None,
     };
-    let act = decoder.activations(&*device, MAX_ROWS)?;
+    let act = decoder.activations(&*device, device.info().max_step_rows)?;
     let properties = ModelProperties {
         info: device.info(),
         kernel_choices: device.kernel_choices(),
@@ -174,16 +174,20 @@ fn check_weights<B: Backend>(
 /// Returns the memory for weights and caches, where the device has memory of its own.
 fn usable_bytes<B: Backend>(device: &B, config: &Config) -> Result<Option<usize>, Error> {
     let experts = config.layers.iter().filter_map(|layer| layer.experts.as_ref());
-    let of_experts =
-        experts.map(|experts| expert_scratch_bytes(experts.routing.n_used, experts.n_ff, config.n_embd));
+    let max_rows = device.info().max_step_rows;
+    let of_experts = experts.map(|experts| {
+        let n_slots = max_rows * experts.routing.n_used;
+        expert_scratch_bytes(n_slots, experts.n_ff, config.n_embd)
+    });
     let reserved = RESERVED_BYTES + of_experts.max().unwrap_or(0);
     Ok(device.free_bytes()?.map(|free| free.saturating_sub(reserved)))
 }
 
-/// Returns the scratch that the experts of a layer take in the longest step: gates, their products,
-/// these in f16, and outputs. Devices round blocks up to powers of two.
-fn expert_scratch_bytes(n_used: usize, n_ff: usize, n_embd: usize) -> usize {
-    let [hidden, out] = [n_ff, n_embd].map(|n| MAX_ROWS * n_used * n * size_of::<f32>());
+/// Returns the scratch that the experts of a layer take in a step with `n_slots` pairs of a row and an
+/// expert: gates, their products, these in f16, and outputs. Devices round blocks up to powers of
+/// two.
+fn expert_scratch_bytes(n_slots: usize, n_ff: usize, n_embd: usize) -> usize {
+    let [hidden, out] = [n_ff, n_embd].map(|n| n_slots * n * size_of::<f32>());
     [hidden, hidden, hidden / 2, out].map(usize::next_power_of_two).iter().sum()
 }
 
@@ -293,6 +297,14 @@ impl<B: Backend> State<B> {
         Ok(())
     }
 
+    /// Returns the layout of a cache with `plan`: that of another sequence where one has it, so
+    /// that the sequences of a step have the same layers.
+    fn layout(&self, shape: &KvShape, plan: &Plan) -> Arc<Layout> {
+        let layouts = self.sequences.values().map(|caches| caches.model.layout());
+        let known = layouts.into_iter().find(|layout| layout.plan() == plan);
+        known.map_or_else(|| Arc::new(Layout::new(shape, plan.clone())), Arc::clone)
+    }
+
     /// Returns the index of a free logits buffer for `rows` rows: the smallest that fits, or a new
     /// one.
     fn free_logits(&mut self, device: &Arc<B>, rows: usize, n_vocab: usize) -> Result<usize, Error> {
@@ -321,8 +333,8 @@ impl<B: Backend> Logits for LogitsBuffer<B> {
         Ok(self.device.read(&self.buffer, row * self.n_vocab, out)?)
     }
 
-    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error> {
-        Ok(self.device.top_k(&self.buffer, row * self.n_vocab, self.n_vocab, k, out)?)
+    fn top_k(&self, rows: &mut [TopK<'_>]) -> Result<(), Error> {
+        Ok(self.device.top_k(&self.buffer, self.n_vocab, rows)?)
     }
 }
 
@@ -399,6 +411,13 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
         load_with(Arc::clone(backend), pool.with_shared_budget(), config, &whole, gguf, progress)
     }
 
+    fn warm_up(&self, plan: &Plan) -> Result<usize, Error> {
+        let device = &self.device.backend;
+        let Some(rehearsal) = device.rehearsal() else { return Ok(0) };
+        self.decoder.rehearse(&rehearsal, plan, self.properties.info.max_step_rows)?;
+        Ok(device.load_kernels(&rehearsal)?)
+    }
+
     fn finish(&self) -> Result<(), Error> {
         Ok(self.device.backend.finish()?)
     }
@@ -407,8 +426,8 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
 impl<B: Backend> KvCaches for DeviceModel<B> {
     fn start(&self, id: SequenceId, mut plan: Plan, room: ContextSize) -> Result<(usize, Plan), Error> {
         let n_ctx = self.fit(&mut plan, room)?;
-        let layout = Arc::new(Layout::new(&self.properties.kv_shape, plan.clone()));
         let state = &mut *self.state();
+        let layout = state.layout(&self.properties.kv_shape, &plan);
         let head = state.head.as_ref().map(|head| head.start(&plan, n_ctx));
         state.sequences.insert(id, SequenceCaches { model: Cache::new(layout, n_ctx), head });
         Ok((n_ctx, plan))
@@ -422,7 +441,7 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         state: CacheState,
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, Error>,
     ) -> Result<(), Error> {
-        let layout = Arc::new(Layout::new(&self.properties.kv_shape, plan));
+        let layout = self.state().layout(&self.properties.kv_shape, &plan);
         let PooledDevice { backend, pool } = &self.device;
         let model = Cache::from_pages(&**backend, pool, layout, n_ctx, state, next)?;
         self.state().sequences.insert(id, SequenceCaches { model, head: None });
@@ -447,6 +466,14 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
 
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
         self.sizes(plan)(tokens)
+    }
+
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error> {
+        let free =
+            usable_bytes(&*self.device.backend, &self.properties.config)?.or_else(limits::available_bytes);
+        let usable = free.unwrap_or(isize::MAX as usize).saturating_add(self.pool_bytes());
+        let logits = self.properties.n_vocab * size_of::<f32>();
+        Ok(usable / self.bytes_for(plan, tokens).saturating_add(logits).max(1))
     }
 
     fn pool_bytes(&self) -> usize {

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
+use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK, TopK};
 use kvant_codec::DType;
 use kvant_generate::speculative::MAX_DRAFT_TOKENS;
 use kvant_kv::{BlockPool, Cache, KvShape, Layout, Plan, Policies};
@@ -19,11 +19,12 @@ use kvant_model::{
     Weights,
 };
 
-use super::MAX_ROWS;
 use super::cache::PooledDevice;
 use super::device_model::roll_back;
 use crate::error::Error;
 
+/// Maximum of rows in a step of the head.
+const MAX_ROWS: usize = 512;
 /// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
 /// Beyond it, all but the last [`MAX_UNVERIFIED`] are processed: those may be draft tokens.
 const MAX_PENDING: usize = 16;
@@ -78,7 +79,7 @@ pub(super) struct DraftHead<B: Backend> {
     act: Activations<B>,
     /// Logits of one row, or of the drafted tokens of a block.
     logits: B::Buffer,
-    candidates: Vec<Candidate>,
+    candidates: Vec<Vec<Candidate>>,
 }
 
 /// The state of the head for one sequence.
@@ -384,7 +385,8 @@ impl<B: Backend> DraftHead<B> {
         step?;
         let mut stream = vec![0.0; self.decoder.config().n_embd];
         for n_predicted in 1.. {
-            let (token, lead) = self.most_probable(backend, 0)?;
+            self.select(backend, 1)?;
+            let (token, lead) = self.most_probable(0);
             if !on_prediction(token, lead) || n_predicted == capacity {
                 break;
             }
@@ -423,8 +425,9 @@ impl<B: Backend> DraftHead<B> {
         let drafted = self.step(device, cache, Entry::Tokens(&block), block.len(), LogitsFor::From(1));
         cache.truncate(known);
         drafted?;
+        self.select(backend, capacity)?;
         for row in 0..capacity {
-            let (token, lead) = self.most_probable(backend, row)?;
+            let (token, lead) = self.most_probable(row);
             if !on_prediction(token, lead) {
                 break;
             }
@@ -465,14 +468,20 @@ impl<B: Backend> DraftHead<B> {
         Ok(())
     }
 
-    /// Returns the most probable token of row `row` of the logits, and the margin of its logit.
-    fn most_probable(&mut self, backend: &B, row: usize) -> Result<(u32, f32), Error> {
-        let n_vocab = self.decoder.n_vocab();
-        backend.top_k(&self.logits, row * n_vocab, n_vocab, 2, &mut self.candidates)?;
-        let (token, lead) = top_with_margin(&self.candidates);
+    /// Selects the two most probable tokens of each of the first `n` rows of the logits.
+    fn select(&mut self, backend: &B, n: usize) -> Result<(), Error> {
+        self.candidates.resize_with(n, Vec::new);
+        let rows = self.candidates.iter_mut().enumerate();
+        let mut rows: Vec<_> = rows.map(|(row, out)| TopK { row, k: 2, out }).collect();
+        Ok(backend.top_k(&self.logits, self.decoder.n_vocab(), &mut rows)?)
+    }
+
+    /// Returns the most probable token of a selected row, and the margin of its logit.
+    fn most_probable(&self, row: usize) -> (u32, f32) {
+        let (token, lead) = top_with_margin(&self.candidates[row]);
         match &self.kind {
-            HeadKind::OfFile { target_ids: Some(ids), .. } => Ok((ids[token as usize], lead)),
-            _ => Ok((token, lead)),
+            HeadKind::OfFile { target_ids: Some(ids), .. } => (ids[token as usize], lead),
+            _ => (token, lead),
         }
     }
 

@@ -19,7 +19,7 @@ mod sequence;
 
 use std::sync::Arc;
 
-use kvant_backend::{Candidate, DeviceInfo, KernelChoice};
+use kvant_backend::{DeviceInfo, KernelChoice, TopK};
 use kvant_gguf::Gguf;
 use kvant_kv::{CacheState, KvShape, Plan};
 use kvant_model::{Config, Entry, LogitsFor, OnQueries, Position, SoftTokens};
@@ -34,9 +34,6 @@ pub(crate) use draft_head::{OnDraft, top_with_margin};
 pub use measure::StageTime;
 pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;
-
-/// Maximum of rows in a step.
-pub(crate) const MAX_ROWS: usize = 512;
 
 /// Id of a sequence, chosen by the caller that starts it; the same in all parts of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,8 +68,10 @@ pub(crate) enum ContextSize {
 pub(crate) trait Logits: Send + Sync {
     /// Copies row `row` into `out` `[n_vocab]`.
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), Error>;
-    /// Writes the `k` most probable tokens of row `row` to `out`.
-    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error>;
+    /// Selects the most probable tokens of `rows`; see [`Backend::top_k`].
+    ///
+    /// [`Backend::top_k`]: kvant_backend::Backend::top_k
+    fn top_k(&self, rows: &mut [TopK<'_>]) -> Result<(), Error>;
 }
 
 /// Constant properties of a loaded model, or of a part of one.
@@ -118,6 +117,12 @@ pub(crate) trait LoadedModel: KvCaches + Measure + Send + Sync {
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<dyn LoadedModel>, Error>;
+    /// Loads the kernels of steps with caches of `plan`, so that no step has to. Returns how many
+    /// there are: none where loading takes no time.
+    fn warm_up(&self, plan: &Plan) -> Result<usize, Error> {
+        _ = plan;
+        Ok(0)
+    }
     /// Waits until the device has completed all steps.
     fn finish(&self) -> Result<(), Error>;
 }
@@ -145,6 +150,8 @@ pub(crate) trait KvCaches {
     /// Returns the bytes that a sequence of `tokens` tokens allocates, shared ones included;
     /// `usize::MAX` on overflow.
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize;
+    /// Returns how many sequences of `tokens` tokens fit the memory, when no other holds any.
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error>;
     /// Returns the bytes allocated by all sequences together; shared ones count once.
     fn pool_bytes(&self) -> usize;
     /// Limits the bytes allocated by all sequences together.

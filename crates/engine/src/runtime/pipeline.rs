@@ -117,9 +117,11 @@ fn properties_of(parts: &[&ModelProperties]) -> ModelProperties {
     let info = DeviceInfo {
         name: parts.iter().map(name).collect::<Vec<_>>().join(" + "),
         kernels: parts.iter().map(|part| &*part.info.kernels).collect::<Vec<_>>().join(" + "),
-        is_batch_invariant: parts.iter().all(|part| part.info.is_batch_invariant),
+        max_step_rows: parts.iter().map(|part| part.info.max_step_rows).min().unwrap_or(1),
+        batch_invariant_rows: parts.iter().map(|part| part.info.batch_invariant_rows).min().unwrap_or(1),
         checks_finite_rows: parts.iter().all(|part| part.info.checks_finite_rows),
         selects_tokens: parts.iter().all(|part| part.info.selects_tokens),
+        runs_encoders: parts.iter().all(|part| part.info.runs_encoders),
         // A GPU's are of another unit than the CPU's before it.
         n_threads: parts
             .iter()
@@ -178,6 +180,10 @@ impl LoadedModel for LayerPipeline {
         self.parts[0].load_beside(config, gguf, progress)
     }
 
+    fn warm_up(&self, plan: &Plan) -> Result<usize, Error> {
+        self.parts().map(|(first, part)| part.warm_up(&Self::own(plan, first, part))).sum()
+    }
+
     fn finish(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(|part| part.finish())
     }
@@ -233,6 +239,12 @@ impl KvCaches for LayerPipeline {
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
         let parts = self.parts().map(|(first, part)| part.bytes_for(&Self::own(plan, first, part), tokens));
         parts.fold(0, usize::saturating_add)
+    }
+
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error> {
+        let parts =
+            self.parts().map(|(first, part)| part.max_sequences(&Self::own(plan, first, part), tokens));
+        parts.reduce(|least, part| Ok(least?.min(part?))).expect("a model has at least one part")
     }
 
     fn pool_bytes(&self) -> usize {

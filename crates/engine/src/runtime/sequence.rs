@@ -7,7 +7,7 @@ use kvant_kv::{CacheState, KvShape, Plan};
 use kvant_model::LogitsFor;
 
 use super::cache::{CacheOps, shortest_if_unequal};
-use super::{BatchEntry, ContextSize, LoadedModel, MAX_ROWS, OnDraft, SequenceId};
+use super::{BatchEntry, ContextSize, LoadedModel, OnDraft, SequenceId};
 use crate::error::Error;
 
 /// A sequence; dropping it releases its cache.
@@ -121,7 +121,7 @@ impl Sequence {
 
     /// Returns the maximum number of tokens of the next step.
     pub fn max_step_rows(&self) -> usize {
-        let mut max = MAX_ROWS;
+        let mut max = self.loaded.properties().info.max_step_rows;
         self.caches(|cache| max = max.min(cache.max_rows()));
         max
     }

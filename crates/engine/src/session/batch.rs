@@ -1,13 +1,18 @@
 //! Batched steps: feeds several sessions in shared steps, each one pass over the
 //! weights.
 
+use std::iter;
+use std::sync::Arc;
+
+use kvant_backend::TopK;
 use kvant_model::{Entry, LogitsFor};
 
 use super::Session;
+use super::logits::LogitsLoan;
 use crate::embed::HiddenStatePool;
 use crate::error::Error;
 use crate::model::Model;
-use crate::runtime::MAX_ROWS;
+use crate::runtime::Logits;
 
 /// The input of one session in a batch.
 pub struct BatchItem<'a> {
@@ -20,12 +25,17 @@ pub struct BatchItem<'a> {
     pub draft_tokens: &'a [u32],
     /// Receives the hidden states of the tokens; such a feed has no logits and no draft tokens.
     pub pooled: Option<&'a mut HiddenStatePool>,
+    /// Candidates that [`Session::sample`] will need behind the tokens, as
+    /// [`Sampler::n_candidates`](kvant_generate::sampler::Sampler::n_candidates) returns them: they
+    /// are selected for the whole batch at once. With `None`, each session selects its own when it
+    /// samples.
+    pub n_candidates: Option<usize>,
 }
 
 impl<'a> BatchItem<'a> {
-    /// Creates a feed of `tokens` for `session`, without draft tokens.
+    /// Creates a feed of `tokens` for `session`, without draft tokens and candidates.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
-        Self { session, tokens, draft_tokens: &[], pooled: None }
+        Self { session, tokens, draft_tokens: &[], pooled: None, n_candidates: None }
     }
 }
 
@@ -45,7 +55,8 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::feed`]; sessions of several models. Feeds of several steps may have been
-    /// processed in part.
+    /// processed in part, and all have where the selection of candidates failed: each session then
+    /// selects its own when it samples.
     pub fn step_batch(feeds: &mut [BatchItem<'_>]) -> Result<(), Error> {
         let Some(first) = feeds.first() else { return Ok(()) };
         let model = first.session.model.clone();
@@ -57,9 +68,11 @@ impl Session {
             feed.session.check_capacity(feed.tokens)?;
         }
         let mut read: Vec<_> = feeds.iter_mut().map(BatchItem::accept_draft_tokens).collect();
-        while let Some(batch) = next_batch(feeds, &read)? {
+        let max_rows = model.device().max_step_rows;
+        while let Some(batch) = next_batch(max_rows, feeds, &read)? {
             step(&model, feeds, &batch, &mut read)?;
         }
+        select_candidates(feeds)?;
         model.loaded().finish()
     }
 }
@@ -74,12 +87,20 @@ impl BatchItem<'_> {
         }
         self.session.accept_draft_tokens(self.tokens)
     }
+
+    /// Returns the row whose candidates are requested, if any, and the logits that hold it.
+    fn request_candidates(&mut self) -> Option<(Arc<dyn Logits>, TopK<'_>)> {
+        let Session { logits_loan, candidates, .. } = &mut *self.session;
+        let (k, loan) = (self.n_candidates?, logits_loan.as_mut()?);
+        loan.n_selected = 0;
+        Some((Arc::clone(&loan.logits), TopK { row: loan.row, k, out: candidates }))
+    }
 }
 
-/// Returns the rows of the next step, for each feed with tokens left. Pooling feeds come first, as
-/// a step returns either hidden states or logits. `None` when all tokens are processed.
-fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot>>, Error> {
-    let mut room = MAX_ROWS;
+/// Returns the rows of the next step, at most `room`, for each feed with tokens left. Pooling feeds
+/// come first, as a step returns either hidden states or logits. `None` when all tokens are
+/// processed.
+fn next_batch(mut room: usize, feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot>>, Error> {
     let mut batch = Vec::new();
     let unread = |(feed, read): (&BatchItem<'_>, &usize)| feed.tokens.len() - read;
     let pools = feeds.iter().zip(read).any(|all| all.0.pooled.is_some() && unread(all) > 0);
@@ -127,7 +148,7 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
     let mut states = left.chunks_exact(model.config().n_embd.max(1));
     let (mut next_row, is_alone) = (0, feeds.len() == 1);
     for (&Slot { index, n_uncommitted, n, n_draft_tokens }, row) in batch.iter().zip(&rows) {
-        let BatchItem { session, tokens, draft_tokens, pooled } = &mut feeds[index];
+        let BatchItem { session, tokens, draft_tokens, pooled, .. } = &mut feeds[index];
         if let Ok(logits) = &result {
             if let Some(pooled) = pooled {
                 let own = states.by_ref().take(row.n).skip(n_uncommitted);
@@ -137,7 +158,7 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
             session.draft_tokens.extend_from_slice(&draft_tokens[..n_draft_tokens]);
             session.commit_step(&tokens[read[index]..][..n]);
             if row.logits_for != LogitsFor::None {
-                session.logits_loan = logits.clone().map(|logits| (logits, next_row));
+                session.logits_loan = logits.clone().map(|logits| LogitsLoan::new(logits, next_row));
                 next_row += 1 + n_draft_tokens;
             }
             read[index] += n;
@@ -150,4 +171,71 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
         }
     }
     result.map(|_| ())
+}
+
+/// Selects the candidates of all feeds, in one call for the logits of each step.
+fn select_candidates(feeds: &mut [BatchItem<'_>]) -> Result<(), Error> {
+    let mut requests: Vec<_> = feeds.iter_mut().filter_map(BatchItem::request_candidates).collect();
+    while let Some((logits, first)) = requests.pop() {
+        let others = requests.extract_if(.., |(other, _)| Arc::ptr_eq(other, &logits));
+        let mut rows: Vec<_> = iter::once(first).chain(others.map(|(_, row)| row)).collect();
+        logits.top_k(&mut rows)?;
+    }
+    for BatchItem { session, n_candidates, .. } in feeds {
+        if let (Some(k), Some(loan)) = (*n_candidates, &mut session.logits_loan) {
+            loan.n_selected = k;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_generate::sampler::{Sampler, SamplerParams};
+
+    use super::*;
+    use crate::model::OpenOptions;
+    use crate::session::SessionOptions;
+
+    /// Sessions with different numbers of candidates, some without a request, some without logits
+    /// yet, sample what they sample alone.
+    #[test]
+    fn a_batch_selects_candidates_for_its_sessions() {
+        let model = Model::bundled(OpenOptions::default()).unwrap();
+        let params =
+            |i: usize| SamplerParams { seed: i as u64, top_k: [40, 3, 7, 40, 1][i], ..Default::default() };
+        let mut samplers: Vec<_> = (0..5).map(|i| Sampler::new(params(i))).collect();
+        let mut samplers_alone = samplers.clone();
+        let mut sessions: Vec<_> =
+            (0..5).map(|_| model.session(SessionOptions::default()).unwrap()).collect();
+        // Longer than a step: its logits are those of another step.
+        let max_rows = model.device().max_step_rows;
+        let mut tokens: Vec<Vec<u32>> =
+            [3, 1, 8, max_rows + 5, 2].map(|n| (0..n as u32).map(|i| i * 37 % 500).collect()).to_vec();
+        for step in 0..6 {
+            let mut items: Vec<_> = sessions
+                .iter_mut()
+                .zip(&tokens)
+                .map(|(session, tokens)| BatchItem::new(session, tokens))
+                .collect();
+            for (i, item) in items.iter_mut().enumerate() {
+                let n = item.session.tokens().len() + item.tokens.len();
+                item.n_candidates = samplers[i].n_candidates(n).filter(|_| (i + step) % 3 > 0);
+            }
+            let requested: Vec<_> = items.iter().map(|item| item.n_candidates).collect();
+            Session::step_batch(&mut items).unwrap();
+            for (i, session) in sessions.iter_mut().enumerate() {
+                assert_eq!(session.logits_loan.as_ref().unwrap().n_selected, requested[i].unwrap_or(0));
+                let token = session.sample(&mut samplers[i]).unwrap();
+                let logits = session.logits().unwrap().to_vec();
+                let alone = samplers_alone[i].sample(&logits, session.tokens()).unwrap();
+                assert_eq!(token, alone, "session {i}, step {step}");
+                let k = samplers[i].n_candidates(session.tokens().len()).unwrap();
+                let mut likeliest = Vec::new();
+                kvant_backend::top_k(&logits, k, &mut likeliest);
+                assert_eq!(session.candidates, likeliest, "session {i}, step {step}");
+                tokens[i] = vec![token];
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use super::{Session, SessionOptions};
 use crate::draft;
 use crate::error::Error;
 use crate::model::Model;
-use crate::runtime::{MAX_ROWS, OnDraft, top_with_margin};
+use crate::runtime::{OnDraft, top_with_margin};
 
 impl Session {
     /// Creates a session of the draft model of `model`, if it has one.
@@ -19,7 +19,7 @@ impl Session {
     /// Prefills the missing tokens of `text`, at most one step of them: this bounds the delay.
     pub(super) fn catch_up(&mut self, text: &[u32]) -> Result<(), Error> {
         let missing = self.missing_tokens(text);
-        match missing.len().min(MAX_ROWS) {
+        match missing.len().min(self.max_tokens()) {
             0 => Ok(()),
             n => self.prefill(&missing[..n]),
         }
@@ -36,14 +36,13 @@ impl Session {
         on_prediction: OnDraft<'_>,
     ) -> Result<(), Error> {
         let missing = self.missing_tokens(text);
-        if missing.len() >= MAX_ROWS {
+        if missing.len() >= self.max_tokens() {
             return self.catch_up(text);
         }
         self.prefill(&[missing, &[next]].concat())?;
         let capacity = self.sequence.reserve_draft(0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
-            let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
-            logits.top_k(*row, 2, &mut self.candidates)?;
+            self.select_candidates(2)?;
             let (token, lead) = top_with_margin(&self.candidates);
             if !on_prediction(token, lead) || n_read == capacity {
                 break;
@@ -196,7 +195,8 @@ mod tests {
     #[test]
     fn a_draft_model_behind_by_a_step_catches_up_first() {
         let model = drafted("bundled");
-        let text: Vec<u32> = (0..2 * MAX_ROWS as u32 + 40).map(|i| i * 37 % 500).collect();
+        let max_rows = model.device().max_step_rows;
+        let text: Vec<u32> = (0..2 * max_rows as u32 + 40).map(|i| i * 37 % 500).collect();
         let n_drafted = |session: &Session| session.drafter.as_ref().unwrap().tokens.len();
         let n_predicted = |session: &mut Session| {
             let mut n = 0;
@@ -213,7 +213,7 @@ mod tests {
         let others: Vec<u32> = text.iter().map(|token| token + 1).collect();
         Session::step_batch(&mut [BatchItem::new(&mut a, &others), BatchItem::new(&mut b, &others)]).unwrap();
         assert_eq!((n_drafted(&a), n_drafted(&b)), (0, 0));
-        for (n_predictions, n) in [(0, MAX_ROWS), (0, 2 * MAX_ROWS), (1, text.len() + 1)] {
+        for (n_predictions, n) in [(0, max_rows), (0, 2 * max_rows), (1, text.len() + 1)] {
             assert_eq!((n_predicted(&mut a), n_drafted(&a)), (n_predictions, n));
         }
         Session::step_batch(&mut [BatchItem::new(&mut a, &[9, 9])]).unwrap();

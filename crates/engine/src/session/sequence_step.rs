@@ -4,7 +4,7 @@ use std::slice;
 
 use kvant_generate::Sequence;
 use kvant_generate::decoding::{SampleResult, SamplingError, TokenLogprobs, token_logprobs};
-use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
+use kvant_generate::speculative::Drafter;
 
 use super::{BatchItem, Session};
 use crate::clock::Stopwatch;
@@ -47,13 +47,15 @@ impl<'a> SequenceStep<'a> {
         let at = session.tokens().len();
         let is_last = at + *n == sequence.tokens().len();
         let most = if is_last { sequence.max_draft_tokens(most) } else { 0 };
+        let n_candidates = if is_last { sequence.n_candidates() } else { None };
         let (tokens, drafter) = sequence.drafting();
         let tokens = &tokens[at..at + *n];
         let draft_tokens = match *tokens {
             [token] => session.propose(drafter, token, most, is_alone),
             _ => &[],
         };
-        BatchItem { draft_tokens, pooled: pooled.as_deref_mut(), ..BatchItem::new(session, tokens) }
+        let pooled = pooled.as_deref_mut();
+        BatchItem { draft_tokens, pooled, n_candidates, ..BatchItem::new(session, tokens) }
     }
 
     /// Records the result of a step that was to end at `end` tokens.
@@ -82,7 +84,8 @@ impl Session {
     pub fn step_sequences(steps: &mut [SequenceStep<'_>], draft_max: usize) -> Result<(), Error> {
         let started = Stopwatch::start();
         let n_fed: usize = steps.iter().map(|step| step.n).sum();
-        let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / steps.len().max(1);
+        let max_rows = steps.first().map_or(0, |step| step.session.model().max_verify_rows());
+        let each = max_rows.saturating_sub(n_fed) / steps.len().max(1);
         let is_alone = steps.len() == 1;
         let (mut items, mut ends) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()));
         for step in &mut *steps {

@@ -8,6 +8,7 @@ use kvant_generate::speculative::{Drafter, MAX_DRAFT_TOKENS};
 use kvant_model::{Entry, LogitsFor};
 
 use super::Session;
+use super::logits::LogitsLoan;
 use crate::clock::Stopwatch;
 use crate::error::Error;
 use crate::runtime::OnDraft;
@@ -98,7 +99,7 @@ impl Session {
         tokens[n_owed + 1..][..n].copy_from_slice(&draft_tokens[..n]);
         let n_rows = n_owed + 1 + n;
         self.step(&tokens[..n_rows], LogitsFor::From(n_owed), None)?;
-        self.logits_loan = self.logits_loan.take().map(|(logits, _)| (logits, 0));
+        self.logits_loan = self.logits_loan.take().map(|loan| loan.at(0));
         self.draft_tokens.clear();
         self.draft_tokens.extend_from_slice(&draft_tokens[..n]);
         self.commit_step(&[token]);
@@ -109,7 +110,7 @@ impl Session {
     /// [`Session::uncommitted_with`].
     pub(super) fn draft_capacity(&self, n: usize) -> usize {
         // Each row beyond these costs more.
-        let max = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
+        let max = n.min(self.model.max_verify_rows().saturating_sub(1 + self.uncommitted().len()));
         match max {
             0 => 0,
             max => self.sequence.reserve_draft(self.uncommitted().len() + 1, max),
@@ -135,7 +136,7 @@ impl Session {
     pub(super) fn accept_draft_tokens(&mut self, tokens: &[u32]) -> usize {
         let n = self.draft_tokens().iter().zip(tokens).take_while(|(ahead, token)| ahead == token).count();
         if n > 0 {
-            self.logits_loan = self.logits_loan.take().map(|(logits, row)| (logits, row + n));
+            self.logits_loan = self.logits_loan.take().map(|loan| LogitsLoan::new(loan.logits, loan.row + n));
             self.draft_tokens.drain(..n);
             self.commit_step(&tokens[..n]);
         }

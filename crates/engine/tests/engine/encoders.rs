@@ -210,10 +210,10 @@ fn encoders_have_no_sessions_and_say_so_in_one_line() {
 #[test]
 fn options_of_models_that_generate_are_refused() {
     let error = |options| Model::open_with(folder("bert"), options).unwrap_err().to_string();
-    let device = "cuda".parse::<kvant::DeviceChoice>().unwrap().into();
+    let device = "wgpu".parse::<kvant::DeviceChoice>().unwrap().into();
     assert_eq!(
         error(OpenOptions { device, ..options() }),
-        "device: expected cpu for a text encoder: other devices lack bidirectional attention, got cuda:0"
+        "device: expected cpu or cuda:N for a text encoder: adapters lack bidirectional attention, got wgpu:0"
     );
     let error_of_layers = error(OpenOptions { n_gpu_layers: Some(2), ..options() });
     assert!(error_of_layers.starts_with("n_gpu_layers: expected 0"), "{error_of_layers}");

@@ -9,6 +9,7 @@ use super::ngrams::NgramActivations;
 use super::rwkv::RwkvActivations;
 use super::shared_kv::PoolActivations;
 use super::{Decoder, LoraScratch};
+use crate::angle_table::AngleTable;
 use crate::config::RecurrentMixer;
 use crate::weights::{DraftEntry, FeedForward, Layer};
 use crate::{LayerSpec, ModelError, ResidualStreams, SharedExpert};
@@ -109,6 +110,8 @@ pub struct Activations<B: Backend> {
     /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, on the device and on the host, of each of
     /// [`Config::ropes`].
     pub(super) angles: Vec<(B::Buffer, Vec<f32>)>,
+    /// Those of positions met before, of each too.
+    pub(super) angle_tables: Vec<AngleTable>,
     /// Normalized input of a sublayer whose GEMM cannot fuse the norm; a branch before its norm;
     /// and then the requested rows of `x`, contiguous, `[rows, n_embd]`.
     pub(super) spare: B::Buffer,
@@ -258,6 +261,7 @@ impl<B: Backend> Decoder<B> {
                 .iter()
                 .map(|rope| angles(rope.params.n_rot))
                 .collect::<Result<_, BackendError>>()?,
+            angle_tables: c.ropes.iter().map(|_| AngleTable::default()).collect(),
             spare: buffer(c.n_embd)?,
             low: LoraScratch::new(backend, &self.weights.ranks, max_rows)?,
             step_tiles: None,

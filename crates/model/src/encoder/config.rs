@@ -1,13 +1,13 @@
 //! Hyper-parameters of an encoder, from the keys of its GGUF file.
 
 use kvant_backend::Heads;
+use kvant_backend::host_ops::Pointwise;
 use kvant_gguf::{Gguf, Value};
 
 use super::family::{ENCODERS, EncoderFamily, LocalLayers, PositionKind};
 use crate::ModelError;
 use crate::config::Keys;
 use crate::family::{Family, NormKind};
-use crate::host_ops::Activation;
 
 /// Key of the longest text, which may be shorter than the positions allow: the limit of
 /// sentence-transformers. GGUF has no key for it.
@@ -41,7 +41,7 @@ pub struct EncoderConfig {
     /// What tells positions apart.
     pub positions: Positions,
     /// The activation of the feed-forward layer, or of its gate.
-    pub activation: Activation,
+    pub activation: Pointwise,
     /// The head that scores, if the model has one.
     pub head: HeadConfig,
 }
@@ -95,7 +95,7 @@ pub struct HeadConfig {
     /// Whether it reads the mean of all hidden states; otherwise that of the first token.
     pub reads_mean: bool,
     /// The activation of its first layer.
-    pub activation: Activation,
+    pub activation: Pointwise,
 }
 
 /// Most buckets of distances, many times those of any model.
@@ -258,14 +258,14 @@ fn read_head(keys: &Keys<'_>, family: &EncoderFamily) -> Result<HeadConfig, Mode
 }
 
 /// Reads an activation by its name in `transformers`.
-fn activation(key: String, gguf: &Gguf, default: Activation) -> Result<Activation, ModelError> {
+fn activation(key: String, gguf: &Gguf, default: Pointwise) -> Result<Pointwise, ModelError> {
     match gguf.meta().find::<&str>(&key)? {
         None => Ok(default),
-        Some("gelu") => Ok(Activation::Gelu),
-        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-        Some("silu" | "swish") => Ok(Activation::Silu),
-        Some("relu") => Ok(Activation::Relu),
-        Some("tanh") => Ok(Activation::Tanh),
+        Some("gelu") => Ok(Pointwise::Gelu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Pointwise::GeluTanh),
+        Some("silu" | "swish") => Ok(Pointwise::Silu),
+        Some("relu") => Ok(Pointwise::Relu),
+        Some("tanh") => Ok(Pointwise::Tanh),
         Some(got) => {
             let expected = "gelu, gelu_pytorch_tanh, silu, relu or tanh".to_owned();
             Err(ModelError::Value { key, expected, got: got.to_owned() })

@@ -2,13 +2,12 @@
 //!
 //! Each expert multiplies the tokens that selected it, which are gathered for it on the host.
 
-use kvant_backend::{Backend, BackendError, limits};
+use kvant_backend::{Backend, BackendError, host_ops};
 
 use super::config::EncoderExperts;
 use super::family::SublayerNorms;
 use super::weights::{Expert, Norm};
 use super::{Encoder, Stream};
-use crate::host_ops::{activate, for_rows};
 use crate::linear::Linear;
 
 /// A token that selected an expert, and the weight of its output.
@@ -22,38 +21,33 @@ impl<B: Backend> Encoder<B> {
     /// Adds the weighted outputs of the experts that each token selects to the residual stream.
     pub(super) fn pass_experts(
         &self,
-        norms: &SublayerNorms<Norm>,
+        norms: &SublayerNorms<Norm<B>>,
         router: &Linear<B>,
         experts: &[Expert<B>],
         stream: &mut Stream<B>,
     ) -> Result<(), BackendError> {
         let (c, device) = (&self.config, &*self.device);
         let of = c.experts.expect("a model with experts");
-        device.read(&stream.x, 0, &mut stream.on_host)?;
-        let mut input = stream.on_host.clone();
-        if let Some(norm) = &norms.input {
-            self.normalize(norm, &mut input);
-        }
+        let mut input = vec![0.0; stream.n * c.n_embd];
+        device.read(self.input(norms, stream)?.x, 0, &mut input)?;
         let chosen = choose(&router.forward(device, &input)?, of);
         let mut sum = vec![0.0; input.len()];
         for (expert, chosen) in experts.iter().zip(chosen).filter(|(_, chosen)| !chosen.is_empty()) {
             let row_of = |of: &Selected| of.row * c.n_embd..(of.row + 1) * c.n_embd;
             let gathered: Vec<f32> = chosen.iter().flat_map(|of| &input[row_of(of)]).copied().collect();
             let mut hidden = expert.up.forward(device, &gathered)?;
-            for_rows(&mut hidden, c.n_ff, limits::n_cores(), |row| activate(row, c.activation));
+            host_ops::apply(&mut hidden, c.activation);
             let outputs = expert.down.forward(device, &hidden)?;
             for (of, output) in chosen.iter().zip(outputs.chunks_exact(c.n_embd)) {
                 sum[row_of(of)].iter_mut().zip(output).for_each(|(sum, y)| *sum += of.weight * y);
             }
         }
-        if let Some(norm) = &norms.branch {
-            self.normalize(norm, &mut sum);
+        device.write(&mut stream.branch, &sum)?;
+        match &norms.branch {
+            None => device.add(&mut stream.x, &stream.branch, sum.len())?,
+            Some(norm) => device.add_normed(&mut stream.x, &stream.branch, stream.n, norm.scaling())?,
         }
-        stream.on_host.iter_mut().zip(sum).for_each(|(x, y)| *x += y);
-        if let Some(norm) = &norms.sum {
-            self.normalize(norm, &mut stream.on_host);
-        }
-        device.write(&mut stream.x, &stream.on_host)
+        self.normalize_stream(norms.sum.as_ref(), stream)
     }
 }
 

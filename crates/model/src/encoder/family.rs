@@ -1,9 +1,9 @@
 //! The families of encoders: the differences between them that no key of a file gives, as data.
 
 use kvant_backend::Pairing;
+use kvant_backend::host_ops::Pointwise;
 
 use crate::family::{Family, LLAMA, NormKind};
-use crate::host_ops::Activation;
 
 /// Conventions of a family's layers, beyond the numbers in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -14,7 +14,7 @@ pub(crate) struct EncoderFamily {
     pub positions: PositionKind,
     /// Kind of all norms.
     pub norm: NormKind,
-    /// Whether norms have a bias.
+    /// Whether norms have a bias, which RMS norms never have.
     pub has_norm_bias: bool,
     /// Whether the sum of embeddings is normalized.
     pub has_embedding_norm: bool,
@@ -26,14 +26,14 @@ pub(crate) struct EncoderFamily {
     pub ffn_norms: SublayerNorms<&'static str>,
     /// Whether a tensor with queries, keys and values has those of each head together.
     pub joins_heads: bool,
-    /// Whether each head of queries and keys is normalized, before RoPE (QK-norm).
+    /// Whether each head of queries and keys is normalized, before RoPE (QK-norm): RMS norms.
     pub has_qk_norm: bool,
     /// The norm after the last layer.
     pub output_norm: Option<&'static str>,
     /// Whether embeddings are multiplied by the root of the hidden size.
     pub scales_embeddings: bool,
     /// The activation of the feed-forward layer, or of its gate, unless the file names one.
-    pub activation: Activation,
+    pub activation: Pointwise,
     /// Whether the feed-forward layer has a gate.
     pub is_gated: bool,
     /// Whether some layers have experts instead of the feed-forward layer.
@@ -41,7 +41,7 @@ pub(crate) struct EncoderFamily {
     /// Which layers are local, if the file has a window; `None` for global attention in all.
     pub windows: Option<LocalLayers>,
     /// The activation in the head that scores, unless the file names one.
-    pub head_activation: Activation,
+    pub head_activation: Pointwise,
     /// Whether the head reads the mean of all tokens, unless the file says so.
     pub head_reads_mean: bool,
 }
@@ -64,7 +64,7 @@ pub(crate) enum PositionKind {
 pub(crate) struct SublayerNorms<T> {
     /// Before it (pre-norm).
     pub input: Option<T>,
-    /// Of its output, before the addition to the residual stream.
+    /// Of its output, before the addition to the residual stream: RMS norms.
     pub branch: Option<T>,
     /// Of the residual stream after it (post-norm).
     pub sum: Option<T>,
@@ -109,11 +109,11 @@ const BERT: EncoderFamily = EncoderFamily {
     has_qk_norm: false,
     output_norm: None,
     scales_embeddings: false,
-    activation: Activation::Gelu,
+    activation: Pointwise::Gelu,
     is_gated: false,
     has_experts: false,
     windows: None,
-    head_activation: Activation::Tanh,
+    head_activation: Pointwise::Tanh,
     head_reads_mean: false,
 };
 
@@ -123,7 +123,7 @@ pub(crate) static ENCODERS: [EncoderFamily; 10] = [
     EncoderFamily {
         family: Family { name: "nomic-bert", ..LLAMA },
         positions: PositionKind::Rotary(Pairing::Halves),
-        activation: Activation::Silu,
+        activation: Pointwise::Silu,
         is_gated: true,
         ..BERT
     },
@@ -148,7 +148,7 @@ pub(crate) static ENCODERS: [EncoderFamily; 10] = [
         output_norm: Some("output_norm"),
         is_gated: true,
         windows: Some(LocalLayers { period: 3, is_first_global: true, base: 10_000.0 }),
-        head_activation: Activation::Gelu,
+        head_activation: Pointwise::Gelu,
         head_reads_mean: true,
         ..BERT
     },
@@ -163,7 +163,7 @@ pub(crate) static ENCODERS: [EncoderFamily; 10] = [
         has_qk_norm: true,
         output_norm: Some("output_norm"),
         scales_embeddings: true,
-        activation: Activation::GeluTanh,
+        activation: Pointwise::GeluTanh,
         is_gated: true,
         windows: Some(LocalLayers { period: 6, is_first_global: false, base: 10_000.0 }),
         ..BERT
@@ -177,7 +177,7 @@ pub(crate) static ENCODERS: [EncoderFamily; 10] = [
         attn_norms: PRE_ATTENTION,
         ffn_norms: PRE_FFN,
         output_norm: Some("output_norm"),
-        activation: Activation::Silu,
+        activation: Pointwise::Silu,
         is_gated: true,
         ..BERT
     },
@@ -193,7 +193,7 @@ pub(crate) static ENCODERS: [EncoderFamily; 10] = [
         ffn_norms: PRE_FFN,
         joins_heads: true,
         output_norm: Some("enc.output_norm"),
-        activation: Activation::Silu,
+        activation: Pointwise::Silu,
         is_gated: true,
         ..BERT
     },
@@ -209,3 +209,20 @@ pub(crate) static ENCODERS: [EncoderFamily; 10] = [
         ..BERT
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_are_of_kinds_that_a_device_computes() {
+        for family in &ENCODERS {
+            let is_rms = family.norm == NormKind::Rms;
+            assert!(!(is_rms && family.has_norm_bias), "{}", family.family.name);
+            let [attn, ffn] = [family.attn_norms, family.ffn_norms].map(|norms| norms.branch.is_some());
+            assert!(is_rms || !(attn || ffn || family.has_qk_norm), "{}", family.family.name);
+            let has_rope = matches!(family.positions, PositionKind::Rotary(_));
+            assert!(has_rope || !family.has_qk_norm, "{}", family.family.name);
+        }
+    }
+}

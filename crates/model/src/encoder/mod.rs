@@ -13,8 +13,8 @@
 //! `W_down (a(W_gate n) * (W_up n))`; some layers have experts instead (`experts.rs`).
 //!
 //! Texts of a batch are the windows of bidirectional attention: there is no padding, and a text's
-//! result does not depend on the others. Products run on a device, the operations between them on
-//! the host.
+//! result does not depend on the others. The layers run on a device; the host sums embeddings, and
+//! gathers the tokens of experts.
 
 mod config;
 mod experts;
@@ -24,8 +24,9 @@ mod weights;
 
 use std::sync::Arc;
 
+use kvant_backend::host_ops;
 use kvant_backend::{
-    Backend, BackendError, BidirectionalParams, Gate, Heads, Input, Matrix, RopeParams, limits,
+    Backend, BackendError, BidirectionalParams, Buffer, Gate, Heads, Input, Matrix, Pairing, RopeParams,
 };
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
@@ -34,7 +35,6 @@ pub use config::{EncoderConfig, EncoderExperts, HeadConfig, Positions};
 
 use crate::ModelError;
 use crate::family::NormKind;
-use crate::host_ops::{activate, for_rows};
 use crate::linear::{Linear, all_rows, upload};
 use family::{PositionKind, SublayerNorms};
 use weights::{FeedForward, Layer, Norm, Weights};
@@ -63,8 +63,6 @@ struct Stream<B: Backend> {
     x: B::Buffer,
     /// The normalized input of a sublayer, and then its output, `[n, n_embd]`.
     branch: B::Buffer,
-    /// `[n, n_embd]`
-    on_host: Vec<f32>,
 }
 
 /// Buffers of a batch.
@@ -79,7 +77,6 @@ struct Batch<B: Backend> {
     /// `[n, n_ff]`, and as much for a gate.
     hidden: B::Buffer,
     gates: Option<B::Buffer>,
-    hidden_on_host: Vec<f32>,
     /// Biases by distance, `[heads.n, 2 longest - 1]`.
     bias: Option<B::Buffer>,
     /// Cosines and sines of RoPE, `[n, heads.dim / 2, 2]`, in global and in local layers.
@@ -140,12 +137,10 @@ impl<B: Backend> Encoder<B> {
             self.attention(index, layer, &mut work)?;
             self.feed_forward(layer, &mut work)?;
         }
-        let Stream { x, mut on_host, .. } = work.stream;
-        self.device.read(&x, 0, &mut on_host)?;
-        if let Some(norm) = &self.weights.output_norm {
-            self.normalize(norm, &mut on_host);
-        }
-        Ok(on_host)
+        self.normalize_stream(self.weights.output_norm.as_ref(), &mut work.stream)?;
+        let mut states = vec![0.0; work.stream.n * c.n_embd];
+        self.device.read(&work.stream.x, 0, &mut states)?;
+        Ok(states)
     }
 
     /// Returns the score of a text by the hidden state `[n_embd]` that the head
@@ -162,10 +157,12 @@ impl<B: Backend> Encoder<B> {
         let mut state = state.to_vec();
         if let Some(dense) = &classifier.dense {
             state = dense.forward(&*self.device, &state)?;
-            activate(&mut state, self.config.head.activation);
+            host_ops::apply(&mut state, self.config.head.activation);
         }
         if let Some(norm) = &classifier.norm {
-            self.normalize(norm, &mut state);
+            let (x, mut y) = (upload(&*self.device, &state)?, self.device.buffer(state.len())?);
+            self.normalize(norm, &x, 1, &mut y)?;
+            self.device.read(&y, 0, &mut state)?;
         }
         Ok(classifier.output.forward(&*self.device, &state)?[0])
     }
@@ -192,8 +189,9 @@ impl<B: Backend> Encoder<B> {
         let tokens: Vec<u32> = texts.iter().flat_map(|text| text.tokens).copied().collect();
         let scale = if c.family.scales_embeddings { (c.n_embd as f32).sqrt() } else { 1.0 };
         device.embed(&w.tokens, &tokens, scale, &mut stream.x)?;
-        device.read(&stream.x, 0, &mut stream.on_host)?;
-        let mut rows = stream.on_host.chunks_exact_mut(c.n_embd);
+        let mut sums = vec![0.0; stream.n * c.n_embd];
+        device.read(&stream.x, 0, &mut sums)?;
+        let mut rows = sums.chunks_exact_mut(c.n_embd);
         for text in texts {
             for (at, row) in rows.by_ref().take(text.tokens.len()).enumerate() {
                 // A model of one segment has no second type.
@@ -204,10 +202,8 @@ impl<B: Backend> Encoder<B> {
                 }
             }
         }
-        if let Some(norm) = &w.embedding_norm {
-            self.normalize(norm, &mut stream.on_host);
-        }
-        device.write(&mut stream.x, &stream.on_host)?;
+        device.write(&mut stream.x, &sums)?;
+        self.normalize_stream(w.embedding_norm.as_ref(), stream)?;
         Ok(work)
     }
 
@@ -233,62 +229,62 @@ impl<B: Backend> Encoder<B> {
             }
             _ => None,
         };
-        let stream =
-            Stream { n, x: buffer(c.n_embd)?, branch: buffer(c.n_embd)?, on_host: vec![0.0; n * c.n_embd] };
+        let stream = Stream { n, x: buffer(c.n_embd)?, branch: buffer(c.n_embd)? };
         Ok(Batch {
             stream,
             qkv: [buffer(width)?, buffer(kv_width)?, buffer(kv_width)?],
             attn_out: buffer(width)?,
             hidden: buffer(c.n_ff)?,
             gates: if c.family.is_gated { Some(buffer(c.n_ff)?) } else { None },
-            hidden_on_host: vec![0.0; n * c.n_ff],
             bias: bias.map(|bias| upload(device, &bias)).transpose()?,
             angles,
             texts: lengths,
         })
     }
 
-    /// Replaces rows, as long as the weight, by `norm(x)`, with sums in f64.
-    fn normalize(&self, norm: &Norm, rows: &mut [f32]) {
-        let (n, eps) = (norm.weight.len(), f64::from(self.config.eps));
-        for_rows(rows, n, limits::n_cores(), |row| {
-            let mean = match self.config.norm() {
-                NormKind::Layer => row.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64,
-                NormKind::Rms => 0.0,
-            };
-            let variance = row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n as f64;
-            let factor = 1.0 / (variance + eps).sqrt();
-            for (x, weight) in row.iter_mut().zip(&norm.weight) {
-                *x = ((f64::from(*x) - mean) * factor) as f32 * weight;
+    /// Computes `y = norm(x)` of the first rows of a buffer, as long as the weight.
+    fn normalize(
+        &self,
+        norm: &Norm<B>,
+        x: &B::Buffer,
+        rows: usize,
+        y: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let device = &*self.device;
+        match self.config.norm() {
+            NormKind::Layer => device.layer_norm(x, rows, norm.scaling(), norm.bias.as_ref(), y),
+            NormKind::Rms => {
+                let dim = norm.weight.n_values();
+                device.copy(x, 0, y, 0, rows * dim)?;
+                let no_rope = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+                device.rope(y, rows, Heads { n: 1, dim }, Some(norm.scaling()), no_rope, &device.buffer(0)?)
             }
-            row.iter_mut().zip(&norm.bias).for_each(|(x, bias)| *x += bias);
-        });
+        }
     }
 
-    /// Replaces the first rows of a buffer by `norm(x)`, with `host` for as many values.
-    fn normalize_buffer(&self, norm: &Norm, x: &mut B::Buffer, host: &mut [f32]) -> Result<(), BackendError> {
-        self.device.read(x, 0, host)?;
-        self.normalize(norm, host);
-        self.device.write(x, host)
+    /// Replaces the residual stream by its norm, if there is one.
+    fn normalize_stream(&self, norm: Option<&Norm<B>>, stream: &mut Stream<B>) -> Result<(), BackendError> {
+        let Some(norm) = norm else { return Ok(()) };
+        self.normalize(norm, &stream.x, stream.n, &mut stream.branch)?;
+        std::mem::swap(&mut stream.x, &mut stream.branch);
+        Ok(())
     }
 
     /// Returns the input of a sublayer: the residual stream, or its norm in `branch`.
     fn input<'a>(
         &self,
-        norms: &SublayerNorms<Norm>,
+        norms: &SublayerNorms<Norm<B>>,
         stream: &'a mut Stream<B>,
     ) -> Result<Input<'a, B>, BackendError> {
         let Some(norm) = &norms.input else { return Ok(all_rows(&stream.x, stream.n)) };
-        self.device.read(&stream.x, 0, &mut stream.on_host)?;
-        self.normalize(norm, &mut stream.on_host);
-        self.device.write(&mut stream.branch, &stream.on_host)?;
+        self.normalize(norm, &stream.x, stream.n, &mut stream.branch)?;
         Ok(all_rows(&stream.branch, stream.n))
     }
 
     /// Adds the output of a sublayer, the product `linear` of `x`, to the residual stream.
     fn add_output(
         &self,
-        norms: &SublayerNorms<Norm>,
+        norms: &SublayerNorms<Norm<B>>,
         linear: &Linear<B>,
         x: &B::Buffer,
         stream: &mut Stream<B>,
@@ -298,18 +294,10 @@ impl<B: Backend> Encoder<B> {
             None => device.project(input, &mut [linear.output(&mut stream.x, true)])?,
             Some(norm) => {
                 device.project(input, &mut [linear.output(&mut stream.branch, false)])?;
-                let mut branch = vec![0.0; stream.on_host.len()];
-                device.read(&stream.branch, 0, &mut branch)?;
-                self.normalize(norm, &mut branch);
-                device.read(&stream.x, 0, &mut stream.on_host)?;
-                stream.on_host.iter_mut().zip(branch).for_each(|(x, y)| *x += y);
-                device.write(&mut stream.x, &stream.on_host)?;
+                device.add_normed(&mut stream.x, &stream.branch, stream.n, norm.scaling())?;
             }
         }
-        match &norms.sum {
-            Some(norm) => self.normalize_buffer(norm, &mut stream.x, &mut stream.on_host),
-            None => Ok(()),
-        }
+        self.normalize_stream(norms.sum.as_ref(), stream)
     }
 
     fn attention(&self, index: usize, layer: &Layer<B>, work: &mut Batch<B>) -> Result<(), BackendError> {
@@ -321,13 +309,11 @@ impl<B: Backend> Encoder<B> {
         let (n, reach) = (work.stream.n, c.reaches[index]);
         let kv_heads = Heads { n: c.n_kv_heads, ..c.heads };
         for (i, heads) in [c.heads, kv_heads].into_iter().enumerate() {
-            let x = &mut work.qkv[i];
-            if let Some(norms) = &layer.qk_norms {
-                self.normalize_buffer(&norms[i], x, &mut vec![0.0; n * heads.n * heads.dim])?;
-            }
             if let (Some(angles), PositionKind::Rotary(pairing)) = (&work.angles, c.family.positions) {
+                let norm = layer.qk_norms.as_ref().map(|norms| norms[i].scaling());
                 let params = RopeParams { pairing, n_rot: heads.dim };
-                device.rope(x, n, heads, None, params, &angles[usize::from(reach.is_some())])?;
+                let angles = &angles[usize::from(reach.is_some())];
+                device.rope(&mut work.qkv[i], n, heads, norm, params, angles)?;
             }
         }
         let scale = 1.0 / (c.heads.dim as f32).sqrt();
@@ -345,6 +331,7 @@ impl<B: Backend> Encoder<B> {
                 return self.pass_experts(&layer.ffn_norms, router, experts, &mut work.stream);
             }
         };
+        let len = work.stream.n * c.n_ff;
         let input = self.input(&layer.ffn_norms, &mut work.stream)?;
         let up = up.output(&mut work.hidden, false);
         let activated = match (gate, &mut work.gates) {
@@ -357,11 +344,9 @@ impl<B: Backend> Encoder<B> {
                 &mut work.hidden
             }
         };
-        device.read(activated, 0, &mut work.hidden_on_host)?;
-        for_rows(&mut work.hidden_on_host, c.n_ff, limits::n_cores(), |row| activate(row, c.activation));
-        device.write(activated, &work.hidden_on_host)?;
+        device.apply(activated, len, c.activation)?;
         if let Some(gates) = &work.gates {
-            device.gate(&mut work.hidden, work.stream.n * c.n_ff, gates, Gate::Plain)?;
+            device.gate(&mut work.hidden, len, gates, Gate::Plain)?;
         }
         self.add_output(&layer.ffn_norms, down, &work.hidden, &mut work.stream)
     }

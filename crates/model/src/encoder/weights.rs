@@ -15,19 +15,27 @@ use crate::retype::{convert, retyped};
 use crate::{ModelError, check_finite, decode_values};
 
 /// A norm of rows, or of parts of them, as long as the weight.
-pub(super) struct Norm {
-    pub weight: Vec<f32>,
-    /// As long, or empty.
-    pub bias: Vec<f32>,
+pub(super) struct Norm<B: Backend> {
+    pub weight: B::Buffer,
+    /// As long.
+    pub bias: Option<B::Buffer>,
+    pub eps: f32,
+}
+
+impl<B: Backend> Norm<B> {
+    /// Returns the norm without its bias.
+    pub fn scaling(&self) -> kvant_backend::Norm<'_, B::Buffer> {
+        kvant_backend::Norm { weight: &self.weight, eps: self.eps }
+    }
 }
 
 pub(super) struct Layer<B: Backend> {
-    pub attn_norms: SublayerNorms<Norm>,
+    pub attn_norms: SublayerNorms<Norm<B>>,
     pub qkv: [Linear<B>; 3],
     /// Of queries and keys.
-    pub qk_norms: Option<[Norm; 2]>,
+    pub qk_norms: Option<[Norm<B>; 2]>,
     pub out: Linear<B>,
-    pub ffn_norms: SublayerNorms<Norm>,
+    pub ffn_norms: SublayerNorms<Norm<B>>,
     pub ffn: FeedForward<B>,
 }
 
@@ -53,7 +61,7 @@ struct GatedUp<B: Backend> {
 /// lacks.
 pub(super) struct Classifier<B: Backend> {
     pub dense: Option<Linear<B>>,
-    pub norm: Option<Norm>,
+    pub norm: Option<Norm<B>>,
     pub output: Linear<B>,
 }
 
@@ -65,9 +73,9 @@ pub(super) struct Weights<B: Backend> {
     pub positions: Vec<f32>,
     /// Biases by bucket of the distance, `[n_buckets, n_heads]`.
     pub relative: Vec<f32>,
-    pub embedding_norm: Option<Norm>,
+    pub embedding_norm: Option<Norm<B>>,
     pub layers: Vec<Layer<B>>,
-    pub output_norm: Option<Norm>,
+    pub output_norm: Option<Norm<B>>,
     pub classifier: Option<Classifier<B>>,
     /// Products behind pooling, one after the other (`Dense` of sentence-transformers).
     pub dense: Vec<Linear<B>>,
@@ -283,13 +291,13 @@ impl<B: Backend> Loader<'_, B> {
         decode_values(&tensor, shape)
     }
 
-    fn norm(&mut self, c: &EncoderConfig, name: &str, n: usize) -> Result<Norm, ModelError> {
-        let weight = self.values(&format!("{name}.weight"), &[n])?;
+    fn norm(&mut self, c: &EncoderConfig, name: &str, n: usize) -> Result<Norm<B>, ModelError> {
+        let weight = upload(self.device, &self.values(&format!("{name}.weight"), &[n])?)?;
         let bias = match c.family.has_norm_bias {
-            true => self.values(&format!("{name}.bias"), &[n])?,
-            false => Vec::new(),
+            true => Some(upload(self.device, &self.values(&format!("{name}.bias"), &[n])?)?),
+            false => None,
         };
-        Ok(Norm { weight, bias })
+        Ok(Norm { weight, bias, eps: c.eps })
     }
 
     fn linear(&mut self, name: &str, shape: [usize; 2]) -> Result<Linear<B>, ModelError> {

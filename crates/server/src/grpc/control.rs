@@ -14,7 +14,6 @@ use super::control_messages::{
 use super::request::unimplemented;
 use crate::events::EventAddress;
 use crate::http::{ApiError, Caller};
-use crate::models::ROWS;
 
 /// Calls of the contract that Kvant does not implement.
 pub(super) const MISSING: [&str; 14] = [
@@ -53,7 +52,7 @@ pub(super) async fn server_info(state: Arc<State>, _: Caller, _: Empty) -> Resul
         kv_block_size: TOKENS_PER_BLOCK as u32,
         total_kv_blocks: state.server.pool.n_kv_blocks(&hosted)?,
         max_running_requests: options.n_running as u64,
-        max_batched_tokens: ROWS as u64,
+        max_batched_tokens: hosted.model.device().max_step_rows as u64,
         max_loras: hosted.model.loras().len() as u32,
         effective_attention_block_size: Some(TOKENS_PER_BLOCK as u64),
     })

@@ -1,8 +1,8 @@
 //! Top-k selection of logits on the device, so that a few numbers cross to the host instead of a
-//! row of the vocabulary's length.
+//! row of the vocabulary's length. One launch and one read serve all rows of a step.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::Candidate;
+use kvant_backend::{Candidate, TopK};
 
 use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError};
@@ -22,35 +22,43 @@ const SLICE: usize = 4096;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+struct Row {
     first: u32,
-    n: u32,
     k: u32,
+    list: u32,
 }
 
-/// Writes the `k` most probable, at least one and at most [`MAX_K`], of `n` logits from value
-/// `first` on, into `out`, in the order of [`Candidate::rank`].
+/// Selects the most probable tokens of rows of `logits` `[_, n_vocab]`; each k is from 1 to
+/// `n_vocab` and [`MAX_K`].
 pub(crate) fn top_k(
     gpu: &Gpu,
     logits: &wgpu::Buffer,
-    [first, n, k]: [usize; 3],
-    out: &mut Vec<Candidate>,
+    n_vocab: usize,
+    rows: &mut [TopK<'_>],
 ) -> Result<(), WgpuError> {
-    let n_slices = n.div_ceil(SLICE);
-    let mut found = vec![[0u32; 2]; n_slices * k];
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let n_slices = n_vocab.div_ceil(SLICE);
+    let (mut described, mut n_found) = (Vec::with_capacity(rows.len()), 0);
+    for TopK { row, k, .. } in rows.iter() {
+        described.push(Row { first: (row * n_vocab) as u32, k: *k as u32, list: n_found as u32 });
+        n_found += n_slices * k;
+    }
+    let mut found = vec![[0u32; 2]; n_found];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut found);
     let on_device = gpu.scratch(bytes.len(), "candidates")?;
     let kernel = gpu.kernel(&SOURCE, "top_k")?;
-    let params = Params { first: first as u32, n: n as u32, k: k as u32 };
-    let bindings = [(1, logits), (2, &on_device)];
-    gpu.launch::<_, u32>(&kernel, [n_slices as u32, 1, 1], &params, &[], &bindings)?;
+    let (grid, bindings) = ([n_slices as u32, rows.len() as u32, 1], [(1, logits), (2, &on_device)]);
+    gpu.launch(&kernel, grid, &(n_vocab as u32), &described, &bindings)?;
     gpu.read(&on_device, 0, bytes)?;
-    out.clear();
-    let is_there = |[id, _]: &&[u32; 2]| (*id as usize) < n;
-    out.extend(
-        found.iter().filter(is_there).map(|&[id, bits]| Candidate { id, logit: f32::from_bits(bits) }),
-    );
-    out.sort_unstable_by(Candidate::rank);
-    out.truncate(k);
+    let mut found = found.into_iter();
+    for TopK { k, out, .. } in rows {
+        out.clear();
+        let of_row = found.by_ref().take(n_slices * *k).filter(|[id, _]| (*id as usize) < n_vocab);
+        out.extend(of_row.map(|[id, bits]| Candidate { id, logit: f32::from_bits(bits) }));
+        out.sort_unstable_by(Candidate::rank);
+        out.truncate(*k);
+    }
     Ok(())
 }

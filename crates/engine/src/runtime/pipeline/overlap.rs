@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::{mem, panic, thread};
 
-use kvant_backend::{BackendError, Candidate};
+use kvant_backend::{BackendError, TopK};
 use kvant_model::Entry;
 
 use super::super::{BatchEntry, LoadedModel, Logits};
@@ -178,8 +178,16 @@ impl Logits for JoinedLogits {
         logits.read(row, out)
     }
 
-    fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error> {
-        let (logits, row) = self.find(row);
-        logits.top_k(row, k, out)
+    fn top_k(&self, rows: &mut [TopK<'_>]) -> Result<(), Error> {
+        let ends = self.parts.iter().skip(1).map(|(first, _)| *first).chain([self.n_rows]);
+        for ((first, logits), end) in self.parts.iter().zip(ends) {
+            let own = rows.iter_mut().filter(|of| (*first..end).contains(&of.row));
+            let own = own.map(|TopK { row, k, out }| TopK { row: *row - first, k: *k, out });
+            let mut own: Vec<_> = own.collect();
+            if !own.is_empty() {
+                logits.top_k(&mut own)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -130,6 +130,10 @@ impl KvCaches for LoggedPart {
         self.inner.bytes_for(plan, tokens)
     }
 
+    fn max_sequences(&self, plan: &Plan, tokens: usize) -> Result<usize, Error> {
+        self.inner.max_sequences(plan, tokens)
+    }
+
     fn pool_bytes(&self) -> usize {
         self.inner.pool_bytes()
     }
@@ -230,11 +234,20 @@ fn step(sequences: &[&Sequence], rows: &[Rows]) -> Result<Vec<Vec<u32>>, Error> 
         let logits = logits.as_ref().unwrap();
         logits.read(row, &mut values).unwrap();
         let mut top = Vec::new();
-        logits.top_k(row, 1, &mut top).unwrap();
+        logits.top_k(&mut [TopK { row, k: 1, out: &mut top }]).unwrap();
         assert!(values.iter().all(|&logit| logit <= values[top[0].id as usize]));
-        values.into_iter().map(f32::to_bits).collect()
+        (top, values.into_iter().map(f32::to_bits).collect())
     };
-    Ok((0..n_logits).map(read).collect())
+    let (alone, values): (Vec<_>, _) = (0..n_logits).map(read).unzip();
+    // All rows at once, in any order.
+    let mut together = vec![Vec::new(); n_logits];
+    let mut requests: Vec<_> =
+        together.iter_mut().enumerate().rev().map(|(row, out)| TopK { row, k: 1, out }).collect();
+    if let Some(logits) = &logits {
+        logits.top_k(&mut requests).unwrap();
+    }
+    assert_eq!(together, alone);
+    Ok(values)
 }
 
 fn rows(n: usize) -> Rows {
@@ -394,7 +407,7 @@ fn a_failed_micro_batch_rolls_back_every_sequence() {
         let feed_one = |(number, (sequence, until)): (usize, (&Sequence, Rows))| {
             let mut last = vec![f32::NAN; sequence.loaded().properties().n_vocab];
             while sequence.len() < until.n {
-                let n = (until.n - sequence.len()).min(MAX_ROWS);
+                let n = (until.n - sequence.len()).min(sequence.max_step_rows());
                 let (batch, tokens) =
                     ([sequence.step_row(n, LogitsFor::Last)], text(number, sequence.len(), n));
                 let logits = sequence.loaded().step(&batch, Entry::Tokens(&tokens), None, None).unwrap();

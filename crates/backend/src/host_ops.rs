@@ -3,9 +3,12 @@
 
 use std::thread;
 
-/// The activation of an encoder's feed-forward layer, or of its head.
+use crate::{Kernels, Result, limits};
+
+/// A function of single values: the activation of a feed-forward layer without gates, or of a
+/// gate, in an encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
+pub enum Pointwise {
     /// GELU in its tanh form (arXiv 1606.08415).
     GeluTanh,
     /// GELU, `x Φ(x)`.
@@ -36,16 +39,39 @@ pub fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl Fn(&mu
     });
 }
 
-/// Applies an activation to a row.
-pub fn activate(row: &mut [f32], activation: Activation) {
-    let [a, b] = kvant_backend::Activation::GELU;
-    match activation {
-        Activation::GeluTanh => row.iter_mut().for_each(|x| *x *= sigmoid(*x * (a + b * *x * *x))),
-        Activation::Gelu => row.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + erf(*x * FRAC_1_SQRT_2))),
-        Activation::Silu => row.iter_mut().for_each(|x| *x *= sigmoid(*x)),
+/// Computes `x = f(x)` of all values, on all cores.
+pub fn apply(values: &mut [f32], f: Pointwise) {
+    // Threads take whole cache lines.
+    const WIDTH: usize = 256;
+    let whole = values.len() / WIDTH * WIDTH;
+    let (rows, rest) = values.split_at_mut(whole);
+    for_rows(rows, WIDTH, limits::n_cores(), |row| apply_to_row(row, f));
+    apply_to_row(rest, f);
+}
+
+/// Computes `x = f(x)` of the first `len` values of a buffer, through memory of the host.
+pub(crate) fn apply_to_buffer<K: Kernels>(
+    device: &K,
+    x: &mut K::Buffer,
+    len: usize,
+    f: Pointwise,
+) -> Result<()> {
+    let mut values = vec![0.0; len];
+    device.read(x, 0, &mut values)?;
+    apply(&mut values, f);
+    device.write(x, &values)
+}
+
+/// Computes `x = f(x)` of the values of a row.
+pub fn apply_to_row(row: &mut [f32], f: Pointwise) {
+    let [a, b] = crate::Activation::GELU;
+    match f {
+        Pointwise::GeluTanh => row.iter_mut().for_each(|x| *x *= sigmoid(*x * (a + b * *x * *x))),
+        Pointwise::Gelu => row.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + erf(*x * FRAC_1_SQRT_2))),
+        Pointwise::Silu => row.iter_mut().for_each(|x| *x *= sigmoid(*x)),
         // NaN stays NaN.
-        Activation::Relu => row.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x }),
-        Activation::Tanh => row.iter_mut().for_each(|x| *x = x.tanh()),
+        Pointwise::Relu => row.iter_mut().for_each(|x| *x = if *x < 0.0 { 0.0 } else { *x }),
+        Pointwise::Tanh => row.iter_mut().for_each(|x| *x = x.tanh()),
     }
 }
 
@@ -117,7 +143,7 @@ mod tests {
         let values: Vec<f32> = points().map(f32::sin).chain(points().map(|x| x / 9.0)).take(31_992).collect();
         let run = |n_threads| {
             let mut values = values.clone();
-            for_rows(&mut values, 24, n_threads, |row| activate(row, Activation::Silu));
+            for_rows(&mut values, 24, n_threads, |row| apply_to_row(row, Pointwise::Silu));
             values
         };
         let alone = run(1);

@@ -1,0 +1,160 @@
+//! Plans decode attention: the KV splits of all sequences, in equal shares of one launch.
+//!
+//! Two wishes meet in a launch. A long sequence that is alone needs all multiprocessors, so its
+//! cache is divided finely; of 256 sequences each block should walk a long piece, without a fixed
+//! cost for every few tokens and without partial results. And the bits of a sequence must not
+//! depend on which of the two is the case. So what is computed and who computes it are planned
+//! apart:
+//!
+//! - **What: splits.** The tokens that rows of a *tile* see are divided into *units*, each a block
+//!   of the cache (128 tokens at absolute positions), and units into *splits* of one or more
+//!   *rounds* of four warps. The number of rounds depends on the length of the sequence (in tiles),
+//!   the heads of the layer and the device, which a sequence alone should fill: on nothing else. A
+//!   warp has every fourth unit of a split. Every split begins with an empty softmax, and the sums
+//!   of its four warps are added in order. Rows of another tile see other tiles in 16 bit, so a
+//!   sequence whose rows cross tiles counts as two. Tokens that a row does not see add exactly zero
+//!   to it. So a row among seven others has the bits that it has alone.
+//! - **The fold.** Splits are added one after the other to a total, which begins at zero: `total =
+//!   fma(total, 2^(max - top), split · 2^(split max - top))`, the sum of the softmax weights
+//!   likewise. A left fold in one order has the same bits in one block and in several; what it
+//!   costs is that it cannot begin in the middle. (A tree of aligned groups could, at the price of
+//!   another level: it would save a part of the partial results below, which are few.)
+//! - **Who: shares.** The splits of all sequences, heads and tiles of eight columns, in this order,
+//!   are a list, of which every block has an equal consecutive share; there are as many blocks as
+//!   the device holds at once. A block that has the first split of some columns folds from there
+//!   on, in shared memory, and writes the output if it has all of them. If not, it writes its
+//!   total; blocks that begin in the middle write each split until the columns end, and the last
+//!   one of them to finish folds these to the total, in order. Each block begins in the middle once
+//!   at most, and leaves columns unfinished once at most.
+//!
+//! A sequence alone has one split per block, as many as it had when each split was a block. Counted
+//! for 132 multiprocessors of three blocks each and eight KV heads of 128 with four query heads
+//! each: rounds that the device needs for a layer (of a block of four warps, each with a unit), how
+//! often a block prepares queries, and megabytes of partial results, each written and read once.
+//! Before, a launch took 16 sequences (four and sixteen launches of a layer, now one), and a block
+//! one split (2,048 to 65,536 blocks, now 396):
+//!
+//! | sequences | tokens | rounds | preparations | MB | rounds | preparations | MB |
+//! |---|---|---|---|---|---|---|---|
+//! | | | before | | | now | | |
+//! | 1 | 65,536 | 3 | 1 | 0.7 | 3 | 1 | 0.7 |
+//! | 64 | 2,048 | 8 | 5.2 | 4.3 | 6 | 2.0 | 1.8 |
+//! | 64 | 8,192 | 24 | 21 | 17 | 21 | 2.2 | 6.6 |
+//! | 64 | 32,768 | 88 | 41 | 34 | 84 | 2.3 | 14 |
+//! | 256 | 2,048 | 32 | 21 | 17 | 21 | 5.7 | 1.3 |
+//! | 256 | 8,192 | 96 | 83 | 68 | 83 | 6.1 | 6.9 |
+//! | 256 | 32,768 | 352 | 166 | 136 | 332 | 6.1 | 14 |
+//!
+//! A unit of turbo3 is some 2,700 instructions of a warp, preparing queries and a join of four
+//! warps through memory cost as much again; a fold within a block is a tenth of it.
+
+use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TILES_PER_BLOCK, TokenSpan};
+use kvant_codec::tile::TILE;
+
+use super::plan::SequenceParams;
+use super::{OP, WARPS, decode};
+use crate::context::MAX_COUNTERS;
+use crate::kv::small;
+use crate::{Context, CudaPage, DevicePtr};
+
+/// Tiles that the four warps of a block process in one round.
+const ROUND_TILES: usize = decode::UNIT * WARPS;
+
+const _: () = assert!(decode::UNIT == TILES_PER_BLOCK, "a unit has one page and one centre");
+
+/// The splits of a launch.
+pub(super) struct Splits {
+    /// The sequences, in the order of their splits; one whose rows cross tiles is there for each.
+    pub sequences: Vec<SequenceParams>,
+    /// All of them: of all sequences, heads and tiles of columns.
+    n: usize,
+    /// Maximum number of splits of a sequence.
+    max: usize,
+}
+
+impl Splits {
+    /// Plans the splits of these heads, which have one storage format.
+    ///
+    /// # Errors
+    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
+    pub fn new(
+        cx: &Context,
+        p: &AttendParams,
+        heads: &[usize],
+        sequences: &[&KvBatchEntry<'_, CudaPage>],
+        step_tiles: DevicePtr,
+    ) -> Result<Self> {
+        let mut all = Self { sequences: Vec::with_capacity(sequences.len()), n: 0, max: 0 };
+        let group = p.n_heads / p.n_kv_heads;
+        for sequence in sequences {
+            let v_dim = sequence.layer.values(heads[0]).spec.stored_value_dim();
+            for rows in rows_by_tile(sequence.rows) {
+                let rounds = rounds(sequence.layer, rows.start / TILE);
+                let split_rounds = split_rounds(cx, rounds, p.n_kv_heads * columns(group), v_dim);
+                let splits = rounds.div_ceil(split_rounds);
+                let params = SequenceParams::new(cx, sequence, rows, heads[0], step_tiles)?;
+                all.sequences.push(params.with_splits(all.n, splits, split_rounds * ROUND_TILES)?);
+                all.n += heads.len() * columns(rows.n * group) * splits;
+                all.max = all.max.max(splits);
+            }
+        }
+        small(OP, "splits", all.n)?;
+        Ok(all)
+    }
+
+    /// Divides the splits among as many blocks as the device holds at once.
+    pub fn shares(&self, cx: &Context, v_dim: usize) -> Shares {
+        let blocks = self.n.min(blocks_at_once(cx, v_dim)).clamp(1, MAX_COUNTERS);
+        let (share, longer) = (self.n / blocks, self.n % blocks);
+        let max_share = share + usize::from(longer > 0);
+        Shares { blocks, share, longer, block_partials: max_share.min(self.max) + 1 }
+    }
+}
+
+/// Equal shares of the splits of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shares {
+    pub blocks: usize,
+    /// Splits of each block.
+    pub share: usize,
+    /// Blocks that have one split more, the first ones.
+    pub longer: usize,
+    /// Places of a block for partial results: for all that it may have of columns which it does not
+    /// begin, and for the total of columns which it does not end.
+    pub block_partials: usize,
+}
+
+/// Divides rows by their tiles: those of one tile see all tiles in the same form.
+fn rows_by_tile(rows: TokenSpan) -> impl Iterator<Item = TokenSpan> {
+    let tiles = rows.start / TILE..rows.end().div_ceil(TILE);
+    tiles.map(move |tile| {
+        let start = rows.start.max(tile * TILE);
+        let n = rows.end().min((tile + 1) * TILE) - start;
+        TokenSpan { first: rows.first + start - rows.start, n, start, ..rows }
+    })
+}
+
+/// Returns the tiles of columns that this many queries fill.
+fn columns(queries: usize) -> usize {
+    queries.div_ceil(decode::QUERIES)
+}
+
+/// Returns the rounds of a block over the units that some row of tile `tile` may see: `Units` of
+/// `decode.cu`.
+fn rounds(layer: &KvLayer, tile: usize) -> usize {
+    let first = layer.window_start(tile * TILE) / TILE / decode::UNIT;
+    (tile / decode::UNIT + 1 - first).div_ceil(WARPS)
+}
+
+/// Returns the rounds of a split of a sequence of `rounds`: few enough that its splits in
+/// `columns` tiles of columns fill the device, but are all resident at once, so that they finish
+/// together.
+fn split_rounds(cx: &Context, rounds: usize, columns: usize, v_dim: usize) -> usize {
+    let max_splits = (blocks_at_once(cx, v_dim) / columns).max(1);
+    rounds.div_ceil(max_splits)
+}
+
+/// Returns the blocks that the device holds at once.
+fn blocks_at_once(cx: &Context, v_dim: usize) -> usize {
+    decode::resident_blocks(v_dim) * cx.gpu().properties().n_sms as usize
+}
