@@ -88,7 +88,7 @@ pub struct DeviceUnderTest<B> {
     arithmetic: Arithmetic,
     attention: Attention,
     coverage: Coverage,
-    is_batch_invariant: bool,
+    invariant_rows: usize,
 }
 
 /// Poisoned guard values after every output, which must stay unchanged.
@@ -97,7 +97,8 @@ const MARGIN: usize = 3;
 impl<B: Backend> DeviceUnderTest<B> {
     /// Creates a device under test for all suites.
     pub fn new(name: &'static str, device: B, arithmetic: Arithmetic, attention: Attention) -> Self {
-        Self { name, device, arithmetic, attention, coverage: Coverage::Every, is_batch_invariant: true }
+        let (coverage, invariant_rows) = (Coverage::Every, usize::MAX);
+        Self { name, device, arithmetic, attention, coverage, invariant_rows }
     }
 
     /// Sets the coverage of combinations of edge sizes.
@@ -105,9 +106,10 @@ impl<B: Backend> DeviceUnderTest<B> {
         Self { coverage, ..self }
     }
 
-    /// Declares that rounding of attention depends on other rows of the same sequence in the step.
-    pub fn without_batch_invariance(self) -> Self {
-        Self { is_batch_invariant: false, ..self }
+    /// Declares that rounding of attention depends on other rows of the same sequence in a step of
+    /// more than `rows` of them.
+    pub fn with_invariant_rows(self, rows: usize) -> Self {
+        Self { invariant_rows: rows, ..self }
     }
 
     /// Returns its name in messages.
@@ -130,10 +132,10 @@ impl<B: Backend> DeviceUnderTest<B> {
         self.attention
     }
 
-    /// Returns whether attention of a row is bit-identical for any other rows of its sequence in
-    /// the step. Rows of other sequences never affect it.
-    pub fn is_batch_invariant(&self) -> bool {
-        self.is_batch_invariant
+    /// Returns the maximum number of rows of a sequence in a step whose attention is bit-identical
+    /// to that of each alone. Rows of other sequences never affect it.
+    pub fn invariant_rows(&self) -> usize {
+        self.invariant_rows
     }
 
     /// Returns an empty list of skipped cases.

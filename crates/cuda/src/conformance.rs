@@ -3,13 +3,14 @@
 use kvant_conformance::{Arithmetic, Attention, Coverage, DeviceUnderTest, OPS, suites};
 
 use crate::emulator::{self, skipped};
-use crate::{CudaDevice, matmul};
+use crate::{CudaDevice, attend, matmul};
 
 /// Describes the arithmetic of the kernels.
 fn subject(name: &'static str, device: CudaDevice) -> DeviceUnderTest<CudaDevice> {
     let arithmetic = Arithmetic::Halves { from: matmul::MIN_GEMM_ROWS };
     // Prefill chunks with other boundaries may take another kernel.
-    DeviceUnderTest::new(name, device, arithmetic, Attention::Halves).without_batch_invariance()
+    DeviceUnderTest::new(name, device, arithmetic, Attention::Halves)
+        .with_invariant_rows(attend::INVARIANT_ROWS)
 }
 
 /// Returns the interpreter as device under test, restricted to one case per edge size, as it is

@@ -8,17 +8,17 @@ use std::thread;
 use bytemuck::NoUninit;
 use hashbrown::{Equivalent, HashMap};
 
+use crate::append::Writes;
+use crate::attend::Splits;
 use crate::memory::{Arena, Block};
 use crate::module::{Build, Compiler};
+use crate::plans::Plans;
 use crate::rehearsal::Rehearsal;
 use crate::turns::{Recording, Turns};
 use crate::{CudaError, Define, DevicePtr, Gpu, KernelId, Launch, ModuleId, Source};
 
 /// Number of counters that [`Context::counters`] returns.
 pub(crate) const MAX_COUNTERS: usize = 512;
-
-/// Number of lists that are kept for the next layers: those of a step, for some groups of layers.
-const MAX_LISTS: usize = 16;
 
 /// A device, its compiled kernels and its memory.
 pub(crate) struct Context {
@@ -30,13 +30,8 @@ pub(crate) struct Context {
     turns: Turns,
     arena: Arc<Arena>,
     counters: Mutex<Option<Block>>,
-    lists: Mutex<Vec<List>>,
-}
-
-/// Parameters that are too long to travel with a launch.
-struct List {
-    bytes: Vec<u8>,
-    on_device: Block,
+    attend_plans: Plans<Splits>,
+    append_plans: Plans<Writes>,
 }
 
 /// A module, once it is loaded. A thread that loads it holds its lock, and no other.
@@ -112,7 +107,8 @@ impl Context {
             turns: Turns::default(),
             arena,
             counters: Mutex::default(),
-            lists: Mutex::default(),
+            attend_plans: Plans::default(),
+            append_plans: Plans::default(),
         }
     }
 
@@ -176,30 +172,30 @@ impl Context {
         }
     }
 
-    /// Writes parameters that are too long to travel with a launch, and returns their address.
-    ///
-    /// The layers of a step have the same list or one of a few, which is written once.
+    /// Writes parameters that are too long to travel with a launch.
     ///
     /// # Errors
     /// When memory runs out or the device cannot be written.
-    pub fn list(&self, bytes: &[u8]) -> Result<DevicePtr, CudaError> {
-        let mut lists = self.lists.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lists.iter().find(|list| list.bytes == bytes) {
-            return Ok(known.on_device.ptr());
-        }
-        if lists.len() == MAX_LISTS {
-            lists.remove(0);
-        }
-        let on_device = self.arena.take(bytes.len())?;
-        self.gpu.write(on_device.ptr(), bytes)?;
-        let ptr = on_device.ptr();
-        lists.push(List { bytes: bytes.to_vec(), on_device });
-        Ok(ptr)
+    pub fn list(&self, bytes: &[u8]) -> Result<Block, CudaError> {
+        let list = self.arena.take(bytes.len())?;
+        self.gpu.write(list.ptr(), bytes)?;
+        Ok(list)
     }
 
-    /// Forgets the lists, as a step begins: what a failed step should have written is unknown.
-    pub fn forget_lists(&self) {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    /// Returns the plans of attention that the layers of this step share.
+    pub fn attend_plans(&self) -> &Plans<Splits> {
+        &self.attend_plans
+    }
+
+    /// Returns the plans of appends that the layers of this step share.
+    pub fn append_plans(&self) -> &Plans<Writes> {
+        &self.append_plans
+    }
+
+    /// Forgets the plans of the step before, as a step begins.
+    pub fn forget_plans(&self) {
+        self.attend_plans.forget();
+        self.append_plans.forget();
     }
 
     /// Returns the kernel `name` of `source`, loaded at the first call.

@@ -214,7 +214,7 @@ impl Kernels for CudaDevice {
         is_decode: bool,
         ops: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
-        self.cx.forget_lists();
+        self.cx.forget_plans();
         let records = self.records && is_decode;
         let recording = if records { self.cx.record().map_err(BackendError::from)? } else { None };
         let result = ops()?;

@@ -336,6 +336,32 @@ fn runs_together(model: &str) {
     }
 }
 
+/// A step that verifies draft tokens gives each row the bits that it has alone: in dense layers,
+/// experts, recurrent layers and on latent vectors, across a tile of tokens.
+#[test]
+fn rows_of_a_step_have_the_bits_they_have_alone() {
+    let text = tokens(37);
+    for (model, kv) in [
+        ("qwen2-h128-g1-yarn.gguf", DType::Turbo3),
+        ("gptoss-h64-g4-window24-sinks.gguf", DType::Q8_0),
+        ("qwen35-h64-g2-delta.gguf", DType::F16),
+        ("deepseek2-latent512-lite.gguf", DType::Turbo3),
+    ] {
+        let devices = [(); 2].map(|()| emulator::device(80));
+        let [Some(together), Some(alone)] = devices else { return };
+        let [mut together, mut alone] = [together, alone].map(|device| Running::new(device, model, None, kv));
+        for gpu in [&mut together, &mut alone] {
+            gpu.logits(&text[..29]);
+        }
+        let rows = together.device.info().batch_invariant_rows;
+        assert_eq!(rows, text.len() - 29, "of {model}");
+        let got = together.step(rows, Entry::Tokens(&text[29..]), LogitsFor::From(0));
+        let want: Vec<f32> = text[29..].iter().flat_map(|&token| alone.logits(&[token])).collect();
+        let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&got), bits(&want), "{model}");
+    }
+}
+
 /// Chunks so small that the products are in f32. A value at a quantization boundary may still round
 /// to the other side, after attention has rounded to f16; they are so few that the slack of
 /// [`HALVES`], a bound on the sum of all roundings, covers them.

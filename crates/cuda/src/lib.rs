@@ -42,6 +42,7 @@ mod memory;
 mod module;
 mod norm;
 mod nvrtc;
+mod plans;
 mod pointwise;
 mod recorder;
 mod recurrent;

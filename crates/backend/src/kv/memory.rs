@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kvant_codec::tile::{TILE, TileLayout};
 
@@ -93,13 +93,21 @@ pub struct KvMemory<P: Page> {
     tail: Option<Arc<CountedPage<P>>>,
     /// The device's index of `blocks`, updated with every change of that list.
     table: P::Table,
+    /// See [`KvMemory::version`].
+    version: u64,
+}
+
+/// Returns a number that no other memory has or had.
+fn new_version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<P: Page> Clone for KvMemory<P> {
     fn clone(&self) -> Self {
-        let Self { sizes, sink, blocks, tail, table } = self;
+        let Self { sizes, sink, blocks, tail, table, .. } = self;
         let (sink, blocks, tail, table) = (sink.clone(), blocks.clone(), tail.clone(), table.clone());
-        Self { sizes: *sizes, sink, blocks, tail, table }
+        Self { sizes: *sizes, sink, blocks, tail, table, version: new_version() }
     }
 }
 
@@ -117,7 +125,8 @@ pub struct TileRef<'a, P> {
 impl<P: Page> KvMemory<P> {
     /// Creates an empty memory for KV tensors of these sizes.
     pub fn new(sizes: TensorSizes) -> Self {
-        Self { sizes, sink: None, blocks: Vec::new(), tail: None, table: P::Table::default() }
+        let (blocks, table) = (Vec::new(), P::Table::default());
+        Self { sizes, sink: None, blocks, tail: None, table, version: new_version() }
     }
 
     /// Returns the sizes of the allocations.
@@ -145,12 +154,20 @@ impl<P: Page> KvMemory<P> {
         &self.table
     }
 
+    /// Returns a number that changes with the allocations and that no other memory has: what a
+    /// device has planned with it stays right as long as the version is the same.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// Makes the memory that a step writes exclusively owned: the sink (when `sink`), the tail, and
     /// the blocks `blocks`. Some of these, and blocks before them, may not exist yet.
     ///
     /// # Errors
     /// Those of `pages`. Existing contents are unchanged, except for copies made.
     pub fn reserve(&mut self, blocks: Range<usize>, sink: bool, pages: &dyn PageAllocator<P>) -> Result<()> {
+        // Also before an error: some may have changed.
+        self.version = new_version();
         if sink {
             CountedPage::make_unique(&mut self.sink, self.sizes.sink, pages)?;
         }
@@ -185,16 +202,19 @@ impl<P: Page> KvMemory<P> {
 
     /// Replaces the sink by a shared one.
     pub fn set_sink(&mut self, sink: Option<Arc<CountedPage<P>>>) {
+        self.version = new_version();
         self.sink = sink;
     }
 
     /// Replaces the tail by a shared one.
     pub fn set_tail(&mut self, tail: Option<Arc<CountedPage<P>>>) {
+        self.version = new_version();
         self.tail = tail;
     }
 
     /// Releases all blocks but the first `n`.
     pub fn truncate(&mut self, n: usize) {
+        self.version = new_version();
         self.blocks.truncate(n);
         self.table.truncate(n.min(self.blocks.len()));
     }
@@ -245,6 +265,7 @@ impl<P: Page> KvMemory<P> {
     }
 
     fn update_table(&mut self, index: usize) {
+        self.version = new_version();
         if let Some(block) = &self.blocks[index] {
             self.table.set(index, block);
         }

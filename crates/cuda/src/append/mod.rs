@@ -20,16 +20,20 @@
 mod plan;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, turbo};
 
+use self::plan::WritePlan;
 use crate::constants::Constants;
 use crate::kv::{
     self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, MemoryParams, Offsets, SpecParams, is_same, small,
 };
+use crate::memory::Block;
+use crate::plans::PlanKey;
 use crate::rope::{HEADS_PER_BLOCK, HeadRope, ROPE_HEADER};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
@@ -219,6 +223,67 @@ fn tensors_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Ite
     layer.k[heads.clone()].iter().chain(values)
 }
 
+/// The writes of a launch.
+pub(crate) struct Writes {
+    plan: WritePlan,
+    sequences: Vec<SequenceParams>,
+    /// The sequences on the device, if they are too many to travel with a launch.
+    sequences_on_device: Option<Block>,
+    /// The entries of the plan on the device, likewise.
+    entries_on_device: Option<Block>,
+}
+
+impl Writes {
+    /// Returns the writes of some heads: of an earlier layer, if these depend on nothing else.
+    fn of(
+        cx: &Context,
+        sequences: &[&KvBatchEntry<'_, CudaPage>],
+        heads: &Range<usize>,
+        step_tiles: DevicePtr,
+    ) -> Result<Arc<Self>> {
+        let mut of_layer = vec![step_tiles];
+        let kind = |tensor: &KvTensor| (plan::write_kind(&tensor.spec), kv::has_centres(&tensor.spec));
+        let mut last = None;
+        for tensor in tensors_of(sequences[0].layer, heads) {
+            if last != Some(kind(tensor)) {
+                let ([sink_tiles, tail_tiles], has_centres) = kind(tensor);
+                of_layer.extend([sink_tiles as u64, tail_tiles as u64, has_centres.into()]);
+                last = Some(kind(tensor));
+            }
+        }
+        let key = PlanKey::new(of_layer, sequences.iter().copied());
+        cx.append_plans().get(key, || Self::new(cx, sequences, heads, step_tiles))
+    }
+
+    fn new(
+        cx: &Context,
+        sequences: &[&KvBatchEntry<'_, CudaPage>],
+        heads: &Range<usize>,
+        step_tiles: DevicePtr,
+    ) -> Result<Self> {
+        let plan = WritePlan::new(sequences, heads)?;
+        let params = |(index, sequence): (usize, &&KvBatchEntry<'_, CudaPage>)| -> Result<_> {
+            Ok(SequenceParams {
+                memory: MemoryParams::new(cx, sequence, step_tiles)?,
+                balance: kv::balance(sequence),
+                first_row: small(OP, "rows", sequence.rows.range().end)? - sequence.rows.n as u32,
+                plans: plan.plans_of_sequence(index),
+            })
+        };
+        let sequences = sequences.iter().enumerate().map(params).collect::<Result<Vec<_>>>()?;
+        let listed = |is_long: bool, bytes: &[u8]| if is_long { cx.list(bytes).map(Some) } else { Ok(None) };
+        Ok(Self {
+            sequences_on_device: listed(sequences.len() > MAX_SEQUENCES, bytemuck::cast_slice(&sequences))?,
+            entries_on_device: listed(
+                plan.entries().len() > MAX_INLINE_ENTRIES,
+                bytemuck::cast_slice(plan.entries()),
+            )?,
+            plan,
+            sequences,
+        })
+    }
+}
+
 fn launch(
     cx: &Context,
     sequences: &[&KvBatchEntry<'_, CudaPage>],
@@ -228,7 +293,8 @@ fn launch(
     queries: Option<RopeArgs>,
 ) -> Result<()> {
     let layer = sequences[0].layer;
-    let list = plan::WritePlan::new(sequences, &heads)?;
+    let writes = Writes::of(cx, sequences, &heads, rows.step_tiles)?;
+    let list = &writes.plan;
     let mut params = AppendParams::zeroed();
     let tensors = tensors_of(layer, &heads);
     let n_tensors = tensors.clone().count();
@@ -242,22 +308,13 @@ fn launch(
             as_keys: (tensor.spec.side == Side::K).into(),
         };
     }
-    let sequence_params = |(index, sequence): (usize, &&KvBatchEntry<'_, CudaPage>)| -> Result<_> {
-        Ok(SequenceParams {
-            memory: MemoryParams::new(cx, sequence, rows.step_tiles)?,
-            balance: kv::balance(sequence),
-            first_row: small(OP, "rows", sequence.rows.range().end)? - sequence.rows.n as u32,
-            plans: list.plans_of_sequence(index),
-        })
-    };
-    let listed = sequences.iter().enumerate().map(sequence_params).collect::<Result<Vec<_>>>()?;
-    match params.sequences.get_mut(..listed.len()) {
-        Some(to) => to.copy_from_slice(&listed),
-        None => params.listed = cx.list(bytemuck::cast_slice(&listed))?,
+    match &writes.sequences_on_device {
+        Some(on_device) => params.listed = on_device.ptr(),
+        None => params.sequences[..writes.sequences.len()].copy_from_slice(&writes.sequences),
     }
-    match params.inline_entries.get_mut(..list.entries().len()) {
-        Some(to) => to.copy_from_slice(list.entries()),
-        None => params.entries = cx.list(bytemuck::cast_slice(list.entries()))?,
+    match &writes.entries_on_device {
+        Some(on_device) => params.entries = on_device.ptr(),
+        None => params.inline_entries[..list.entries().len()].copy_from_slice(list.entries()),
     }
     (params.k, params.v) = (rows.k, rows.v);
     params.n_sequences = sequences.len() as u32;

@@ -21,16 +21,16 @@ pub(super) const MAX_PLAN_KEYS: usize = 1 << 8;
 
 /// The fields of a spec that determine the writes of a KV tensor and its range of step tiles: sink
 /// tiles and tail tiles.
-type PlanKey = [usize; 2];
+type WriteKind = [usize; 2];
 
-fn plan_key(spec: &KvTensorSpec) -> PlanKey {
+pub(super) fn write_kind(spec: &KvTensorSpec) -> WriteKind {
     [spec.sink_tiles, spec.tail_tiles]
 }
 
 /// The write list of a launch: for each sequence one plan per kind of KV tensor, for each plan its
 /// tiles, and the centres to set.
 pub(super) struct WritePlan {
-    kinds: Vec<PlanKey>,
+    kinds: Vec<WriteKind>,
     entries: Vec<Entry>,
     max_chains: u32,
     first_centre: usize,
@@ -45,11 +45,11 @@ impl WritePlan {
         let layer = sequences[0].layer;
         let mut tensors: Vec<&KvTensor> = Vec::new();
         for tensor in tensors_of(layer, heads) {
-            if tensors.iter().all(|known| plan_key(&known.spec) != plan_key(&tensor.spec)) {
+            if tensors.iter().all(|known| write_kind(&known.spec) != write_kind(&tensor.spec)) {
                 tensors.push(tensor);
             }
         }
-        let kinds = tensors.iter().map(|tensor| plan_key(&tensor.spec)).collect();
+        let kinds = tensors.iter().map(|tensor| write_kind(&tensor.spec)).collect();
         let n_plans = sequences.len() * tensors.len();
         let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], max_chains: 0, first_centre: 0 };
         for (index, sequence) in sequences.iter().enumerate() {
@@ -66,7 +66,7 @@ impl WritePlan {
         let specs = tensors_of(layer, heads).map(|tensor| &tensor.spec);
         for plan_index in 0..tensors.len() {
             let has_plan =
-                |spec: &&KvTensorSpec| has_centres(spec) && plan_key(spec) == list.kinds[plan_index];
+                |spec: &&KvTensorSpec| has_centres(spec) && write_kind(spec) == list.kinds[plan_index];
             let Some(spec) = specs.clone().find(has_plan) else { continue };
             for (index, sequence) in sequences.iter().enumerate() {
                 list.push_centres(spec, sequence, [index, plan_index])?;
@@ -127,7 +127,7 @@ impl WritePlan {
 
     /// Returns the index, among the plans of a sequence, of the plan for `spec`.
     pub fn plan_of(&self, spec: &KvTensorSpec) -> u16 {
-        let index = self.kinds.iter().position(|&known| known == plan_key(spec));
+        let index = self.kinds.iter().position(|&known| known == write_kind(spec));
         index.expect("the kinds of all KV tensors are listed") as u16
     }
 

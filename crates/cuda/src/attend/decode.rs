@@ -117,7 +117,7 @@ use kvant_codec::{DType, turbo};
 
 use super::splits::{Shares, Splits};
 use super::{HEADERS, KernelParams, OP, THREADS, UsualFormat, constants};
-use crate::kv::{MAX_PARAMS, MAX_SEQUENCES, SpecParams, number};
+use crate::kv::{MAX_PARAMS, SpecParams, number};
 use crate::module::Build;
 use crate::{Context, Define, DevicePtr, Header, Launch, Source};
 
@@ -232,10 +232,9 @@ pub(super) fn launch(
     };
     let common = &mut params.attend.common;
     (common.partial_out, common.state) = (on_partials.ptr(), on_state.ptr());
-    if splits.sequences.len() <= MAX_SEQUENCES {
-        common.sequences[..splits.sequences.len()].copy_from_slice(&splits.sequences);
-    } else {
-        params.listed = cx.list(bytemuck::cast_slice(&splits.sequences))?;
+    match &splits.listed {
+        Some(listed) => params.listed = listed.ptr(),
+        None => common.sequences[..splits.sequences.len()].copy_from_slice(&splits.sequences),
     }
     let kernel =
         cx.kernel_with(&SOURCE, &defines(head_format.types, head_format.dims, is_capped), "decode")?;

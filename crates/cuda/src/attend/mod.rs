@@ -42,8 +42,9 @@
 //!
 //! Attention is batch invariant: the split depends on the tokens of its own sequence alone, and
 //! partial results are combined in a fixed order ([`splits`]), so the results have the same bits
-//! whatever else is in the batch, and in [`decode`] whatever other rows of the sequence are in the
-//! step. Prefill chunks with other boundaries may take another kernel or another split: their
+//! whatever else is in the batch, and up to eight rows whatever other rows of the sequence are in
+//! the step: [`decode`] computes each as if alone, and [`large_head`] takes each as a sequence of
+//! its own. Prefill chunks with other boundaries may take another kernel or another split: their
 //! results differ by roundings, within the error below. No buffer grows with the cache: the tiles
 //! that [`hopper`] unpacks are bounded.
 //!
@@ -68,11 +69,12 @@ mod prompt;
 mod splits;
 
 use std::f32::consts::LOG2_E;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{
-    AttendParams, BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result,
+    AttendParams, BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result, TokenSpan,
 };
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
@@ -80,7 +82,7 @@ use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::HeadFormat;
 use self::plan::{KernelKind, Launched, SequenceParams};
-use self::splits::Splits;
+pub(crate) use self::splits::Splits;
 use crate::constants::Constants;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
@@ -127,7 +129,7 @@ const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
 /// Bytes of `VisibleRange` of `unpack.cuh`.
 const VISIBLE_RANGE_BYTES: usize = 2 * size_of::<u32>();
 /// Maximum number of rows of a sequence in a step that attend as each of them does alone.
-pub(crate) const INVARIANT_ROWS: usize = 1;
+pub(crate) const INVARIANT_ROWS: usize = decode::MAX_ROWS;
 /// Largest stored head size whose queries and outputs stay in the registers of a warp.
 const MAX_NARROW: usize = 256;
 
@@ -273,6 +275,29 @@ pub(crate) struct Rows {
     pub out: DevicePtr,
 }
 
+/// Rows of a sequence that share blocks.
+#[derive(Clone, Copy)]
+struct Part<'a, 'b> {
+    sequence: &'a KvBatchEntry<'b, CudaPage>,
+    rows: TokenSpan,
+}
+
+impl<'a, 'b> Part<'a, 'b> {
+    /// Returns all rows of a sequence, or each of few rows apart where no kernel attends with
+    /// several as with each alone: [`large_head`] shares the work of queries by their number.
+    fn of(sequence: &'a KvBatchEntry<'b, CudaPage>, shared_bytes: usize) -> impl Iterator<Item = Self> {
+        let rows = sequence.rows;
+        let is_large = large_head::max_tiles(sequence.layer, shared_bytes).is_some();
+        let step = if is_large && rows.n <= INVARIANT_ROWS { 1 } else { rows.n };
+        (0..rows.n).step_by(step).map(move |first| Self { sequence, rows: slice(rows, first..first + step) })
+    }
+}
+
+/// Returns some of the rows of a sequence, in the batch that all of them are in.
+fn slice(rows: TokenSpan, range: Range<usize>) -> TokenSpan {
+    TokenSpan { first: rows.first + range.start, n: range.len(), start: rows.start + range.start, ..rows }
+}
+
 /// Attends with the queries of each sequence. The caller has checked the shapes.
 pub(crate) fn attend(
     cx: &Context,
@@ -286,39 +311,37 @@ pub(crate) fn attend(
     for sequence in sequences {
         check(p, sequence.layer, shared_bytes)?;
     }
-    let sequences: Vec<_> =
-        sequences.iter().filter(|sequence| sequence.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let kernel_kind =
-        |sequence: &KvBatchEntry<'_, _>| KernelKind::of(sequence.rows, group, sequence.layer, device);
-    let mut sorted: Vec<_> = sequences.iter().map(|sequence| (kernel_kind(sequence), *sequence)).collect();
+    let parts = sequences.iter().filter(|sequence| sequence.rows.n > 0 && p.n_kv_heads > 0);
+    let parts = parts.flat_map(|sequence| Part::of(sequence, shared_bytes));
+    let kernel_kind = |part: &Part<'_, '_>| KernelKind::of(part.rows, group, part.sequence.layer, device);
+    let mut sorted: Vec<_> = parts.map(|part| (kernel_kind(&part), part)).collect();
     sorted.sort_by_key(|(kernel_kind, _)| *kernel_kind);
     // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
-    for alike in
-        sorted.chunk_by(|(kernel_kind, a), (other, b)| kernel_kind == other && is_same(a.layer, b.layer))
-    {
-        let (kernel_kind, layer) = (alike[0].0, alike[0].1.layer);
-        let sequences: Vec<_> = alike.iter().map(|(_, sequence)| *sequence).collect();
+    for alike in sorted.chunk_by(|(kernel_kind, a), (other, b)| {
+        kernel_kind == other && is_same(a.sequence.layer, b.sequence.layer)
+    }) {
+        let (kernel_kind, layer) = (alike[0].0, alike[0].1.sequence.layer);
+        let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
         for (head_format, heads) in head_formats(layer)? {
-            let n_unpacked_tiles =
-                |sequence: &&KvBatchEntry<'_, _>| plan::n_visible_tiles(sequence.rows, layer, heads[0]);
+            let n_unpacked_tiles = |part: &Part<'_, '_>| plan::n_visible_tiles(part.rows, layer, heads[0]);
             let is_unpacked = kernel_kind == KernelKind::Warpgroups;
             // The buffer of unpacked tiles is bounded.
-            let max_sequences = if is_unpacked {
-                hopper::sequences_at_once(layer, sequences.iter().map(n_unpacked_tiles))
+            let max_parts = if is_unpacked {
+                hopper::sequences_at_once(layer, parts.iter().map(n_unpacked_tiles))
             } else if kernel_kind == KernelKind::Decode {
                 usize::MAX
             } else {
                 MAX_SEQUENCES
             };
-            for sequences in sequences.chunks(max_sequences) {
-                let n_unpacked_tiles = sequences.iter().map(n_unpacked_tiles).sum();
+            for parts in parts.chunks(max_parts) {
+                let n_unpacked_tiles = parts.iter().map(n_unpacked_tiles).sum();
                 let max_heads = if is_unpacked {
                     hopper::heads_at_once(layer, n_unpacked_tiles, heads.len())
                 } else {
                     MAX_HEADS
                 };
                 for heads in heads.chunks(max_heads) {
-                    launch(cx, p, kernel_kind, &head_format, heads, sequences, rows)?;
+                    launch(cx, p, kernel_kind, &head_format, heads, parts, rows)?;
                 }
             }
         }
@@ -415,16 +438,16 @@ fn launch(
     kernel_kind: KernelKind,
     head_format: &HeadFormat,
     heads: &[usize],
-    sequences: &[&KvBatchEntry<'_, CudaPage>],
+    parts: &[Part<'_, '_>],
     rows: Rows,
 ) -> Result<()> {
     let [k_dim, v_dim] = head_format.dims;
-    let mut params = kernel_params(cx, p, head_format, heads, sequences[0].layer, rows)?;
+    let mut params = kernel_params(cx, p, head_format, heads, parts[0].sequence.layer, rows)?;
     if kernel_kind == KernelKind::Decode {
-        let splits = Splits::new(cx, p, heads, sequences, rows.step_tiles)?;
+        let splits = Splits::of(cx, p, heads, parts, rows.step_tiles)?;
         return decode::launch(cx, params, head_format, p.soft_cap.is_some(), &splits);
     }
-    let launched = Launched::new(cx, p, kernel_kind, heads, sequences, rows.step_tiles)?;
+    let launched = Launched::new(cx, p, kernel_kind, heads, parts, rows.step_tiles)?;
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
     let on_partials = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;
@@ -436,7 +459,7 @@ fn launch(
     if let Some(windows) = &windows {
         cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
     }
-    params.common.sequences[..sequences.len()].copy_from_slice(&launched.sequences);
+    params.common.sequences[..parts.len()].copy_from_slice(&launched.sequences);
     params.common = Common {
         windows: windows.as_ref().map_or(0, |windows| windows.ptr()),
         queries: on_queries.ptr(),
@@ -445,7 +468,7 @@ fn launch(
         unpacked_tiles: on_unpacked_tiles.as_ref().map_or(0, |buffer| buffer.ptr()),
         ..params.common
     };
-    let (slots, is_capped) = (sequences.len() * heads.len(), p.soft_cap.is_some());
+    let (slots, is_capped) = (parts.len() * heads.len(), p.soft_cap.is_some());
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
         let kernel = match kernel_kind {
             KernelKind::Prefill(partition) => prompt::kernel(cx, head_format, is_capped, partition, name)?,

@@ -5,7 +5,7 @@ use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TokenSpan};
 use kvant_codec::tile::TILE;
 
 use super::prompt::Partition;
-use super::{OP, QUERIES, WARPS, decode, hopper, large_head, prompt};
+use super::{OP, Part, QUERIES, WARPS, decode, hopper, large_head, prompt};
 use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr, GpuProperties};
 
@@ -143,11 +143,11 @@ impl Launched {
         p: &AttendParams,
         kernel_kind: KernelKind,
         heads: &[usize],
-        sequences: &[&KvBatchEntry<'_, CudaPage>],
+        parts: &[Part<'_, '_>],
         step_tiles: DevicePtr,
     ) -> Result<Self> {
         let mut all = Self {
-            sequences: Vec::with_capacity(sequences.len()),
+            sequences: Vec::with_capacity(parts.len()),
             windows: Vec::new(),
             n_queries: 0,
             n_partials: 0,
@@ -156,8 +156,8 @@ impl Launched {
             max_queries: 0,
             max_unpacked_tiles: 0,
         };
-        for sequence in sequences {
-            all.push(cx, p, kernel_kind, heads, sequence, step_tiles)?;
+        for part in parts {
+            all.push(cx, p, kernel_kind, heads, *part, step_tiles)?;
         }
         small(OP, "shares", all.n_partials)?;
         Ok(all)
@@ -169,13 +169,13 @@ impl Launched {
         p: &AttendParams,
         kernel_kind: KernelKind,
         heads: &[usize],
-        sequence: &KvBatchEntry<'_, CudaPage>,
+        Part { sequence, rows }: Part<'_, '_>,
         step_tiles: DevicePtr,
     ) -> Result<()> {
-        let (rows, head) = (sequence.rows, heads[0]);
+        let head = heads[0];
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
         let padded = queries.next_multiple_of(kernel_kind.queries_per_block());
-        let tiles = max_tiles(p, kernel_kind, sequence, head);
+        let tiles = max_tiles(p, kernel_kind, rows, sequence.layer, head);
         let n_unpacked_tiles = if kernel_kind == KernelKind::Warpgroups {
             n_visible_tiles(rows, sequence.layer, head)
         } else {
@@ -231,13 +231,14 @@ fn visible_tiles(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usi
 fn max_tiles(
     p: &AttendParams,
     kernel_kind: KernelKind,
-    sequence: &KvBatchEntry<'_, CudaPage>,
+    rows: TokenSpan,
+    layer: &KvLayer,
     head: usize,
 ) -> usize {
-    let (rows, group, per_block) = (sequence.rows, p.n_heads / p.n_kv_heads, kernel_kind.queries_per_block());
+    let (group, per_block) = (p.n_heads / p.n_kv_heads, kernel_kind.queries_per_block());
     let visible = |first_query: usize| {
         let last_query = (first_query + per_block).min(rows.n * group) - 1;
-        visible_tiles(sequence.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
+        visible_tiles(layer, head, [first_query, last_query].map(|query| rows.start + query / group))
     };
     (0..rows.n * group).step_by(per_block).map(visible).max().unwrap_or(0)
 }

@@ -48,14 +48,18 @@
 //! A unit of turbo3 is some 2,700 instructions of a warp, preparing queries and a join of four
 //! warps through memory cost as much again; a fold within a block is a tenth of it.
 
-use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TILES_PER_BLOCK, TokenSpan};
+use std::sync::Arc;
+
+use kvant_backend::{AttendParams, KvLayer, Result, TILES_PER_BLOCK, TokenSpan};
 use kvant_codec::tile::TILE;
 
 use super::plan::SequenceParams;
-use super::{OP, WARPS, decode};
+use super::{OP, Part, WARPS, decode, slice};
 use crate::context::MAX_COUNTERS;
-use crate::kv::small;
-use crate::{Context, CudaPage, DevicePtr};
+use crate::kv::{MAX_SEQUENCES, small};
+use crate::memory::Block;
+use crate::plans::PlanKey;
+use crate::{Context, DevicePtr};
 
 /// Tiles that the four warps of a block process in one round.
 const ROUND_TILES: usize = decode::UNIT * WARPS;
@@ -63,9 +67,11 @@ const ROUND_TILES: usize = decode::UNIT * WARPS;
 const _: () = assert!(decode::UNIT == TILES_PER_BLOCK, "a unit has one page and one centre");
 
 /// The splits of a launch.
-pub(super) struct Splits {
+pub(crate) struct Splits {
     /// The sequences, in the order of their splits; one whose rows cross tiles is there for each.
-    pub sequences: Vec<SequenceParams>,
+    pub(super) sequences: Vec<SequenceParams>,
+    /// The same on the device, if they are too many to travel with a launch.
+    pub(super) listed: Option<Block>,
     /// All of them: of all sequences, heads and tiles of columns.
     n: usize,
     /// Maximum number of splits of a sequence.
@@ -73,22 +79,43 @@ pub(super) struct Splits {
 }
 
 impl Splits {
-    /// Plans the splits of these heads, which have one storage format.
+    /// Returns the splits of these heads, which have one storage format: of an earlier layer, if
+    /// these depend on nothing else.
     ///
     /// # Errors
-    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
-    pub fn new(
+    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits, and when the
+    /// device cannot be written.
+    pub(super) fn of(
         cx: &Context,
         p: &AttendParams,
         heads: &[usize],
-        sequences: &[&KvBatchEntry<'_, CudaPage>],
+        parts: &[Part<'_, '_>],
+        step_tiles: DevicePtr,
+    ) -> Result<Arc<Self>> {
+        let layer = parts[0].sequence.layer;
+        let [keys, values] = [&layer.k[heads[0]].spec, &layer.values(heads[0]).spec];
+        let tiles = [keys, values].map(|spec| [spec.sink_tiles, spec.tail_tiles]);
+        let counts = [p.n_heads, p.n_kv_heads, heads.len(), values.stored_value_dim()];
+        let counts = counts.into_iter().chain(tiles.into_iter().flatten()).map(|count| count as u64);
+        let window = layer.window.map_or(u64::MAX, |window| window as u64);
+        let of_layer = counts.chain([window, step_tiles]).collect();
+        let key = PlanKey::new(of_layer, parts.iter().map(|part| part.sequence));
+        cx.attend_plans().get(key, || Self::new(cx, p, heads, parts, step_tiles))
+    }
+
+    /// Plans the splits of these heads.
+    fn new(
+        cx: &Context,
+        p: &AttendParams,
+        heads: &[usize],
+        parts: &[Part<'_, '_>],
         step_tiles: DevicePtr,
     ) -> Result<Self> {
-        let mut all = Self { sequences: Vec::with_capacity(sequences.len()), n: 0, max: 0 };
+        let mut all = Self { sequences: Vec::with_capacity(parts.len()), listed: None, n: 0, max: 0 };
         let group = p.n_heads / p.n_kv_heads;
-        for sequence in sequences {
+        for Part { sequence, rows } in parts {
             let v_dim = sequence.layer.values(heads[0]).spec.stored_value_dim();
-            for rows in rows_by_tile(sequence.rows) {
+            for rows in rows_by_tile(*rows) {
                 let rounds = rounds(sequence.layer, rows.start / TILE);
                 let split_rounds = split_rounds(cx, rounds, p.n_kv_heads * columns(group), v_dim);
                 let splits = rounds.div_ceil(split_rounds);
@@ -99,11 +126,14 @@ impl Splits {
             }
         }
         small(OP, "splits", all.n)?;
+        if all.sequences.len() > MAX_SEQUENCES {
+            all.listed = Some(cx.list(bytemuck::cast_slice(&all.sequences))?);
+        }
         Ok(all)
     }
 
     /// Divides the splits among as many blocks as the device holds at once.
-    pub fn shares(&self, cx: &Context, v_dim: usize) -> Shares {
+    pub(super) fn shares(&self, cx: &Context, v_dim: usize) -> Shares {
         let blocks = self.n.min(blocks_at_once(cx, v_dim)).clamp(1, MAX_COUNTERS);
         let (share, longer) = (self.n / blocks, self.n % blocks);
         let max_share = share + usize::from(longer > 0);
@@ -128,9 +158,8 @@ pub(super) struct Shares {
 fn rows_by_tile(rows: TokenSpan) -> impl Iterator<Item = TokenSpan> {
     let tiles = rows.start / TILE..rows.end().div_ceil(TILE);
     tiles.map(move |tile| {
-        let start = rows.start.max(tile * TILE);
-        let n = rows.end().min((tile + 1) * TILE) - start;
-        TokenSpan { first: rows.first + start - rows.start, n, start, ..rows }
+        let (start, end) = (rows.start.max(tile * TILE), rows.end().min((tile + 1) * TILE));
+        slice(rows, start - rows.start..end - rows.start)
     })
 }
 
