@@ -44,7 +44,10 @@ impl<B: Backend> Running<B> {
         let all_layers = LayerRange::whole(config.layers.len());
         let weights =
             Weights::load(&gguf, &config, layers.unwrap_or(&all_layers), &device, &mut |_| ()).unwrap();
-        let decoder = Decoder::new(config, weights);
+        Self::with(device, Decoder::new(config, weights), kv)
+    }
+
+    fn with(device: B, decoder: Decoder<B>, kv: DType) -> Self {
         let shape = decoder.kv_shape();
         let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
         let layout = Arc::new(Layout::new(&shape, plan));
@@ -360,6 +363,33 @@ fn rows_of_a_step_have_the_bits_they_have_alone() {
         let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&got), bits(&want), "{model}");
     }
+}
+
+/// The layer that drafts: tokens, each with the hidden state of the token before it.
+#[test]
+fn logits_of_an_mtp_layer_match_the_cpu() {
+    let file = "../engine/tests/predictions/glm4moe-h64-g2-dense1.gguf";
+    let gguf = Arc::new(Gguf::open(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap());
+    let Some(device) = emulator::device(80) else { return };
+    let (mut cpu, mut gpu) = (mtp_layer(cpu(), &gguf), mtp_layer(device, &gguf));
+    let text = tokens(7);
+    let states: Vec<f32> = (0..text.len() * cpu.decoder.config().n_embd).map(|i| (i as f32).sin()).collect();
+    for piece in [0..5, 5..6, 6..7] {
+        let width = states.len() / text.len();
+        let states = &states[piece.start * width..piece.end * width];
+        let entry = Entry::Pairs(&text[piece.clone()], states);
+        let want = cpu.step(piece.len(), entry, LogitsFor::Last);
+        let error = distance(&gpu.step(piece.len(), entry, LogitsFor::Last), &want);
+        assert!(error <= HALVES, "{piece:?}: {error}");
+    }
+}
+
+fn mtp_layer<B: Backend>(device: B, gguf: &Arc<Gguf>) -> Running<B> {
+    let config = Config::from_gguf(gguf).unwrap();
+    let layers = LayerRange::whole(config.layers.len()).with_mtp(true);
+    let model = Weights::load(gguf, &config, &layers, &device, &mut |_| ()).unwrap();
+    let weights = model.load_mtp(gguf, &config, &device).unwrap().unwrap();
+    Running::with(device, Decoder::new(config.of_mtp().unwrap(), weights), DType::F16)
 }
 
 /// Chunks so small that the products are in f32. A value at a quantization boundary may still round

@@ -46,7 +46,7 @@ pub(crate) fn check_device(info: &DeviceInfo) -> Result<(), Error> {
         return Ok(());
     }
     let expected =
-        "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"
+        "no draft model where speculation could change an answer (the CPU with exact prompts and CUDA take one)"
             .to_owned();
     let got = format!("one for {} with {}", info.name, info.kernels);
     Err(Error::Setting { name: "draft", expected, got })
