@@ -91,6 +91,7 @@ pub enum Side {
 ///
 /// # Errors
 /// [`CodecError::NotKv`] for a format that the cache does not support.
+#[inline]
 pub fn padded_dim(dtype: DType, head_dim: usize) -> Result<usize, CodecError> {
     Ok(head_dim.next_multiple_of(dim_step(dtype)?))
 }

@@ -108,11 +108,13 @@ impl KvTensorSpec {
     }
 
     /// Returns the values per token as stored: the head dimension padded for the tensor's type.
+    #[inline]
     pub fn stored_dim(&self) -> usize {
         padded_dim(self.dtype, self.head_dim).expect(KV_ONLY)
     }
 
     /// Returns the layout of a main tile.
+    #[inline]
     pub fn main_layout(&self) -> TileLayout {
         TileLayout::new(self.dtype, self.side, self.stored_dim()).expect(KV_ONLY)
     }

@@ -285,9 +285,8 @@ struct Part<'a, 'b> {
 impl<'a, 'b> Part<'a, 'b> {
     /// Returns all rows of a sequence, or each of few rows apart where no kernel attends with
     /// several as with each alone: [`large_head`] shares the work of queries by their number.
-    fn of(sequence: &'a KvBatchEntry<'b, CudaPage>, shared_bytes: usize) -> impl Iterator<Item = Self> {
+    fn of(sequence: &'a KvBatchEntry<'b, CudaPage>, is_large: bool) -> impl Iterator<Item = Self> {
         let rows = sequence.rows;
-        let is_large = large_head::max_tiles(sequence.layer, shared_bytes).is_some();
         let step = if is_large && rows.n <= INVARIANT_ROWS { 1 } else { rows.n };
         (0..rows.n).step_by(step).map(move |first| Self { sequence, rows: slice(rows, first..first + step) })
     }
@@ -308,13 +307,18 @@ pub(crate) fn attend(
     let group = p.n_heads / p.n_kv_heads.max(1);
     let device = cx.gpu().properties();
     let shared_bytes = device.shared_per_block as usize;
-    for sequence in sequences {
-        check(p, sequence.layer, shared_bytes)?;
+    let mut sorted = Vec::with_capacity(sequences.len());
+    // The sequences of a step usually have the same layer.
+    for alike in sequences.chunk_by(|a, b| std::ptr::eq(a.layer, b.layer)) {
+        let layer = alike[0].layer;
+        check(p, layer, shared_bytes)?;
+        let large_head = large_head::max_tiles(layer, shared_bytes);
+        for sequence in alike.iter().filter(|sequence| sequence.rows.n > 0 && p.n_kv_heads > 0) {
+            for part in Part::of(sequence, large_head.is_some()) {
+                sorted.push((KernelKind::of(part.rows, group, layer, large_head, device), part));
+            }
+        }
     }
-    let parts = sequences.iter().filter(|sequence| sequence.rows.n > 0 && p.n_kv_heads > 0);
-    let parts = parts.flat_map(|sequence| Part::of(sequence, shared_bytes));
-    let kernel_kind = |part: &Part<'_, '_>| KernelKind::of(part.rows, group, part.sequence.layer, device);
-    let mut sorted: Vec<_> = parts.map(|part| (kernel_kind(&part), part)).collect();
     sorted.sort_by_key(|(kernel_kind, _)| *kernel_kind);
     // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
     for alike in sorted.chunk_by(|(kernel_kind, a), (other, b)| {

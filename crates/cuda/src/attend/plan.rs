@@ -5,7 +5,7 @@ use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TokenSpan};
 use kvant_codec::tile::TILE;
 
 use super::prompt::Partition;
-use super::{OP, Part, QUERIES, WARPS, decode, hopper, large_head, prompt};
+use super::{OP, Part, QUERIES, WARPS, decode, hopper, prompt};
 use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr, GpuProperties};
 
@@ -29,10 +29,16 @@ pub(super) enum KernelKind {
 
 impl KernelKind {
     /// Selects the kernel for `rows` with `group` queries of a KV head of `layer` each, on
-    /// `device`.
-    pub fn of(rows: TokenSpan, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
+    /// `device`. `large_head` is [`max_tiles`](super::large_head::max_tiles) of the layer.
+    pub fn of(
+        rows: TokenSpan,
+        group: usize,
+        layer: &KvLayer,
+        large_head: Option<usize>,
+        device: &GpuProperties,
+    ) -> Self {
         let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
-        if let Some(max_query_tiles) = large_head::max_tiles(layer, shared_bytes) {
+        if let Some(max_query_tiles) = large_head {
             return Self::LargeHead(queries.div_ceil(QUERIES).clamp(1, max_query_tiles));
         }
         match queries {

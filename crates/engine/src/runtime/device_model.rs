@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn scratch_of_experts_counts_every_buffer_as_a_power_of_two() {
-        // Mixtral 8x7B: 56 MiB each of gates and products, 28 of halves, 16 of outputs.
-        assert_eq!(expert_scratch_bytes(2, 14_336, 4096), (64 + 64 + 32 + 16) << 20);
+        // 512 rows of Mixtral 8x7B: 56 MiB each of gates and products, 28 of halves, 16 of outputs.
+        assert_eq!(expert_scratch_bytes(512 * 2, 14_336, 4096), (64 + 64 + 32 + 16) << 20);
     }
 }
