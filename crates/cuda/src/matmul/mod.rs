@@ -46,6 +46,8 @@
 //! On compute capability 9.0, given enough blocks, with warpgroup MMAs (`hopper.cu`), once per 256
 //! rows, or 128.
 
+use std::sync::LazyLock;
+
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
 use kvant_codec::fields::FieldSpec;
@@ -358,6 +360,11 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 impl Levels {
     /// The levels of the types with a codebook or a table.
     pub(crate) fn of(dtype: DType) -> Self {
+        static ALL: LazyLock<[Levels; TYPES.len()]> = LazyLock::new(|| TYPES.map(Levels::new));
+        ALL[number_of(dtype) as usize]
+    }
+
+    fn new(dtype: DType) -> Self {
         match FieldSpec::of(dtype) {
             Some(FieldSpec { table: Some(table), .. }) => Self::of_table(table),
             Some(FieldSpec { trellis: Some(levels), .. }) => Self::of_windows(levels),
