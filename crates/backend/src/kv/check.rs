@@ -22,7 +22,7 @@ pub(crate) fn check_append<P: Page, B: Buffer>(
 ) -> Result<()> {
     const OP: &str = "kv_append";
     let step_tile_bytes = step_tiles.map_or(0, Page::n_bytes);
-    for layer in distinct_layers(parts) {
+    for layer in of_one_layer(parts).map(|alike| alike[0].layer) {
         BackendError::check_equal(OP, "value heads", expected_value_tensors(layer), layer.v.len())?;
         common_head_dim(OP, "head size", &layer.k)?;
         common_head_dim(OP, "head size", &layer.v)?;
@@ -39,10 +39,11 @@ pub(crate) fn check_append<P: Page, B: Buffer>(
     Ok(())
 }
 
-/// Iterates over the layers of a batch, whose sequences usually have the same one: once each where
-/// these are consecutive.
-fn distinct_layers<'a, P: Page>(parts: &'a [KvBatchEntry<'_, P>]) -> impl Iterator<Item = &'a KvLayer> {
-    parts.chunk_by(|a, b| std::ptr::eq(a.layer, b.layer)).map(|alike| alike[0].layer)
+/// Divides a batch where the layer changes: its sequences usually have the same.
+fn of_one_layer<'a, 'b, P: Page>(
+    parts: &'a [KvBatchEntry<'b, P>],
+) -> impl Iterator<Item = &'a [KvBatchEntry<'b, P>]> {
+    parts.chunk_by(|a, b| std::ptr::eq(a.layer, b.layer))
 }
 
 /// Checks [`Backend::attend`](crate::Backend::attend).
@@ -62,7 +63,8 @@ pub(crate) fn check_attend<P: Page, B: Buffer>(
     let sinks = sinks.map(Buffer::n_values);
     BackendError::check_at_least(OP, "sinks", p.n_heads, sinks.unwrap_or(p.n_heads))?;
     BackendError::check_equal(OP, "query heads beyond whole groups", 0, p.n_heads % p.n_kv_heads.max(1))?;
-    for layer in distinct_layers(parts) {
+    for alike in of_one_layer(parts) {
+        let layer = alike[0].layer;
         BackendError::check_equal(OP, "key tensors", p.n_kv_heads, layer.k.len())?;
         BackendError::check_equal(OP, "value tensors", expected_value_tensors(layer), layer.v.len())?;
         if p.n_kv_heads > 0 {
@@ -74,12 +76,12 @@ pub(crate) fn check_attend<P: Page, B: Buffer>(
             };
             BackendError::check_equal(OP, "value head size", p.v_head_dim, v_head_dim)?;
         }
+        check_blocks(OP, alike)?;
     }
     for part in parts {
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
         BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
-        check_blocks(OP, part)?;
         check_step_tiles(OP, part, step_tile_bytes)?;
         check_channel_scales(OP, part)?;
     }
@@ -138,7 +140,7 @@ pub(crate) fn check_index<P: Page, B: Buffer>(
     BackendError::check_equal(op, "key tensors of an index", 1, part.layer.k.len())?;
     let dim = part.layer.k[0].spec.head_dim;
     BackendError::check_at_least(op, "queries", rows * n_heads * dim, q.n_values())?;
-    check_blocks(op, part)?;
+    check_blocks(op, std::slice::from_ref(part))?;
     check_step_tiles(op, part, step_tiles.map_or(0, Page::n_bytes))
 }
 
@@ -180,17 +182,22 @@ fn check_positions<P: Page, B: Buffer>(
     )
 }
 
-fn check_blocks<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
-    let (mut known, mut tokens) = (None, 0);
-    for KvTensor { spec, .. } in part.layer.tensors() {
+/// Checks that sequences of one layer have the blocks of their tokens.
+fn check_blocks<P: Page>(op: &'static str, parts: &[KvBatchEntry<'_, P>]) -> Result<()> {
+    let mut known = None;
+    for KvTensor { spec, .. } in parts.first().into_iter().flat_map(|part| part.layer.tensors()) {
         // Most tensors of a layer are alike in these.
         let f16_tiles = Some((spec.sink_tiles, spec.tail_tiles));
-        if f16_tiles != known {
-            (known, tokens) = (f16_tiles, spec.main_end(part.rows.end()).max(tokens));
+        if f16_tiles == known {
+            continue;
+        }
+        known = f16_tiles;
+        for part in parts {
+            let blocks = spec.main_end(part.rows.end()).div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
+            BackendError::check_at_least(op, "blocks", blocks, part.memory.blocks().len())?;
         }
     }
-    let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
-    BackendError::check_at_least(op, "blocks", blocks, part.memory.blocks().len())
+    Ok(())
 }
 
 fn expected_value_tensors(layer: &KvLayer) -> usize {

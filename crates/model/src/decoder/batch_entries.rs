@@ -65,9 +65,9 @@ pub(super) fn kv_entries<'a, P: Page>(
 ) -> BatchEntries<KvBatchEntry<'a, P>> {
     let mut step_tiles = first_offset;
     with_rows(parts, |part, rows| {
-        let own = step_tiles;
-        step_tiles += part.cache.part(kv, rows, 0).step_bytes();
-        part.cache.part(kv, rows, own)
+        let entry = part.cache.part(kv, rows, step_tiles);
+        step_tiles += entry.step_bytes();
+        entry
     })
 }
 
