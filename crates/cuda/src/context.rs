@@ -18,7 +18,7 @@ use crate::turns::{Recording, Turns};
 use crate::{CudaError, Define, DevicePtr, Gpu, KernelId, Launch, ModuleId, Source};
 
 /// Number of counters that [`Context::counters`] returns.
-pub(crate) const MAX_COUNTERS: usize = 512;
+pub(crate) const MAX_COUNTERS: usize = 1024;
 
 /// A device, its compiled kernels and its memory.
 pub(crate) struct Context {

@@ -276,7 +276,7 @@ fn assign_slots(
 ) -> Result<(ExpertSlots, [Block; 2]), CudaError> {
     let slots = rows * n_used;
     let is_gemm = rows >= matmul::MIN_GEMM_ROWS;
-    let tiles_per_expert = rows.div_ceil(matmul::TILE as usize);
+    let tiles_per_expert = rows.div_ceil(matmul::EXPERT_ROWS as usize);
     let n_expert_tiles = if is_gemm { n_experts * tiles_per_expert } else { slots };
     let [order, expert_tiles] =
         [slots * size_of::<u32>(), n_expert_tiles * EXPERT_TILE_BYTES].map(|bytes| cx.scratch(bytes));
@@ -287,7 +287,7 @@ fn assign_slots(
         expert_tiles: expert_tiles.ptr(),
         slots: slots as u32,
         tiles_per_expert: tiles_per_expert as u32,
-        max_slots: matmul::TILE,
+        max_slots: matmul::EXPERT_ROWS,
         unused: 0,
     };
     let (kernel, launch) = match is_gemm {

@@ -77,7 +77,22 @@ __device__ inline void multiply(float (&d)[32], u32 a, u32 b) {
                  : "memory");
 }
 
-// d += a b: rows of 16 f16, 64 of `a` and 128 of `b`, in the same layout.
+// d += a b: rows of 16 f16, 64 of `a` and 64 of `b`, in the same layout.
+template <u32 LAYOUT>
+__device__ inline void multiply(float (&d)[32], u32 a, u32 b) { multiply<LAYOUT, true>(d, a, b); }
+
+// The same with 32 rows of `b`.
+template <u32 LAYOUT>
+__device__ inline void multiply(float (&d)[16], u32 a, u32 b) {
+    asm volatile("{ .reg .pred accumulates; .reg .b64 a, b; setp.ne.b32 accumulates, %19, 0; mov.b64 a, {%16, %18}; mov.b64 b, {%17, %18}; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "a, b, accumulates, 1, 1, 0, 0; }"
+                 : IN_8(d, 0), IN_8(d, 8)
+                 : "r"(a), "r"(b), "r"(LAYOUT), "r"(1)
+                 : "memory");
+}
+
+// The same with 128 rows of `b`.
 template <u32 LAYOUT>
 __device__ inline void multiply(float (&d)[64], u32 a, u32 b) {
     asm volatile("{ .reg .pred accumulates; .reg .b64 a, b; setp.ne.b32 accumulates, %67, 0; mov.b64 a, {%64, %66}; mov.b64 b, {%65, %66}; "

@@ -4,8 +4,9 @@
 // Inputs come in steps of 64. Each thread decodes one group of 32 weights to f16 (SIDE features, 2
 // groups), and all copy SIDE x 64 f16 of x; while these, and the codes of the weights, are in
 // flight, the previous step is multiplied. Sums are f32, each of one lane, over the inputs in
-// order: a row has the same bits for any SIDE. The rows of x, here in `inputs`, are f16 in whole
-// steps, and `factors` are the factors of their products, besides the unit of the weights.
+// order: where no blocks share a tile (stream_k.cuh) a row has the same bits for any SIDE. The rows
+// of x, here in `inputs`, are f16 in whole steps, and `factors` are the factors of their products,
+// besides the unit of the weights.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of SIDE
 // 128: 64 MMAs (m16n8k16) in 275 instructions with q4_0 and q8_0, 91 of them in the integer pipe,
@@ -14,7 +15,7 @@
 // registers, spilled only by the rotated types and q2_K (16 bytes). An H100 takes 270 us for 512
 // rows of [14336, 4096], 222 TFLOP/s.
 
-#include "weights.cuh"
+#include "stream_k.cuh"
 
 // f16 from row to row: 36 words, so that the 8 rows of a matrix lie in different banks
 constexpr u32 PITCH = STEP + PAD;
@@ -37,18 +38,18 @@ struct ThreadSlice {
     const u8* row;      // of weights
 };
 
-__device__ inline ThreadSlice thread_slice(const MatmulParams& p, const BlockMatrix& mine, const BlockRows& rows) {
+__device__ inline ThreadSlice thread_slice(const MatmulParams& p, const Tile& tile) {
     ThreadSlice slice;
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP;
 #pragma unroll
     for (u32 i = 0; i < COPIES; i++) {
         u32 row = (threadIdx.x + i * THREADS) / EIGHTS, eight = threadIdx.x % EIGHTS;
-        slice.bytes[i] = row < rows.n ? 16 : 0;
-        slice.from[i] = (const u16*)p.inputs + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
+        slice.bytes[i] = row < tile.rows ? 16 : 0;
+        slice.from[i] = (const u16*)p.inputs + x_row(p, tile.row + min(row, tile.rows - 1)) * pitch + 8 * eight;
     }
     // A feature beyond the last repeats it; the result is not stored.
-    u32 feature = min(mine.block * SIDE + threadIdx.x / 2, mine.matrix.n_out - 1);
-    slice.row = mine.matrix.w + rows.w_offset + p.row_bytes * feature;
+    u32 feature = min(tile.feature + threadIdx.x / 2, tile.matrix.n_out - 1);
+    slice.row = tile.matrix.w + tile.w_offset + p.row_bytes * feature;
     return slice;
 }
 
@@ -75,10 +76,14 @@ __device__ inline void store_weights(const MatmulParams& p, const MatrixParams& 
     for (u32 i = 0; i < 4; i++) at[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
 }
 
-// Adds the products of a step: sums[f][r] of the features and rows that `mma` assigns to a lane, of
-// tile f and r of its warp.
-__device__ inline void multiply_step(float sums[FEATURE_TILES][ROW_TILES][4], const Stage& stage, u32 feature, u32 row,
-                                     u32 lane) {
+// The sums of a lane: [f][r], of the features and rows that `mma` assigns to it of tile f and r of
+// its warp.
+typedef float Sums[FEATURE_TILES * ROW_TILES * 4];
+
+__device__ inline float* sums_of(Sums& sums, u32 f, u32 r) { return sums + 4 * (ROW_TILES * f + r); }
+
+// Adds the products of a step.
+__device__ inline void multiply_step(Sums& sums, const Stage& stage, u32 feature, u32 row, u32 lane) {
     const u16* weights = stage.weights + (feature + lane % 16) * PITCH + lane / 16 * 8;
     const u16* inputs = stage.inputs + (row + lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
 #pragma unroll
@@ -91,30 +96,29 @@ __device__ inline void multiply_step(float sums[FEATURE_TILES][ROW_TILES][4], co
 #pragma unroll
         for (u32 f = 0; f < FEATURE_TILES; f++) {
 #pragma unroll
-            for (u32 r = 0; r < ROW_TILES; r++) multiply(sums[f][r], a[f], b[r / 2][r % 2 * 2], b[r / 2][r % 2 * 2 + 1]);
+            for (u32 r = 0; r < ROW_TILES; r++) multiply(sums_of(sums, f, r), a[f], b[r / 2][r % 2 * 2], b[r / 2][r % 2 * 2 + 1]);
         }
     }
 }
 
-__device__ inline void write_sums(const MatmulParams& p, const BlockMatrix& mine, const BlockRows& rows,
-                                  const float sums[FEATURE_TILES][ROW_TILES][4], u32 feature, u32 first_row, u32 lane) {
-    const MatrixParams& matrix = mine.matrix;
+__device__ inline void write_sums(const MatmulParams& p, const Tile& tile, Sums& sums, u32 feature, u32 first_row, u32 lane) {
+    const MatrixParams& matrix = tile.matrix;
 #pragma unroll
     for (u32 r = 0; r < ROW_TILES; r++) {
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
             u32 row = first_row + 8 * r + lane % 4 * 2 + e;
-            if (row >= rows.n) continue;
-            float scale = p.factors[x_row(p, rows.first + row)] * matrix.unit;
-            float* y = matrix.y + y_row(p, rows.first + row) * matrix.n_out;
+            if (row >= tile.rows) continue;
+            float scale = p.factors[x_row(p, tile.row + row)] * matrix.unit;
+            float* y = matrix.y + y_row(p, tile.row + row) * matrix.n_out;
 #pragma unroll
             for (u32 f = 0; f < FEATURE_TILES; f++) {
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
-                    u32 out = mine.block * SIDE + feature + 16 * f + lane / 4 + 8 * half;
+                    u32 out = tile.feature + feature + 16 * f + lane / 4 + 8 * half;
                     if (out >= matrix.n_out) continue;
-                    float sum = sums[f][r][2 * half + e] * scale;
-                    if (matrix.bias) sum += matrix.bias[rows.bias_offset + out];
+                    float sum = sums_of(sums, f, r)[2 * half + e] * scale;
+                    if (matrix.bias) sum += matrix.bias[tile.bias_offset + out];
                     y[out] = matrix.accumulate ? y[out] + sum : sum;
                 }
             }
@@ -122,26 +126,17 @@ __device__ inline void write_sums(const MatmulParams& p, const BlockMatrix& mine
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const __grid_constant__ MatmulParams p) {
-    extern __shared__ __align__(16) u8 shared[];
-    Stage* stages = (Stage*)shared;
-    BlockMatrix mine = block_matrix(p);
-    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
-    if (p.expert_tiles) wait_for_kernel_before();
-    BlockRows rows = block_rows(p, mine.matrix, SIDE);
-    if (rows.n == 0) return;
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 feature = warp % 2 * WARP_FEATURES, row = warp / 2 * WARP_ROWS;
-    ThreadSlice slice = thread_slice(p, mine, rows);
-    float sums[FEATURE_TILES][ROW_TILES][4] = {};
-
-    Group weights = fetch_weights(p, slice, 0);
+// Multiplies a part of a tile, of features and rows of a warp from `feature` and `row` on.
+__device__ inline void multiply_span(const MatmulParams& p, const Tile& tile, const Span& span, Stage* stages, Sums& sums,
+                                     u32 feature, u32 row, u32 lane) {
+    ThreadSlice slice = thread_slice(p, tile);
+    u32 k = STEP * span.first, last = STEP * (span.last - 1);
+    Group weights = fetch_weights(p, slice, k);
     // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
-    copy_inputs(slice, 0, stages[0]);
-    store_weights(p, mine.matrix, weights, stages[0]);
-    u32 last = (p.n_in - 1) / STEP * STEP;
-    for (u32 k = 0, buffer = 0; k <= last; k += STEP, buffer ^= 1) {
+    copy_inputs(slice, k, stages[0]);
+    store_weights(p, tile.matrix, weights, stages[0]);
+    for (u32 buffer = 0; k <= last; k += STEP, buffer ^= 1) {
         finish_copies();
         // The step has been copied, and all threads have read the previous one.
         __syncthreads();
@@ -151,8 +146,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const 
         copy_inputs(slice, next, stages[buffer ^ 1]);
         Group group = fetch_weights(p, slice, next);
         multiply_step(sums, stages[buffer], feature, row, lane);
-        store_weights(p, mine.matrix, group, stages[buffer ^ 1]);
+        store_weights(p, tile.matrix, group, stages[buffer ^ 1]);
     }
     finish_copies();
-    write_sums(p, mine, rows, sums, feature, row, lane);
+    // The next part begins with a stage that others may still read.
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const __grid_constant__ MatmulParams p) {
+    extern __shared__ __align__(16) u8 shared[];
+    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
+    if (p.expert_tiles) wait_for_kernel_before();
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 feature = warp % 2 * WARP_FEATURES, row = warp / 2 * WARP_ROWS;
+    Tiles<SIDE, SIDE> tiles(p);
+    Shares shares(p, tiles.count());
+    u64 end = shares.begin(blockIdx.x + 1);
+#pragma unroll 1
+    for (u64 at = shares.begin(blockIdx.x); at < end;) {
+        Span span = shares.span(at, end);
+        Tile tile = tiles[span.tile];
+        at += span.last - span.first;
+        if (tile.rows == 0) continue;
+        Sums sums = {};
+        multiply_span(p, tile, span, (Stage*)shared, sums, feature, row, lane);
+        if (join<THREADS>(p, shares, span, sums, [] { __syncthreads(); })) write_sums(p, tile, sums, feature, row, lane);
+    }
 }

@@ -19,8 +19,8 @@
 // shared memory 1,152 (96 KB read, 48 KB written); of 128 rows 512 and 640.
 
 #include "copies.cuh"
+#include "stream_k.cuh"
 #include "warpgroup.cuh"
-#include "weights.cuh"
 
 // Producer warpgroups of a block, which come first, and consumer warpgroups.
 constexpr u32 PRODUCERS = 2, CONSUMERS = 2;
@@ -29,7 +29,7 @@ constexpr u32 FEATURES = MMA_ROWS * CONSUMERS;
 // Registers per thread, of 65,536: consumers hold half a sum for each row, producers get the rest.
 constexpr u32 CONSUMER_REGISTERS = 160, PRODUCER_REGISTERS = 96;
 // Rows of one MMA, and MMAs of a warpgroup per 16 inputs.
-constexpr u32 SIDE = 128, SIDES = ROWS / SIDE;
+constexpr u32 SIDE = ROWS < 128 ? ROWS : 128, SIDES = ROWS / SIDE;
 constexpr u32 EIGHTS = STEP / 8;  // groups of eight f16 that a thread copies at a time
 constexpr u32 COPIED_ROWS = PRODUCER_THREADS / EIGHTS, COPIES = ROWS / COPIED_ROWS;
 // groups of eight rows, limited by the registers
@@ -37,7 +37,7 @@ constexpr u32 EIGHTS_AT_ONCE = ROWS == 256 ? 2 : 4;
 constexpr u32 LAYOUT = token_major_layout(STEP);
 static_assert(STEP == 64, "a row is one swizzle period, and two groups of weights");
 static_assert(PRODUCER_THREADS == 2 * FEATURES, "each thread decodes a group");
-static_assert(ROWS == 128 || ROWS == 256, "whole products, whose sums a thread has registers for");
+static_assert(ROWS % 32 == 0 && ROWS <= 256, "whole copies, whose sums a thread has registers for");
 
 // A step: its weights as f16, [feature][k], and its inputs, [row][k].
 struct Stage {
@@ -50,37 +50,8 @@ __device__ inline u32 eight_at(u32 row, u32 eight) { return row * STEP + 8 * (ei
 
 using Barriers = StageBarriers<STAGES, CONSUMERS>;
 constexpr u32 FILL_THREADS = PRODUCER_THREADS + WARPGROUP;
-
-// The features of a matrix from `feature` on, and the `rows` rows of inputs from `row` on.
-struct Tile {
-    const MatrixParams& matrix;
-    u32 feature, row, rows;
-};
-
-// The tiles of a launch. Concurrent blocks take few features of many rows, or else each tile of
-// rows would read the same weights from memory again: tiles are counted by rows first, in bands of
-// 1,024 rows.
-struct Tiles {
-    const MatmulParams& p;
-    u32 across, down;  // tiles of features, of all matrices, and of rows
-
-    __device__ explicit Tiles(const MatmulParams& p) : p(p), across(0), down((p.rows + ROWS - 1) / ROWS) {
-        for (u32 i = 0; i < p.n_matrices; i++) across += p.matrices[i].blocks;
-    }
-
-    __device__ u32 count() const { return across * down; }
-
-    __device__ Tile operator[](u32 number) const {
-        constexpr u32 BAND = 1024 / ROWS;
-        u32 band = number / (BAND * across), rest = number % (BAND * across);
-        u32 height = min(BAND, down - BAND * band), block = rest / height, matrix = 0;
-        u32 row = ROWS * (BAND * band + rest % height);
-        while (matrix + 1 < p.n_matrices && block >= p.matrices[matrix].blocks) block -= p.matrices[matrix++].blocks;
-        return {p.matrices[matrix], FEATURES * block, row, min(p.rows - row, ROWS)};
-    }
-};
-
-__device__ inline u32 last_step(const MatmulParams& p) { return (p.n_in - 1) / STEP * STEP; }
+// The barrier of the consumers.
+constexpr u32 JOIN_BARRIER = 1 + STAGES * (CONSUMERS + 1);
 
 // The share of a thread in each step of a tile.
 struct ThreadSlice {
@@ -141,16 +112,17 @@ __device__ inline void acquire_stage(u32 step) {
     if (step >= STAGES) barrier_sync(Barriers::emptied(step % STAGES), THREADS);
 }
 
-// Produces a tile, whose first step is the block's `step`; returns the first step of the next tile.
-__device__ inline u32 produce_tile(const MatmulParams& p, const Tile& tile, Stage* stages, u32 step) {
+// Produces a part of a tile, whose first step is the block's `step`; returns the first step of the
+// next part.
+__device__ inline u32 produce_span(const MatmulParams& p, const Tile& tile, const Span& span, Stage* stages, u32 step) {
     ThreadSlice slice = thread_slice(p, tile);
-    u32 last = last_step(p);
+    u32 first = STEP * span.first, last = STEP * (span.last - 1);
     acquire_stage(step);
-    copy_inputs(slice, 0, stages[step % STAGES]);
+    copy_inputs(slice, first, stages[step % STAGES]);
     commit_copies();
-    Group weights = fetch_weights(p, slice, 0);
+    Group weights = fetch_weights(p, slice, first);
 #pragma unroll 1
-    for (u32 k = 0; k <= last; k += STEP, step++) {
+    for (u32 k = first; k <= last; k += STEP, step++) {
         // The last one fetches its own codes once more, unused.
         u32 next = min(k + STEP, last);
         if (k < last) {
@@ -170,9 +142,12 @@ __device__ inline u32 produce_tile(const MatmulParams& p, const Tile& tile, Stag
     return step;
 }
 
-using Sums = float[SIDES][SIDE / 2];
+using Sums = float[ROWS / 2];
 
-// Issues the MMAs of a step, with separate sums for each 128 rows.
+// The sums of SIDE rows.
+__device__ inline float (&sums_of(Sums& sums, u32 side))[SIDE / 2] { return *(float(*)[SIDE / 2])(sums + side * (SIDE / 2)); }
+
+// Issues the MMAs of a step, with separate sums for each SIDE rows.
 __device__ inline void issue_step(Sums& sums, const Stage& stage, u32 consumer) {
     u32 weights = descriptor_address(stage.weights + consumer * MMA_ROWS * STEP), inputs = descriptor_address(stage.inputs);
 #pragma unroll
@@ -180,20 +155,15 @@ __device__ inline void issue_step(Sums& sums, const Stage& stage, u32 consumer) 
 #pragma unroll
         for (u32 side = 0; side < SIDES; side++) {
             u32 rows = inputs + side * (SIDE * STEP * sizeof(u16) / 16);
-            multiply<LAYOUT>(sums[side], weights + k_block * NEXT_SIXTEEN, rows + k_block * NEXT_SIXTEEN);
+            multiply<LAYOUT>(sums_of(sums, side), weights + k_block * NEXT_SIXTEEN, rows + k_block * NEXT_SIXTEEN);
         }
     }
     commit_mmas();
 }
 
-__device__ inline void pin(Sums& sums) {
-#pragma unroll
-    for (u32 side = 0; side < SIDES; side++) pin(sums[side]);
-}
-
-// Consumes a tile; `step` as in `produce_tile`.
-__device__ inline u32 consume_tile(const MatmulParams& p, const Stage* stages, u32 step, u32 consumer, Sums& sums) {
-    u32 end = step + last_step(p) / STEP + 1;
+// Consumes a part of a tile; `step` as in `produce_span`.
+__device__ inline u32 consume_span(const Span& span, const Stage* stages, u32 step, u32 consumer, Sums& sums) {
+    u32 end = step + span.last - span.first;
     pin(sums);
 #pragma unroll 1
     for (u32 first = step; step < end; step++) {
@@ -245,7 +215,7 @@ __device__ inline void write_sums(const MatmulParams& p, const Tile& tile, const
             float* at = y + (size_t)row * matrix.n_out;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                float sum = sums[eight / (SIDE / 8)][eight % (SIDE / 8) * 4 + 2 * half + i % 2] * factor;
+                float sum = sums[4 * eight + 2 * half + i % 2] * factor;
                 if (matrix.bias) sum += bias[half];
                 if (matrix.accumulate) sum = old[i][half] + sum;
                 if (row < rows && is_feature[half]) at[8 * half] = sum;
@@ -258,13 +228,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
     extern __shared__ __align__(1024) u8 shared[];
     Stage* stages = (Stage*)shared;
     u32 group = threadIdx.x / WARPGROUP, step = 0;
-    Tiles tiles(p);
+    Tiles<FEATURES, ROWS> tiles(p);
+    Shares shares(p, tiles.count());
+    u64 at = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
     if (group < PRODUCERS) {
         if (ROWS == 256) release_registers<PRODUCER_REGISTERS>();
-        touch_weights(p, thread_slice(p, tiles[blockIdx.x]), 0);
+        Span span = shares.span(at, end);
+        touch_weights(p, thread_slice(p, tiles[span.tile]), STEP * span.first);
         wait_for_kernel_before();
 #pragma unroll 1
-        for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) step = produce_tile(p, tiles[i], stages, step);
+        for (; at < end; at += span.last - span.first) {
+            span = shares.span(at, end);
+            step = produce_span(p, tiles[span.tile], span, stages, step);
+        }
         // Every arrival at a barrier of an empty stage needs a matching wait before the block ends.
         for (u32 i = 0; i < STAGES; i++) acquire_stage(step + i);
     } else {
@@ -272,10 +248,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
         wait_for_kernel_before();
         u32 consumer = group - PRODUCERS, lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
 #pragma unroll 1
-        for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) {
+        while (at < end) {
+            Span span = shares.span(at, end);
             Sums sums = {};
-            step = consume_tile(p, stages, step, consumer, sums);
-            Tile tile = tiles[i];
+            step = consume_span(span, stages, step, consumer, sums);
+            at += span.last - span.first;
+            if (!join<CONSUMER_THREADS>(p, shares, span, sums, [] { barrier_sync(JOIN_BARRIER, CONSUMER_THREADS); })) continue;
+            Tile tile = tiles[span.tile];
             write_sums(p, tile, sums, tile.feature + MMA_ROWS * consumer + 16 * warp, lane);
         }
     }

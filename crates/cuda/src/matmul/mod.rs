@@ -54,10 +54,11 @@ use kvant_codec::fields::FieldSpec;
 use kvant_codec::{Codebook, DType, LevelTable, Rotation, nf4, tq3t};
 
 use crate::constants::Constants;
-use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
+use crate::half::HALF_HEADER;
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
+mod gemm;
 mod gemv;
 mod layout;
 mod operand;
@@ -81,25 +82,6 @@ static SKINNY_F32: Source = Source {
     constants: skinny_f32_constants,
     options: &[],
 };
-/// The GEMM for compute capability 9.0.
-static HOPPER: Source = Source {
-    name: "hopper_gemm.cu",
-    text: include_str!("hopper.cu"),
-    headers: &{
-        let [half, expert_tiles, to_bytes, weights] = HEADERS;
-        [half, expert_tiles, to_bytes, weights, COPIES_HEADER, WARPGROUP_HEADER]
-    },
-    constants: || constants().whole("STEP", operand::STEP).whole("STAGES", HOPPER_STAGES as usize),
-    options: &WARPGROUP_OPTIONS,
-};
-static GEMM: Source = Source {
-    name: "gemm.cu",
-    text: include_str!("gemm.cu"),
-    headers: &HEADERS,
-    constants: || constants().whole("STEP", operand::STEP).whole("PAD", PAD),
-    options: &[],
-};
-
 /// Warps of a block of the kernel for few rows and float weights, and output features of each.
 const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
@@ -112,21 +94,8 @@ pub(crate) const MIN_GEMM_ROWS: usize = 17;
 /// Maximum number of rows whose products do not depend on each other: each has the bits that it has
 /// alone.
 pub(crate) const INVARIANT_ROWS: usize = MIN_GEMM_ROWS - 1;
-/// Sides of the GEMM's tiles, in output features and in rows: small, for experts and where large
-/// tiles are too few, and large.
-pub(crate) const TILE: u32 = 64;
-const LARGE_TILE: u32 = 128;
-/// Output features of a tile of the compute-capability-9.0 GEMM, threads of its blocks, and stages
-/// of shared memory.
-const HOPPER_FEATURES: u32 = 128;
-const HOPPER_THREADS: u32 = 512;
-const HOPPER_STAGES: u32 = 4;
-/// Rows of the tiles of its variants, and the clocks of shared memory per step, more than those of
-/// the tensor cores.
-const HOPPER_ROWS: [(u32, u32); 2] = [(256, 1152), (128, 640)];
-/// Stages of shared memory of the other GEMM, and padding between their rows in f16.
-const STAGES: u32 = 2;
-const PAD: usize = 8;
+/// Slots of a tile of experts.
+pub(crate) const EXPERT_ROWS: u32 = gemm::EXPERT_TILES.rows;
 
 /// Types in the order of their numbers in kernels.
 pub(crate) const TYPES: [DType; 29] = [
@@ -350,9 +319,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
         } else {
             ROWS.map(|rows| build(&SKINNY_F32, vec![("TYPE", number), ("ROWS", rows)])).into()
         };
-        let gemms = [TILE, LARGE_TILE].map(|side| build(&GEMM, vec![("TYPE", number), ("SIDE", side)]));
-        let hopper = HOPPER_ROWS.map(|(rows, _)| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
-        small_batch.into_iter().chain(gemms).chain(hopper)
+        small_batch.into_iter().chain(gemm::builds(number))
     });
     types.chain([Build { source: &operand::QUANTIZE, defines: Vec::new() }])
 }
@@ -473,20 +440,23 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
             let features = WARPS * FEATURES;
             (kernel, features, [blocks(features), row_blocks(rows), 1], 32 * WARPS, 0)
         }
-        KernelKind::Gemm => match hopper_rows(cx, products, params.rows) {
-            Some(rows) => {
-                let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "gemm")?;
-                let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
-                // Each block takes tiles in turn.
-                let grid = [n_sms.min(blocks(HOPPER_FEATURES) * row_blocks(rows)), 1, 1];
-                (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
+        KernelKind::Gemm => {
+            let n_outs: Vec<_> = products.iter().map(|p| p.n_out as u32).collect();
+            let expert_tiles = p.expert_slots.map(|slots| slots.n_expert_tiles as u32);
+            let shape = gemm::Shape { n_outs: &n_outs, n_in: params.n_in, rows: params.rows, expert_tiles };
+            let plan = gemm::Plan::new(shape, cx.gpu().properties());
+            if plan.share_bytes > 0 {
+                params.counters = cx.counters()?;
+                params.shares = shares.insert(cx.scratch(plan.share_bytes)?).ptr();
             }
-            None => {
-                let side = tile(n_sms, products, params.rows);
-                let kernel = cx.kernel_with(&GEMM, &[dtype, ("SIDE", side)], "gemm")?;
-                (kernel, side, [blocks(side), row_blocks(side), 1], 2 * side, stage_bytes(side) * STAGES)
-            }
-        },
+            (
+                plan.kernel(cx, number)?,
+                plan.tiles.features,
+                [plan.blocks, 1, 1],
+                plan.threads(),
+                plan.shared_bytes,
+            )
+        }
     };
     params.n_matrices = products.len() as u32;
     for (matrix, p) in params.matrices.iter_mut().zip(products) {
@@ -561,36 +531,6 @@ fn matrix_params(p: &MatmulArgs, features: u32) -> MatrixParams {
         accumulate: u32::from(p.accumulate),
         unit: 2f32.powi(p.exponent),
     }
-}
-
-/// Returns the side of the GEMM's tiles: large ones read and decode each weight half as often, if
-/// there are enough of them to occupy most multiprocessors. Tiles of experts are small.
-fn tile(n_sms: u32, products: &[&MatmulArgs], rows: u32) -> u32 {
-    let features = |p: &&MatmulArgs| p.n_out.div_ceil(LARGE_TILE as usize);
-    let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
-    let has_experts = products.iter().any(|p| p.expert_slots.is_some());
-    let is_large = !has_experts && 4 * blocks >= 3 * n_sms as usize;
-    if is_large { LARGE_TILE } else { TILE }
-}
-
-/// Returns the rows of a tile of the compute-capability-9.0 GEMM, whose blocks take tiles in turn:
-/// those that take the fewest clocks. `None` for another kernel: there must be enough tiles, as for
-/// [`tile`].
-fn hopper_rows(cx: &Context, products: &[&MatmulArgs], rows: u32) -> Option<u32> {
-    let device = cx.gpu().properties();
-    if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.expert_slots.is_some()) {
-        return None;
-    }
-    let features: u32 = products.iter().map(|p| (p.n_out as u32).div_ceil(HOPPER_FEATURES)).sum();
-    let tiles = |of_tile| features * rows.div_ceil(of_tile);
-    let has_enough = HOPPER_ROWS.into_iter().any(|(of_tile, _)| 4 * tiles(of_tile) >= 3 * device.n_sms);
-    let clocks = |&(of_tile, clocks): &(u32, u32)| tiles(of_tile).div_ceil(device.n_sms) * clocks;
-    HOPPER_ROWS.into_iter().filter(|_| has_enough).min_by_key(clocks).map(|(of_tile, _)| of_tile)
-}
-
-/// Returns the shared memory of a stage: `Stage` of `gemm.cu`.
-fn stage_bytes(side: u32) -> u32 {
-    2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
 }
 
 /// Returns the kernel parameters of this product and those like it, with the inputs in the required

@@ -31,7 +31,12 @@ fn matrix(device: &CudaDevice, dtype: DType, seed: u64, n_out: usize) -> CudaMat
 
 /// Returns the bits of the products of `x` `[rows, N_IN]` with each matrix, queued together.
 fn project(device: &CudaDevice, matrices: &[&CudaMatrix], x: &[f32]) -> Vec<Vec<u32>> {
-    let rows = x.len() / N_IN;
+    products(device, matrices, N_IN, x)
+}
+
+/// As [`project`], of `x` `[rows, n_in]`.
+fn products(device: &CudaDevice, matrices: &[&CudaMatrix], n_in: usize, x: &[f32]) -> Vec<Vec<u32>> {
+    let rows = x.len() / n_in;
     let mut input = device.buffer(x.len()).unwrap();
     device.write(&mut input, x).unwrap();
     let input = Input { x: &input, norm: None, first_row: 0, rows };
@@ -47,23 +52,23 @@ fn project(device: &CudaDevice, matrices: &[&CudaMatrix], x: &[f32]) -> Vec<Vec<
     matrices.iter().zip(&ys).map(read).collect()
 }
 
-/// 300 features of 150 rows are enough for large tiles on a device of four multiprocessors, 100 of
-/// them are not.
+/// Of 150 rows, 300 features take small tiles, and 100 of them large ones.
 #[test]
 fn a_sum_has_the_same_bits_in_large_tiles_as_in_small_ones() {
     let Some(device) = emulator::device(80) else { return };
-    let (n_out, n_small) = (300, 100);
+    let (in_small, in_large) = (300, 100);
     let x = gaussian(2, 150 * N_IN, 1.0);
     for dtype in [DType::F16, DType::Q8_0, DType::Q4_1, DType::TQ4_1S] {
         let of = |n_out| project(&device, &[&matrix(&device, dtype, 1, n_out)], &x).remove(0);
-        for (large, small) in of(n_out).chunks_exact(n_out).zip(of(n_small).chunks_exact(n_small)) {
-            assert_eq!(large[..n_small], *small, "{dtype}");
+        for (small, large) in of(in_small).chunks_exact(in_small).zip(of(in_large).chunks_exact(in_large)) {
+            assert_eq!(small[..in_large], *large, "{dtype}");
         }
     }
 }
 
-/// Tiles of 128 and of 256 rows, several of which a block takes in turn, and features and rows that
-/// do not fill the last ones. The interpreter adds warpgroup MMAs as it adds those of warps.
+/// Tiles of 32 to 256 rows, several of which a block takes in turn, and features and rows that do
+/// not fill the last ones; no blocks share them. The interpreter adds warpgroup MMAs as it adds
+/// those of warps.
 #[test]
 fn warpgroups_give_sums_the_bits_that_warps_do() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
@@ -71,10 +76,11 @@ fn warpgroups_give_sums_the_bits_that_warps_do() {
     };
     for (dtype, n_out, rows) in [
         (DType::Q4_0, 300, 150),
-        (DType::F16, 257, 257),
-        (DType::Q5_1, 130, 300),
+        (DType::F16, 1000, 257),
+        (DType::Q5_1, 130, 255),
         (DType::BF16, 390, 128),
-        (DType::Q8_0, 650, 300),
+        (DType::Q4_1, 1000, 33),
+        (DType::Q8_0, 1020, 17),
     ] {
         let x = gaussian(2, rows * N_IN, 1.0);
         let of = |device| project(device, &[&matrix(device, dtype, 1, n_out)], &x).remove(0);
@@ -88,22 +94,22 @@ fn warpgroups_match_warps_for_several_matrices() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
         return;
     };
-    let x = gaussian(5, 140 * N_IN, 1.0);
+    let x = gaussian(5, 120 * N_IN, 1.0);
     let of = |device| {
         let matrices =
-            [(1, 130), (2, 7), (3, 257)].map(|(seed, n_out)| matrix(device, DType::Q4_0, seed, n_out));
+            [(1, 130), (2, 7), (3, 515)].map(|(seed, n_out)| matrix(device, DType::Q4_0, seed, n_out));
         project(device, &matrices.each_ref(), &x)
     };
     assert!(of(&devices[0]) == of(&devices[1]));
 }
 
-/// With a bias, and with accumulation, in tiles of 256 rows and of 128.
+/// With a bias, and with accumulation, in tiles of 256, 128, 64 and 32 rows.
 #[test]
 fn warpgroups_add_to_what_is_there_as_warps_do() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
         return;
     };
-    for (n_out, rows) in [(300, 150), (257, 257)] {
+    for (n_out, rows) in [(300, 150), (257, 100), (200, 40), (200, 20)] {
         let (x, bias) = (gaussian(6, rows * N_IN, 1.0), gaussian(7, n_out, 1.0));
         let before = gaussian(8, rows * n_out, 1.0);
         let of = |device: &CudaDevice| {
@@ -268,6 +274,62 @@ fn floats_of_any_size_keep_their_precision_as_halves() {
                     error <= 4.0 * f64::exp2(-11.0) * norm,
                     "{dtype} of size {size}, {i}: {got} for {want}"
                 );
+            }
+        }
+    }
+}
+
+/// Returns weights or inputs that f16 represents, and so do q8_0 and q4_0 with a scale of 1.
+fn integers(seed: u64, [rows, n_in]: [usize; 2], dtype: DType) -> Vec<f32> {
+    let mut values = gaussian(seed, rows * n_in, 3.0);
+    values.iter_mut().for_each(|value| *value = value.round().clamp(-7.0, 7.0));
+    let largest = if dtype == DType::Q8_0 { 127.0 } else { -8.0 };
+    values.iter_mut().step_by(32).for_each(|value| *value = largest);
+    values
+}
+
+/// Sums of integers are exact in any order: one that loses or repeats a step is another.
+#[test]
+fn blocks_that_share_tiles_add_each_step_once() {
+    let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let cases = [
+        (DType::Q4_0, 17),
+        (DType::Q8_0, 31),
+        (DType::Q4_0, 33),
+        (DType::F16, 63),
+        (DType::Q8_0, 64),
+        (DType::Q4_0, 65),
+        (DType::Q8_0, 129),
+        (DType::F16, 255),
+    ];
+    // A step and a tile that are not full.
+    let (n_in, n_outs) = (736, [150, 40]);
+    for (dtype, rows) in cases {
+        let x = integers(1, [rows, n_in], DType::Q4_0);
+        let weights = n_outs.map(|n_out| integers(2, [n_out, n_in], dtype));
+        for device in &devices {
+            let matrices = weights.each_ref().map(|weights| {
+                let (mut bytes, n_out) =
+                    (vec![0; dtype.row_bytes(weights.len()).unwrap()], weights.len() / n_in);
+                kvant_codec::encode(dtype, weights, &mut bytes).unwrap();
+                device.upload_matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() }).unwrap()
+            });
+            let got = products(device, &matrices.each_ref(), n_in, &x);
+            for (got, weights) in got.into_iter().zip(&weights) {
+                let n_out = weights.len() / n_in;
+                for (i, got) in got.into_iter().map(f32::from_bits).enumerate() {
+                    let (x, w) = (&x[i / n_out * n_in..][..n_in], &weights[i % n_out * n_in..][..n_in]);
+                    let want: f32 = x.iter().zip(w).map(|(x, w)| x * w).sum();
+                    assert_eq!(
+                        got,
+                        want,
+                        "{dtype} [{n_out}, {n_in}], row {} of {rows}, {}",
+                        i / n_out,
+                        i % n_out
+                    );
+                }
             }
         }
     }
