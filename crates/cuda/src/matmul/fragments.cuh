@@ -8,8 +8,33 @@
 #pragma once
 
 #include "arithmetic.cuh"
+#include "copies.cuh"
 
 constexpr u32 STAGE_GROUPS = IS_IN_EIGHTS ? 8 : 4;
+constexpr u32 COPY = CODE_BYTES % 16 == 0 ? 16 : 4;
+constexpr u32 TAIL_BYTES = MOVED * ((STAGE_GROUPS + BLOCK_GROUPS - 1) / BLOCK_GROUPS);
+constexpr u32 TAIL_WORDS = (TAIL_BYTES + 3) / 4;
+// Distance between rows in a stage: an odd number of 16 bytes.
+constexpr u32 PITCH = ((CODE_BYTES + 4 * TAIL_WORDS + 15) / 16 | 1) * 16;
+
+// Issues the copies of a row's stage, of whose groups `n` exist, by two lanes. Rows are a multiple
+// of 16 bytes long: the last copies may exceed the groups that exist, but not the row.
+template <bool IS_WHOLE>
+__device__ __forceinline__ void copy_row(u8* codes_to, u8* tail_to, const u8* codes, const u8* tail, u32 n) {
+    u32 odd = threadIdx.x % 2;
+#pragma unroll
+    for (u32 at = 0; at < CODE_BYTES; at += 2 * COPY) {
+        bool is_there = IS_WHOLE ? at + 2 * COPY <= CODE_BYTES || odd == 0 : (at + COPY * odd) * STAGE_GROUPS < n * CODE_BYTES;
+        if (!is_there) continue;
+        if (COPY == 16) copy_16(codes_to + at, codes + at);
+        else copy_4(codes_to + at, codes + at);
+    }
+#pragma unroll
+    for (u32 at = 0; at < TAIL_BYTES; at += 8) {
+        bool is_there = IS_WHOLE ? at + 8 <= 4 * TAIL_WORDS || odd == 0 : (at + 4 * odd) * STAGE_GROUPS < n * TAIL_BYTES;
+        if (is_there) copy_4(tail_to + at, tail + at);
+    }
+}
 
 struct Codes {
     u32 words[2];

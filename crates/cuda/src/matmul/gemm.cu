@@ -101,31 +101,6 @@ __device__ inline void multiply_step(Sums& sums, const Stage& stage, u32 feature
     }
 }
 
-__device__ inline void write_sums(const MatmulParams& p, const Tile& tile, Sums& sums, u32 feature, u32 first_row, u32 lane) {
-    const MatrixParams& matrix = tile.matrix;
-#pragma unroll
-    for (u32 r = 0; r < ROW_TILES; r++) {
-#pragma unroll
-        for (u32 e = 0; e < 2; e++) {
-            u32 row = first_row + 8 * r + lane % 4 * 2 + e;
-            if (row >= tile.rows) continue;
-            float scale = p.factors[x_row(p, tile.row + row)] * matrix.unit;
-            float* y = matrix.y + y_row(p, tile.row + row) * matrix.n_out;
-#pragma unroll
-            for (u32 f = 0; f < FEATURE_TILES; f++) {
-#pragma unroll
-                for (u32 half = 0; half < 2; half++) {
-                    u32 out = tile.feature + feature + 16 * f + lane / 4 + 8 * half;
-                    if (out >= matrix.n_out) continue;
-                    float sum = sums_of(sums, f, r)[2 * half + e] * scale;
-                    if (matrix.bias) sum += matrix.bias[tile.bias_offset + out];
-                    y[out] = matrix.accumulate ? y[out] + sum : sum;
-                }
-            }
-        }
-    }
-}
-
 // Multiplies a part of a tile, of features and rows of a warp from `feature` and `row` on.
 __device__ inline void multiply_span(const MatmulParams& p, const Tile& tile, const Span& span, Stage* stages, Sums& sums,
                                      u32 feature, u32 row, u32 lane) {
@@ -161,15 +136,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const 
     u32 feature = warp % 2 * WARP_FEATURES, row = warp / 2 * WARP_ROWS;
     Tiles<SIDE, SIDE> tiles(p);
     Shares shares(p, tiles.count());
-    u64 end = shares.begin(blockIdx.x + 1);
+    u32 end = shares.begin(blockIdx.x + 1);
 #pragma unroll 1
-    for (u64 at = shares.begin(blockIdx.x); at < end;) {
+    for (u32 at = shares.begin(blockIdx.x); at < end;) {
         Span span = shares.span(at, end);
         Tile tile = tiles[span.tile];
         at += span.last - span.first;
         if (tile.rows == 0) continue;
         Sums sums = {};
         multiply_span(p, tile, span, (Stage*)shared, sums, feature, row, lane);
-        if (join<THREADS>(p, shares, span, sums, [] { __syncthreads(); })) write_sums(p, tile, sums, feature, row, lane);
+        if (join<THREADS>(p, shares, span, sums, [] { __syncthreads(); })) write_sums<FEATURE_TILES, ROW_TILES>(p, tile, sums, feature, row);
     }
 }

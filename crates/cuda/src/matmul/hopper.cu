@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
     u32 group = threadIdx.x / WARPGROUP, step = 0;
     Tiles<FEATURES, ROWS> tiles(p);
     Shares shares(p, tiles.count());
-    u64 at = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
+    u32 at = shares.begin(blockIdx.x), end = shares.begin(blockIdx.x + 1);
     if (group < PRODUCERS) {
         if (ROWS == 256) release_registers<PRODUCER_REGISTERS>();
         Span span = shares.span(at, end);

@@ -62,6 +62,7 @@ mod gemm;
 mod gemv;
 mod layout;
 mod operand;
+mod skinny_f16;
 mod skinny_q8;
 pub(crate) use layout::{Weights, lay_out_rows, row_bytes, upload};
 pub(crate) use operand::Operand;
@@ -319,7 +320,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
         } else {
             ROWS.map(|rows| build(&SKINNY_F32, vec![("TYPE", number), ("ROWS", rows)])).into()
         };
-        small_batch.into_iter().chain(gemm::builds(number))
+        small_batch.into_iter().chain(gemm::builds(dtype))
     });
     types.chain([Build { source: &operand::QUANTIZE, defines: Vec::new() }])
 }
@@ -444,18 +445,13 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
             let n_outs: Vec<_> = products.iter().map(|p| p.n_out as u32).collect();
             let expert_tiles = p.expert_slots.map(|slots| slots.n_expert_tiles as u32);
             let shape = gemm::Shape { n_outs: &n_outs, n_in: params.n_in, rows: params.rows, expert_tiles };
-            let plan = gemm::Plan::new(shape, cx.gpu().properties());
+            let plan = gemm::Plan::new(p.dtype, shape, cx.gpu().properties());
             if plan.share_bytes > 0 {
                 params.counters = cx.counters()?;
                 params.shares = shares.insert(cx.scratch(plan.share_bytes)?).ptr();
             }
-            (
-                plan.kernel(cx, number)?,
-                plan.tiles.features,
-                [plan.blocks, 1, 1],
-                plan.threads(),
-                plan.shared_bytes,
-            )
+            let Launch { grid, block: [threads, ..], shared_bytes } = plan.launch();
+            (plan.kernel(cx)?, plan.variant.tiles.features, grid, threads, shared_bytes)
         }
     };
     params.n_matrices = products.len() as u32;

@@ -39,10 +39,6 @@ constexpr u32 FEATURES = 16;
 constexpr u32 CLASSES = 4;                    // of a warp
 constexpr u32 WARPS = 32 / CLASSES;
 constexpr u32 WINDOW = WARPS * STAGE_GROUPS;  // groups of a stage of all classes
-constexpr u32 COPY = CODE_BYTES % 16 == 0 ? 16 : 4;
-constexpr u32 TAIL_BYTES = MOVED * ((STAGE_GROUPS + BLOCK_GROUPS - 1) / BLOCK_GROUPS);
-constexpr u32 TAIL_WORDS = (TAIL_BYTES + 3) / 4;
-constexpr u32 PITCH = ((CODE_BYTES + 4 * TAIL_WORDS + 15) / 16 | 1) * 16;
 constexpr u32 STAGE_BYTES = FEATURES * PITCH;
 // Distance between rows in `Sums`: lanes' writes fall into different banks.
 constexpr u32 SUMS_PITCH = FEATURES + 4;
@@ -135,32 +131,13 @@ struct LoadCursor {
     }
 };
 
-// Issues the copies of a stage, of whose groups `n` exist. Rows are a multiple of 16 bytes long:
-// the last copies may exceed the groups that exist, but not the row.
-template <bool IS_WHOLE>
-__device__ __forceinline__ void copy_stage(const LoadCursor& cursor, const Lane& lane, u32 n, u8* to) {
-    u32 odd = threadIdx.x % 2;
-#pragma unroll
-    for (u32 at = 0; at < CODE_BYTES; at += 2 * COPY) {
-        bool is_there = IS_WHOLE ? at + 2 * COPY <= CODE_BYTES || odd == 0 : (at + COPY * odd) * STAGE_GROUPS < n * CODE_BYTES;
-        if (!is_there) continue;
-        if (COPY == 16) copy_16(to + lane.copies + at, cursor.codes + at);
-        else copy_4(to + lane.copies + at, cursor.codes + at);
-    }
-#pragma unroll
-    for (u32 at = 0; at < TAIL_BYTES; at += 8) {
-        bool is_there = IS_WHOLE ? at + 8 <= 4 * TAIL_WORDS || odd == 0 : (at + 4 * odd) * STAGE_GROUPS < n * TAIL_BYTES;
-        if (is_there) copy_4(to + lane.tail + at, cursor.tail + at);
-    }
-}
-
 // Issues the loads of a stage, if there is one.
 __device__ __forceinline__ void load_async(const MatmulParams& p, const Rounds& rounds, const Place& place, const Lane& lane,
                                            LoadCursor& cursor, u8* to) {
     if (cursor.left > 0) {
         int n = cursor.has_tile ? cursor.left - (int)(STAGE_GROUPS * place.quad) : 0;
-        if (n >= (int)STAGE_GROUPS) copy_stage<true>(cursor, lane, n, to);
-        else if (n > 0) copy_stage<false>(cursor, lane, n, to);
+        if (n >= (int)STAGE_GROUPS) copy_row<true>(to + lane.copies, to + lane.tail, cursor.codes, cursor.tail, n);
+        else if (n > 0) copy_row<false>(to + lane.copies, to + lane.tail, cursor.codes, cursor.tail, n);
         cursor.advance(p, rounds, place);
     }
     commit_copies();

@@ -8,7 +8,8 @@ use crate::context::MAX_COUNTERS;
 use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::{Define, GpuProperties, Header, Source, gate};
 
-const FRAGMENTS_HEADER: Header = Header { name: "fragments.cuh", text: include_str!("fragments.cuh") };
+pub(super) const FRAGMENTS_HEADER: Header =
+    Header { name: "fragments.cuh", text: include_str!("fragments.cuh") };
 
 pub(super) static SOURCE: Source = Source {
     name: "skinny_q8.cu",
@@ -44,7 +45,7 @@ const RESERVED: u32 = 1 << 10;
 /// Upper bound of a block's static shared memory.
 const STATIC: u32 = 16;
 /// Inputs of a group.
-const GROUP: usize = 32;
+pub(super) const GROUP: usize = 32;
 
 /// Returns whether groups of 32 are stored in blocks of eight, and share bytes there.
 fn is_in_eights(dtype: DType) -> bool {
@@ -52,31 +53,39 @@ fn is_in_eights(dtype: DType) -> bool {
 }
 
 /// Returns the groups of a stage: those of four classes in a window.
-fn stage_groups(dtype: DType) -> usize {
+pub(super) fn stage_groups(dtype: DType) -> usize {
     if is_in_eights(dtype) { 8 } else { 4 }
 }
 
 /// Returns the macros of the variant for `dtype`, whose kernel type number is `number`.
 pub(super) fn defines(dtype: DType, number: u32, rows: u32) -> Vec<Define> {
+    let sizes = [("TYPE", number), ("STAGES", stages(dtype)), ("ROWS", rows)];
+    sizes.into_iter().chain(layout_defines(dtype)).collect()
+}
+
+/// Returns the macros of a stage of a row, as `fragments.cuh` reads it.
+pub(super) fn layout_defines(dtype: DType) -> [Define; 3] {
     let [codes, _] = layout::bytes_of(dtype, stage_groups(dtype) * GROUP);
     let moved = dtype.block_bytes() - layout::block_bytes(dtype);
-    vec![
-        ("TYPE", number),
+    [
         ("CODE_BYTES", codes as u32),
         ("MOVED", moved as u32),
         ("BLOCK_GROUPS", (dtype.block_len() / GROUP) as u32),
-        ("STAGES", stages(dtype)),
-        ("ROWS", rows),
     ]
 }
 
-/// Returns `STAGE_BYTES` of `skinny_q8.cu`.
-fn stage_bytes(dtype: DType) -> usize {
+/// Returns `PITCH` of `fragments.cuh`.
+pub(super) fn pitch(dtype: DType) -> usize {
     let groups = stage_groups(dtype);
     let [codes, _] = layout::bytes_of(dtype, groups * GROUP);
     let moved = dtype.block_bytes() - layout::block_bytes(dtype);
     let tail = moved * groups.div_ceil(dtype.block_len() / GROUP);
-    FEATURES as usize * ((codes + tail.next_multiple_of(4)).div_ceil(16) | 1) * 16
+    ((codes + tail.next_multiple_of(4)).div_ceil(16) | 1) * 16
+}
+
+/// Returns `STAGE_BYTES` of `skinny_q8.cu`.
+fn stage_bytes(dtype: DType) -> usize {
+    FEATURES as usize * pitch(dtype)
 }
 
 /// Returns the stages of a warp's ring: one is read, the others are in flight.

@@ -52,23 +52,24 @@ struct Tiles {
     }
 };
 
-// The steps of all tiles, and the blocks that take them.
+// The steps of all tiles, and the blocks that take them: one for each tile, or so few that both
+// numbers' product fits 32 bits.
 struct Shares {
-    u32 of_tile;
-    u64 steps, blocks;
+    u32 of_tile, steps, blocks;
+    bool is_whole;
 
     __device__ Shares(const MatmulParams& p, u32 tiles)
-        : of_tile((p.n_in + STEP - 1) / STEP), steps((u64)tiles * of_tile), blocks(gridDim.x) {}
+        : of_tile((p.n_in + STEP - 1) / STEP), steps(tiles * of_tile), blocks(gridDim.x), is_whole(blocks == tiles) {}
 
-    __device__ u64 begin(u32 block) const { return steps * block / blocks; }
+    __device__ u32 begin(u32 block) const { return is_whole ? of_tile * block : steps * block / blocks; }
 
     // Returns the block that takes a step.
-    __device__ u32 block_of(u64 step) const { return (u32)(((step + 1) * blocks - 1) / steps); }
+    __device__ u32 block_of(u32 step) const { return ((step + 1) * blocks - 1) / steps; }
 
     // Returns the part of a tile that begins with step `at` and ends by step `end`, both of all.
-    __device__ Span span(u64 at, u64 end) const {
-        u32 tile = (u32)(at / of_tile), first = (u32)(at % of_tile);
-        return {tile, first, (u32)min((u64)of_tile, first + end - at)};
+    __device__ Span span(u32 at, u32 end) const {
+        u32 tile = at / of_tile, first = at % of_tile;
+        return {tile, first, min(of_tile, first + end - at)};
     }
 };
 
@@ -82,7 +83,7 @@ template <u32 JOINING, u32 N, typename Meet>
 __device__ inline bool join(const MatmulParams& p, const Shares& shares, const Span& span, float (&sums)[N], Meet meet) {
     if (span.last - span.first == shares.of_tile) return true;
     __shared__ u32 n_done;
-    u64 start = (u64)span.tile * shares.of_tile;
+    u32 start = span.tile * shares.of_tile;
     u32 first = shares.block_of(start), last = shares.block_of(start + shares.of_tile - 1);
     u32 thread = threadIdx.x % JOINING;
     auto part = [&](u32 block) { return (float4*)p.shares + (size_t)(2 * block + (block == first)) * (N / 4 * JOINING) + thread; };
@@ -109,4 +110,34 @@ __device__ inline bool join(const MatmulParams& p, const Shares& shares, const S
         }
     }
     return true;
+}
+
+// Writes the results of a warp: sums[f][r] are those of 16 features and eight rows as `mma` has
+// them, of FEATURE_TILES and ROW_TILES of these from `feature` and `first_row` of the tile on.
+template <u32 FEATURE_TILES, u32 ROW_TILES>
+__device__ inline void write_sums(const MatmulParams& p, const Tile& tile, const float (&sums)[FEATURE_TILES * ROW_TILES * 4],
+                                  u32 feature, u32 first_row) {
+    const MatrixParams& matrix = tile.matrix;
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 r = 0; r < ROW_TILES; r++) {
+#pragma unroll
+        for (u32 e = 0; e < 2; e++) {
+            u32 row = first_row + 8 * r + lane % 4 * 2 + e;
+            if (row >= tile.rows) continue;
+            float scale = p.factors[x_row(p, tile.row + row)] * matrix.unit;
+            float* y = matrix.y + y_row(p, tile.row + row) * matrix.n_out;
+#pragma unroll
+            for (u32 f = 0; f < FEATURE_TILES; f++) {
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    u32 out = tile.feature + feature + 16 * f + lane / 4 + 8 * half;
+                    if (out >= matrix.n_out) continue;
+                    float sum = sums[4 * (ROW_TILES * f + r) + 2 * half + e] * scale;
+                    if (matrix.bias) sum += matrix.bias[tile.bias_offset + out];
+                    y[out] = matrix.accumulate ? y[out] + sum : sum;
+                }
+            }
+        }
+    }
 }

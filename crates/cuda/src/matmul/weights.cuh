@@ -5,6 +5,8 @@
 // Where they would misalign the codes, scales are moved behind the last block of the row
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
 
+#pragma once
+
 #include "constants.cuh"
 #include "expert_tiles.cuh"
 #include "half.cuh"
