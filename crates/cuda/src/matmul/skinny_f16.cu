@@ -76,12 +76,59 @@ __device__ inline void copy_inputs(const MatmulParams& p, const ThreadSlice& sli
     }
 }
 
-// Decodes four weights, times 1 / unit, to pairs of f16.
-__device__ __forceinline__ void decode_four(u32 codes, float scale, float min, u32& first, u32& second) {
+// Whether the scale of a group is f16, and minimums, if any, are multiples of it.
+#define HAS_HALF_SCALE (TYPE == Q8_0 || TYPE == Q4_0 || TYPE == Q5_0 || TYPE == IQ4_NL)
+
+// Scale and minimum of half a group, times 1 / unit: of weights as `decode_four` multiplies them.
+#if HAS_HALF_SCALE
+struct Factors {
+    u32 scale;  // twice
+};
+#else
+struct Factors {
+    float scale, min;
+};
+// What `decode_four` adds to a code without a sign.
+constexpr float CODE_BIAS = HAS_MIN ? 128.0f : 0.0f;
+#endif
+
+__device__ __forceinline__ Factors factors_of(const Scales& s, u32 part, float by) {
+    float scale = s.scale[part] * by;
+#if HAS_HALF_SCALE
+    return {pack_halves(scale, scale)};
+#else
+    float min = HAS_FLOAT_MIN ? s.min[part] * by : 0.0f;
+    return {scale, HAS_MIN ? min - (CODE_BIAS + OFFSET) * scale : 0.0f};
+#endif
+}
+
+// Returns the factors that lane `from` of each four lanes has.
+__device__ __forceinline__ Factors factors_of_lane(const Factors& of, u32 from) {
+#if HAS_HALF_SCALE
+    return {__shfl_sync(~0u, of.scale, from, 4)};
+#else
+    return {__shfl_sync(~0u, of.scale, from, 4), HAS_MIN ? __shfl_sync(~0u, of.min, from, 4) : 0.0f};
+#endif
+}
+
+// Decodes four weights to pairs of f16, rounded once. Code c, less than 256, is the lowest byte of
+// f16 1024 + c, and one less than 128 the second byte of the float 128 + c; what is added to the
+// minimum for that is within 2^-17 of the scale.
+__device__ __forceinline__ void decode_four(u32 codes, const Factors& of, u32& first, u32& second) {
+#if HAS_HALF_SCALE
+    constexpr u32 BIAS = 0x64006400 + 0x10001 * (HAS_MIN ? OFFSET : 128);
+    u32 bytes = HAS_MIN ? codes : codes ^ 0x80808080;
+    first = half_mul(half_sub(__byte_perm(bytes, 0x64646464, 0x4140), BIAS), of.scale);
+    second = half_mul(half_sub(__byte_perm(bytes, 0x64646464, 0x4342), BIAS), of.scale);
+#else
     float w[4];
 #pragma unroll
-    for (u32 k = 0; k < 4; k++) w[k] = scale * code_at<!HAS_MIN>(codes, k) + min;
+    for (u32 k = 0; k < 4; k++) {
+        float code = HAS_MIN ? __uint_as_float(__byte_perm(codes, 0x43000000, 0x7044 | k << 8)) : code_at<true>(codes, k);
+        w[k] = of.scale * code + of.min;
+    }
     first = pack_halves(w[0], w[1]), second = pack_halves(w[2], w[3]);
+#endif
 }
 
 // Adds the products of a step, of whose groups `n` exist.
@@ -93,17 +140,14 @@ __device__ __forceinline__ void multiply_step(const MatmulParams& p, const Stage
     const u16* inputs = stage.inputs + INPUT_PITCH * (lane / 4) + 4 * t;
     u32 behind = CODE_BYTES + MOVED * (first / BLOCK_GROUPS) % 4;
     // Of eight features more each; the scales of a group, which four lanes need, one of them reads.
-    Scales of[2 * FEATURE_TILES];
+    Factors of[2 * FEATURE_TILES][SCALES];
     u32 of_lane = min(first_own + t % GROUPS, last);
 #pragma unroll
     for (u32 f = 0; f < 2 * FEATURE_TILES; f++) {
         const u8* row = rows + 8 * f * PITCH;
-        of[f] = read_scales(row, row + behind, of_lane, (first + of_lane) % 8, p.book);
+        Scales scales = read_scales(row, row + behind, of_lane, (first + of_lane) % 8, p.book);
 #pragma unroll
-        for (u32 h = 0; h < SCALES; h++) {
-            of[f].scale[h] *= by;
-            if (HAS_FLOAT_MIN) of[f].min[h] *= by;
-        }
+        for (u32 part = 0; part < SCALES; part++) of[f][part] = factors_of(scales, part, by);
     }
 #pragma unroll
     for (u32 j = 0; j < GROUPS; j++) {
@@ -113,13 +157,11 @@ __device__ __forceinline__ void multiply_step(const MatmulParams& p, const Stage
 #pragma unroll
         for (u32 f = 0; f < 2 * FEATURE_TILES; f++) {
             Codes w = read_codes(rows + 8 * f * PITCH, i, t, p.book);
-            Scales s = scales_of_lane(of[f], j);
+            Factors factors[SCALES];
 #pragma unroll
-            for (u32 h = 0; h < 2; h++) {
-                u32 part = h * (SCALES - 1);
-                float min = HAS_FLOAT_MIN ? s.min[part] : OFFSET == 0 ? 0.0f : -(float)OFFSET * s.scale[part];
-                decode_four(w.words[h], s.scale[part], min, a[f / 2][h][f % 2], a[f / 2][h][2 + f % 2]);
-            }
+            for (u32 part = 0; part < SCALES; part++) factors[part] = factors_of_lane(of[f][part], j);
+#pragma unroll
+            for (u32 h = 0; h < 2; h++) decode_four(w.words[h], factors[h * (SCALES - 1)], a[f / 2][h][f % 2], a[f / 2][h][2 + f % 2]);
         }
 #pragma unroll
         for (u32 r = 0; r < ROW_TILES; r++) {

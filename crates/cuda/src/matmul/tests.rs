@@ -6,6 +6,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{Codebook, DType};
 
 use super::Levels;
+use super::gemm::{Plan, Shape};
 use super::layout::half_scales;
 use crate::{CudaDevice, CudaMatrix, emulator};
 
@@ -291,9 +292,8 @@ fn integers(seed: u64, [rows, n_in]: [usize; 2], dtype: DType) -> Vec<f32> {
 /// Sums of integers are exact in any order: one that loses or repeats a step is another.
 #[test]
 fn blocks_that_share_tiles_add_each_step_once() {
-    let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
-        return;
-    };
+    let archs = [80, 89, 90];
+    let Some(devices) = archs.map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else { return };
     let cases = [
         (DType::Q4_0, 17),
         (DType::Q8_0, 31),
@@ -304,19 +304,29 @@ fn blocks_that_share_tiles_add_each_step_once() {
         (DType::Q8_0, 129),
         (DType::F16, 255),
     ];
-    // A step and a tile that are not full.
-    let (n_in, n_outs) = (736, [150, 40]);
     for (dtype, rows) in cases {
+        // Steps and tiles that are not full.
+        let n_outs: &[usize] = match rows {
+            ..33 => &[250, 250],
+            ..65 => &[250, 130, 3],
+            _ => &[130, 3],
+        };
+        let n_in = 1504;
+        let widths: Vec<_> = n_outs.iter().map(|&n| n as u32).collect();
+        let shape = Shape { n_outs: &widths, n_in: n_in as u32, rows: rows as u32, expert_tiles: None };
+        let shares = |arch| Plan::new(dtype, shape, &emulator::properties(arch)).share_bytes > 0;
+        assert!(archs.into_iter().filter(|&arch| shares(arch)).count() > 1, "{dtype}, {rows} rows");
         let x = integers(1, [rows, n_in], DType::Q4_0);
-        let weights = n_outs.map(|n_out| integers(2, [n_out, n_in], dtype));
+        let weights: Vec<_> = n_outs.iter().map(|&n_out| integers(2, [n_out, n_in], dtype)).collect();
         for device in &devices {
-            let matrices = weights.each_ref().map(|weights| {
+            let upload = |weights: &Vec<f32>| {
                 let (mut bytes, n_out) =
                     (vec![0; dtype.row_bytes(weights.len()).unwrap()], weights.len() / n_in);
                 kvant_codec::encode(dtype, weights, &mut bytes).unwrap();
                 device.upload_matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() }).unwrap()
-            });
-            let got = products(device, &matrices.each_ref(), n_in, &x);
+            };
+            let matrices: Vec<_> = weights.iter().map(upload).collect();
+            let got = products(device, &matrices.iter().collect::<Vec<_>>(), n_in, &x);
             for (got, weights) in got.into_iter().zip(&weights) {
                 let n_out = weights.len() / n_in;
                 for (i, got) in got.into_iter().map(f32::from_bits).enumerate() {
