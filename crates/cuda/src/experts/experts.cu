@@ -148,7 +148,7 @@ struct GroupParams {
     u32 slots;
     u32 tiles_per_expert;
     u32 max_slots;       // of a tile
-    u32 unused;
+    u32 n_tiles;
 };
 
 // A warp for each expert: a slot's position is the number of lower slots of the expert.
@@ -174,7 +174,31 @@ extern "C" __global__ void group_slots(const __grid_constant__ GroupParams p) {
     }
 }
 
-// Few slots: each is a tile.
+// Slots of few rows: a tile has all of an expert, the experts without a slot come last. A block with
+// a thread for each slot.
+extern "C" __global__ void __launch_bounds__(MAX_FEW_SLOTS) group_few_slots(const __grid_constant__ GroupParams p) {
+    __shared__ u32 experts[MAX_FEW_SLOTS];
+    __shared__ u8 is_first[MAX_FEW_SLOTS];  // of its expert
+    wait_for_kernel_before();
+    u32 s = threadIdx.x, expert = ~0u;
+    if (s < p.slots) experts[s] = expert = p.experts[s];
+    __syncthreads();
+    u32 below = 0, own = 0, own_before = 0;
+    for (u32 i = 0; i < p.slots; i++) {
+        below += experts[i] < expert, own += experts[i] == expert;
+        own_before += experts[i] == expert && i < s;
+    }
+    if (s < p.slots) is_first[s] = own_before == 0;
+    __syncthreads();
+    u32 tile = 0, n_used = 0;
+    for (u32 i = 0; i < p.slots; i++) tile += is_first[i] && experts[i] < expert, n_used += is_first[i];
+    if (s >= n_used && s < p.n_tiles) p.expert_tiles[s] = ExpertTile{0, 0, 0};
+    if (s >= p.slots) return;
+    p.order[below + own_before] = s;
+    if (own_before == 0) p.expert_tiles[tile] = ExpertTile{expert, below, own};
+}
+
+// Slots of one row: each is a tile.
 extern "C" __global__ void single_slots(const __grid_constant__ GroupParams p) {
     wait_for_kernel_before();
     u32 s = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,10 +1,12 @@
 //! MoE feed-forward: the router sends each row through a few experts, `x += Σ_e weight[e] W_down[e]
 //! h[e]`, `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
 //!
-//! A warp selects the experts of a row. For few rows, each expert of each row (a *slot*) is a
-//! product of one row. For many rows, slots are ordered by expert, and blocks of the GEMM take up
-//! to 64 slots of one expert each; the grid covers the worst case, in which every row selects every
-//! expert, and blocks without a slot end at once. So nothing returns to the host, which launches
+//! A warp selects the experts of a row. For one row, each expert of it (a *slot*) is a product of
+//! one row. For more, slots are ordered by expert, whose weights are read once: up to 16 rows have a
+//! block's rows for all slots of an expert, and a slot has the bits that it has alone; of more rows,
+//! blocks of the GEMM take up to 64 slots of one expert each. The grid covers the worst case, in
+//! which as many experts are selected as can be, or every row selects every expert, and blocks
+//! without a slot end at once. So nothing returns to the host, which launches
 //! the same kernels for any selection, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
@@ -13,7 +15,7 @@ use kvant_codec::DType;
 
 use crate::constants::Constants;
 use crate::half::HALF_HEADER;
-use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, Weights};
+use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, SlotTile, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
 use crate::top_k::RANK_HEADER;
@@ -25,7 +27,8 @@ pub(crate) static SOURCE: Source = Source {
     text: include_str!("experts.cu"),
     headers: &[EXPERT_TILES_HEADER, HALF_HEADER, RANK_HEADER, SUM_HEADER],
     constants: || {
-        let constants = Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON);
+        let constants = Constants::default().whole("MAX_FEW_SLOTS", MAX_FEW_SLOTS);
+        let constants = constants.float("MIN_SCORE", RouterScores::SUM_EPSILON);
         constants.float("NEARNESS", RouterScores::NEARNESS)
     },
     options: &[],
@@ -33,6 +36,9 @@ pub(crate) static SOURCE: Source = Source {
 
 /// Threads of a block of the kernels with one slot or value per thread.
 const THREADS: u32 = 256;
+/// Maximum number of slots where a block has all of an expert: the threads of the block that groups
+/// them.
+const MAX_FEW_SLOTS: usize = 1024;
 /// Threads of a warp.
 const WARP: u32 = 32;
 /// Maximum number of expert groups: one per lane of a warp.
@@ -125,7 +131,7 @@ struct GroupParams {
     slots: u32,
     tiles_per_expert: u32,
     max_slots: u32,
-    unused: u32,
+    n_tiles: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -166,7 +172,9 @@ pub(crate) fn moe_ffn(
     let (experts, weights) = (floats(slots)?, floats(slots)?);
     route(cx, routes, rows, experts.ptr(), weights.ptr())?;
     let n_used = routes.routing.n_used;
-    let (expert_slots, _memory) = assign_slots(cx, [routes.n_experts, n_used], rows, experts.ptr())?;
+    let Layer { activation, gate, up, down, .. } = layer;
+    let tile = slot_tile(cx, &[gate, up, down], rows, n_used);
+    let (expert_slots, _memory) = assign_slots(cx, tile, [routes.n_experts, n_used], rows, experts.ptr())?;
 
     let (hidden, expert_out) = (floats(slots * n_ff)?, floats(slots * n)?);
     let mut input = Operand::new(x, [rows, n], norm);
@@ -180,7 +188,6 @@ pub(crate) fn moe_ffn(
         }),
         ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y)
     };
-    let Layer { activation, gate, up, down, .. } = layer;
     if gate.dtype == up.dtype && matmul::has_gate(cx, gate.dtype, [rows, n]) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
         let both = MatmulArgs { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
@@ -259,7 +266,8 @@ pub(crate) fn project_each(
     let params = AllExpertsParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
     let launch = Launch::each("project_each", slots, THREADS)?;
     cx.launch(cx.kernel(&SOURCE, "all_experts")?, launch, &params)?;
-    let (expert_slots, _memory) = assign_slots(cx, [n, n], rows, experts.ptr())?;
+    let (expert_slots, _memory) =
+        assign_slots(cx, slot_tile(cx, &[w], rows, n), [n, n], rows, experts.ptr())?;
     let expert_bytes = matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
     let expert_slots = Some(ExpertSlots { expert_bytes, ..expert_slots });
     let mut input = Operand::new(x, [slots, w.n_in], None);
@@ -270,14 +278,18 @@ pub(crate) fn project_each(
 /// Assigns slots to blocks of rows; returns the assignment and the memory that holds it.
 fn assign_slots(
     cx: &Context,
+    tile: SlotTile,
     [n_experts, n_used]: [usize; 2],
     rows: usize,
     experts: DevicePtr,
 ) -> Result<(ExpertSlots, [Block; 2]), CudaError> {
     let slots = rows * n_used;
-    let is_gemm = rows >= matmul::MIN_GEMM_ROWS;
     let tiles_per_expert = rows.div_ceil(matmul::EXPERT_ROWS as usize);
-    let n_expert_tiles = if is_gemm { n_experts * tiles_per_expert } else { slots };
+    let n_expert_tiles = match tile {
+        SlotTile::Single => slots,
+        SlotTile::Few => slots.min(n_experts),
+        SlotTile::Many => n_experts * tiles_per_expert,
+    };
     let [order, expert_tiles] =
         [slots * size_of::<u32>(), n_expert_tiles * EXPERT_TILE_BYTES].map(|bytes| cx.scratch(bytes));
     let (order, expert_tiles) = (order?, expert_tiles?);
@@ -288,11 +300,12 @@ fn assign_slots(
         slots: slots as u32,
         tiles_per_expert: tiles_per_expert as u32,
         max_slots: matmul::EXPERT_ROWS,
-        unused: 0,
+        n_tiles: n_expert_tiles as u32,
     };
-    let (kernel, launch) = match is_gemm {
-        true => ("group_slots", Launch::linear(n_experts as u32, WARP)),
-        false => ("single_slots", Launch::each("moe_ffn", slots, THREADS)?),
+    let (kernel, launch) = match tile {
+        SlotTile::Single => ("single_slots", Launch::each("moe_ffn", slots, THREADS)?),
+        SlotTile::Few => ("group_few_slots", Launch::linear(1, MAX_FEW_SLOTS as u32)),
+        SlotTile::Many => ("group_slots", Launch::linear(n_experts as u32, WARP)),
     };
     cx.launch(cx.kernel(&SOURCE, kernel)?, launch, &params)?;
     let (tiles_ptr, order_ptr) = (expert_tiles.ptr(), order.ptr());
@@ -300,9 +313,24 @@ fn assign_slots(
         expert_tiles: tiles_ptr,
         n_expert_tiles,
         order: order_ptr,
-        is_gemm,
+        tile,
         expert_bytes: 0,
+        max_slots: rows,
         slots_of_row: 1,
     };
     Ok((expert_slots, [order, expert_tiles]))
+}
+
+/// Returns the slots that a block may have, of `rows` rows with `n_used` of the experts each. From
+/// two rows on an expert's weights are read once for all its slots.
+fn slot_tile(cx: &Context, matrices: &[&CudaExperts], rows: usize, n_used: usize) -> SlotTile {
+    let slots = rows * n_used;
+    let has_tiles = |w: &&CudaExperts| {
+        matmul::has_slot_tiles(cx, w.dtype, [w.n_out, w.n_in], rows, slots.min(w.n_experts))
+    };
+    match rows {
+        matmul::MIN_GEMM_ROWS.. => SlotTile::Many,
+        2.. if slots <= MAX_FEW_SLOTS && matrices.iter().all(has_tiles) => SlotTile::Few,
+        _ => SlotTile::Single,
+    }
 }

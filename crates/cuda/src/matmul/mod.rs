@@ -211,6 +211,17 @@ struct KernelParams {
     expert_bytes: u64,
 }
 
+/// The slots of an expert that share a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotTile {
+    /// One: the weights of an expert are read for each of its slots.
+    Single,
+    /// All, of no more rows than have the bits that they have alone.
+    Few,
+    /// Up to [`EXPERT_ROWS`].
+    Many,
+}
+
 /// Assignment of rows to experts, where the weights are those of experts: the rows of the result
 /// are then *slots*, pairs of row and expert.
 #[derive(Debug, Clone, Copy)]
@@ -221,10 +232,12 @@ pub(crate) struct ExpertSlots {
     pub n_expert_tiles: usize,
     /// `[slots]`
     pub order: DevicePtr,
-    /// Whether tiles hold many slots.
-    pub is_gemm: bool,
+    /// The slots that a tile may have.
+    pub tile: SlotTile,
     /// Bytes from one expert's matrix to the next.
     pub expert_bytes: usize,
+    /// Maximum number of slots of an expert: the rows.
+    pub max_slots: usize,
     /// Slots per row of inputs.
     pub slots_of_row: usize,
 }
@@ -299,6 +312,24 @@ pub(crate) fn kernel_names(dtype: DType) -> &'static str {
 pub(crate) fn has_gate(cx: &Context, dtype: DType, [rows, n_in]: [usize; 2]) -> bool {
     let shared_per_block = cx.gpu().properties().shared_per_block;
     is_quantized(dtype) && rows < MIN_GEMM_ROWS && gemv::block(dtype, n_in, shared_per_block).is_some()
+}
+
+/// Returns whether the slots of each of `n_tiles` experts, of 2 to [`INVARIANT_ROWS`] rows, can share
+/// a block of the products with its matrix `[n_out, n_in]`.
+pub(crate) fn has_slot_tiles(
+    cx: &Context,
+    dtype: DType,
+    [n_out, n_in]: [usize; 2],
+    rows: usize,
+    n_tiles: usize,
+) -> bool {
+    if !is_quantized(dtype) {
+        return rows <= ROWS[1] as usize;
+    }
+    let gpu = cx.gpu().properties();
+    let plan = skinny_q8::Plan::new(dtype, rows, n_in, gpu);
+    gemv::block(dtype, n_in, gpu.shared_per_block).is_some()
+        && plan.is_some_and(|plan| plan.has_room([n_out, n_tiles], rows))
 }
 
 fn is_quantized(dtype: DType) -> bool {
@@ -480,8 +511,9 @@ enum KernelKind {
 
 impl KernelKind {
     fn of(cx: &Context, x: &Operand, p: &MatmulArgs) -> Self {
-        let is_gemv = x.rows == 1 || p.expert_slots.is_some();
-        if p.expert_slots.map_or(x.rows >= MIN_GEMM_ROWS, |expert_slots| expert_slots.is_gemm) {
+        let tile = p.expert_slots.map(|expert_slots| expert_slots.tile);
+        let is_gemv = tile.map_or(x.rows == 1, |tile| tile == SlotTile::Single);
+        if tile.map_or(x.rows >= MIN_GEMM_ROWS, |tile| tile == SlotTile::Many) {
             return Self::Gemm;
         }
         if !is_quantized(p.dtype) {
@@ -491,8 +523,10 @@ impl KernelKind {
         let Some([warps, shared_bytes]) = gemv::block(p.dtype, x.n_in, gpu.shared_per_block) else {
             return Self::Gemm;
         };
+        // An expert has a slot of each row at most.
+        let rows = p.expert_slots.map_or(x.rows, |expert_slots| expert_slots.max_slots);
         // Rows too long for a block to keep eight take the weights one by one.
-        match skinny_q8::Plan::new(p.dtype, x.rows, x.n_in, gpu).filter(|_| !is_gemv) {
+        match skinny_q8::Plan::new(p.dtype, rows, x.n_in, gpu).filter(|_| !is_gemv) {
             Some(plan) => Self::SkinnyQ8(plan),
             None => Self::Gemv { warps, shared_bytes },
         }

@@ -117,7 +117,7 @@ struct LoadCursor {
         Tile tile = tile_of(p, number);
         // A feature beyond the last repeats it; the result is not stored.
         u32 feature = min(tile.first + lane / 2, tile.matrix.n_out - 1);
-        const u8* row = (is_up ? p.up : tile.matrix.w) + p.row_bytes * feature;
+        const u8* row = (is_up ? p.up : tile.matrix.w) + block_rows(p, tile.matrix, ROWS).w_offset + p.row_bytes * feature;
         codes = row + CODE_BYTES * first / STAGE_GROUPS + COPY * (lane % 2);
         tail = row + CODE_BYTES * groups / STAGE_GROUPS + MOVED * (first / BLOCK_GROUPS) / 4 * 4 + 4 * (lane % 2);
     }
@@ -149,16 +149,39 @@ __device__ __forceinline__ u32 kept_tiles(const MatmulParams& p) {
     return (p.n_in / 32 + WINDOW - 1) / WINDOW * (WINDOW / p.splits);
 }
 
+// Returns the group of the `i`th tile that a block keeps.
+__device__ __forceinline__ u32 kept_group(const MatmulParams& p, u32 i) {
+    u32 of_window = WINDOW / p.splits;
+    return i / of_window * WINDOW + blockIdx.x % p.splits * of_window + i % of_window;
+}
+
 // Copies the inputs to shared memory.
 __device__ __forceinline__ void load_inputs(const MatmulParams& p, InputTile* to) {
     constexpr u32 COPIES = sizeof(InputTile) / 16;
-    u32 kept = kept_tiles(p), of_window = WINDOW / p.splits, groups = p.n_in / 32;
+    u32 kept = kept_tiles(p), groups = p.n_in / 32;
     for (u32 i = threadIdx.x; i < ROW_TILES * kept * COPIES; i += blockDim.x) {
-        u32 number = i / COPIES, tile = number / kept, within = number % kept;
-        u32 g = within / of_window * WINDOW + blockIdx.x % p.splits * of_window + within % of_window;
+        u32 number = i / COPIES, tile = number / kept, g = kept_group(p, number % kept);
         if (g >= groups) continue;
         size_t from = (size_t)(blockIdx.y * ROW_TILES + tile) * groups + g;
         copy_16((uint4*)(to + number) + i % COPIES, (const uint4*)((const InputTile*)p.inputs + from) + i % COPIES);
+    }
+    commit_copies();
+}
+
+// Copies the inputs of an expert's slots, each from the tile of its row. Rows beyond the last repeat
+// it; their results are not stored.
+__device__ __forceinline__ void gather_inputs(const MatmulParams& p, const BlockRows& rows, InputTile* to) {
+    u32 kept = kept_tiles(p), groups = p.n_in / 32;
+    for (u32 i = threadIdx.x; i < ROWS * kept; i += blockDim.x) {
+        u32 row = i % ROWS, number = i / ROWS, g = kept_group(p, number);
+        if (g >= groups) continue;
+        u32 x = x_row(p, rows.first + min(row, rows.n - 1));
+        const InputTile& from = ((const InputTile*)p.inputs)[(size_t)(x / 8) * groups + g];
+        InputTile& tile = to[row / 8 * kept + number];
+        copy_16(tile.codes[row % 8], from.codes[x % 8]);
+        copy_16(tile.codes[row % 8][2], from.codes[x % 8][2]);
+        copy_4(tile.scales[row % 8 / 2].scale + row % 2, from.scales[x % 8 / 2].scale + x % 2);
+        copy_4(tile.scales[row % 8 / 2].sums + row % 2, from.scales[x % 8 / 2].sums + x % 2);
     }
     commit_copies();
 }
@@ -293,15 +316,15 @@ __device__ __forceinline__ float add_tree(u32 n, Load load) {
 // Writes a result: `own` is the product of the only matrix, or of U, `other` then that of W.
 __device__ __forceinline__ void write_result(const MatmulParams& p, const Tile& tile, u32 feature, u32 row, float other, float own) {
     const MatrixParams& matrix = tile.matrix;
+    BlockRows rows = block_rows(p, matrix, ROWS);
     u32 out = tile.first + feature;
-    row += ROWS * blockIdx.y;
-    if (out >= matrix.n_out || row >= p.rows) return;
-    float factor = p.factors ? p.factors[row] : 1.0f;
-    float* to = matrix.y + (size_t)row * matrix.n_out + out;
+    if (out >= matrix.n_out || row >= rows.n) return;
+    float factor = p.factors ? p.factors[x_row(p, rows.first + row)] : 1.0f;
+    float* to = matrix.y + y_row(p, rows.first + row) * matrix.n_out + out;
     const float* bias = p.up ? p.up_bias : matrix.bias;
-    own = __fmul_rn(factor, own) + (bias ? bias[out] : 0.0f);
+    own = __fmul_rn(factor, own) + (bias ? bias[rows.bias_offset + out] : 0.0f);
     if (p.up) {
-        other = __fmul_rn(factor, other) + (matrix.bias ? matrix.bias[out] : 0.0f);
+        other = __fmul_rn(factor, other) + (matrix.bias ? matrix.bias[rows.bias_offset + out] : 0.0f);
         *to = gated(p.activation, p.limit, other, own);
     } else {
         *to = (matrix.accumulate ? *to : 0.0f) + own;
@@ -350,6 +373,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) skinny_q8(const __gr
     Sums* all = (Sums*)shared;  // two, used in turn
     u8* ring = (u8*)shared + in_register(2 * sizeof(Sums) + warp * (STAGES * STAGE_BYTES));
     InputTile* inputs = (InputTile*)((u8*)(all + 2) + WARPS * STAGES * STAGE_BYTES);
+    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
+    if (p.expert_tiles) wait_for_kernel_before();
+    BlockRows rows = block_rows(p, p.matrices[0], ROWS);
+    if (rows.n == 0) return;
     Place place = place_of(p);
     Lane lane = this_lane();
     Rounds rounds = rounds_of(p);
@@ -360,7 +387,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) skinny_q8(const __gr
 
     // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
-    load_inputs(p, inputs);
+    if (p.expert_tiles) gather_inputs(p, rows, inputs);
+    else load_inputs(p, inputs);
     wait_copies<0>();
     __syncthreads();
 

@@ -40,6 +40,8 @@ const MAX_SPLITS: u32 = WARPS;
 /// Maximum bytes of the rings of a block, in flight or being read, where a ring has more than two
 /// stages. With two blocks on each multiprocessor an H100 needs 16 KB in flight in each.
 const RINGS_BYTES: usize = 56 << 10;
+/// Maximum bytes of the sums of the splits of all experts, most of which may have no slot.
+const MAX_SHARE_BYTES: usize = 64 << 20;
 /// What the driver reserves of each block.
 const RESERVED: u32 = 1 << 10;
 /// Upper bound of a block's static shared memory.
@@ -129,6 +131,15 @@ impl Plan {
     pub fn blocks(&self, n_sms: u32, tiles: u32, row_blocks: u32) -> u32 {
         let max_teams = (self.of_sm * n_sms / self.splits).min(MAX_COUNTERS as u32) / row_blocks;
         self.splits * tiles.div_ceil(self.splits).min(max_teams).max(1)
+    }
+
+    /// Returns whether a block takes `rows` rows of each of `n_tiles` experts with `n_out` features,
+    /// and the splits have counters and little memory.
+    pub fn has_room(&self, [n_out, n_tiles]: [usize; 2], rows: usize) -> bool {
+        let tiles = n_out.div_ceil(FEATURES as usize) as u32;
+        let has_shares =
+            n_tiles <= MAX_COUNTERS && self.share_bytes(tiles, n_tiles as u32) <= MAX_SHARE_BYTES;
+        rows <= self.rows as usize && (self.splits == 1 || has_shares)
     }
 
     /// Returns the bytes of the sums of all splits.
