@@ -1,239 +1,229 @@
-// Decode attention of up to eight queries over quantized tiles, straight from memory to the tensor
+// Decode attention of four or eight queries over quantized tiles, straight from memory to the tensor
 // cores. decode.rs describes the method.
 //
 // Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (stored values per token), CAPPED (soft
-// cap on the scores), BLOCKS (resident per multiprocessor).
+// cap on the scores), QUERIES (4 or 8), BLOCKS (resident per multiprocessor).
 
 #include "scores.cuh"
 
-// Of codes whose scales are in the weights there are the bytes, or levels, alone. `minus` collects
-// what the bias of bytes adds to all dims.
-template <u32 TYPE, bool CODED = (TYPE >= Q8_0), bool SCALED = weights_have_scales(TYPE)>
+// Values of a slice of a tile, tokens 4t .. 4t + 4.
+template <u32 TYPE, bool CODED = (TYPE >= Q8_0)>
 struct Values {
+    static constexpr bool SCALED = weights_have_scales(TYPE);
     Group<TYPE> group;
+    uint2 scales;  // of four tokens, unless they are in the weights
 
-    __device__ void load(const u8* tile, u32 lane) { group.load(tile + SCALE_BYTES, V_DIM, first_dim(0, lane) / 4 + lane % 4); }
-
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], float minus[4], const Levels& levels, const u32 b[2], u32 lane) const {
+    __device__ void load(const u8* tile, u32 slice, u32 lane) {
+        u32 dim = first_dim(slice, lane);
+        Dims in = block_at(TYPE, V_DIM, dim);
+        const u8* block = tile + block_byte(TYPE, in.index, in.first);
+        group.load(block + SCALE_BYTES, in.n, (dim - in.first) / 4 + lane % 4);
+        if constexpr (!SCALED) scales = __ldg((const uint2*)block + lane % 4);
+    }
+    // Returns the rows that the lane multiplies.
+    __device__ Group<TYPE> rows(u32 slice, u32 lane) const {
         Group<TYPE> own = group;
         if constexpr (is_trellis(TYPE)) {
-            u32 dim = first_dim(0, lane);
-            own.set_predecessor_lanes(dim / 16, V_DIM, dim / 16 * 4 + lane % 4);
-        }
-        if constexpr (MMAS == 4) own = own.from(first_row(lane));
-        for_mmas([&](auto i) {
-            u32 a[4];
-            if constexpr (is_trellis(TYPE)) level_fragment<i.value>(own, levels.table, lane, a);
-            else byte_fragment<0, i.value>(own, levels.book, a);
-            multiply(out[0][i.value], a, b[0], b[1]);
-        });
-        if constexpr (has_bias(TYPE)) {
-            u32 bias = 0x80008000 | (u32)levels.book.bias * 0x10001, all[4] = {bias, bias, bias, bias};
-            multiply(minus, all, b[0], b[1]);
-        }
-    }
-};
-
-template <u32 TYPE>
-struct Values<TYPE, true, false> {
-    Group<TYPE> groups[SLICES];
-    uint2 scales[SLICES];  // of four tokens
-
-    __device__ void load(const u8* tile, u32 lane) {
-#pragma unroll
-        for (u32 slice = 0; slice < SLICES; slice++) {
             u32 dim = first_dim(slice, lane);
             Dims in = block_at(TYPE, V_DIM, dim);
-            const u8* block = tile + block_byte(TYPE, in.index, in.first);
-            groups[slice].load(block + SCALE_BYTES, in.n, (dim - in.first) / 4 + lane % 4);
-            scales[slice] = __ldg((const uint2*)block + lane % 4);
+            own.set_predecessor_lanes((dim - in.first) / 16, in.n, (dim - 128 * slice) / 16 * 4 + lane % 4);
         }
+        if constexpr (FOURS == 2) own = own.from(first_row(lane));
+        return own;
     }
-
-    // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t
-    // and 2t + 1. (With 64 dims the lane's dims begin at `first_dim` and `first_row`.)
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], float*, const Levels& levels, const u32 b[2], u32 lane) const {
-        u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
-#pragma unroll
-        for (u32 slice = 0; slice < SLICES; slice++) {
-            Group<TYPE> group = groups[slice];
-            if constexpr (is_trellis(TYPE)) {
-                u32 dim = first_dim(slice, lane);
-                Dims in = block_at(TYPE, V_DIM, dim);
-                group.set_predecessor_lanes((dim - in.first) / 16, in.n, (dim - 128 * slice) / 16 * 4 + lane % 4);
+    // Adds bytes times the weights, exactly.
+    __device__ void accumulate_bytes(ByteSums<QUADS>& sums, const Levels& levels, const uint4 b[QUADS], u32 slice, u32 lane) const {
+        Group<TYPE> own = rows(slice, lane);
+        for_fours([&](auto i) {
+            u32 a[4];
+            byte_fragment<i.value>(own, levels.book, a);
+            for (u32 quad = 0; quad < QUADS; quad++) {
+                multiply_weights(sums.high[quad][i.value], a, b[quad].x, b[quad].y);
+                multiply_weights(sums.low[quad][i.value], a, b[quad].z, b[quad].w);
             }
-            if constexpr (MMAS == 4) group = group.from(first_row(lane));
-            uint2 four = scales[slice];
-            u32 first = pack_halves(from_half((u16)four.x) * levels.book.step, from_half((u16)(four.x >> 16)) * levels.book.step);
-            u32 second = pack_halves(from_half((u16)four.y) * levels.book.step, from_half((u16)(four.y >> 16)) * levels.book.step);
-            for_mmas([&](auto i) {
-                u32 a[4];
-                if constexpr (is_trellis(TYPE)) {
-                    level_fragment<i.value>(group, levels.table, lane, a);
-                } else {
-                    byte_fragment<0x64, i.value>(group, levels.book, a);
-                    for (u32 r = 0; r < 4; r++) a[r] = half_sub(a[r], bias);
-                }
-                a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
-                a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
-                multiply(out[slice][i.value], a, b[0], b[1]);
-            });
+        });
+    }
+    // Adds f16 times the weights to a slice of `out`.
+    __device__ void accumulate(Outputs& out, const Levels& levels, const HalfOperands b[QUADS], u32 slice, u32 lane) const {
+        Group<TYPE> own = rows(slice, lane);
+        u32 first = 0, second = 0;
+        if constexpr (!SCALED) {
+            float step = levels.book.step;
+            first = pack_halves(from_half((u16)scales.x) * step, from_half((u16)(scales.x >> 16)) * step);
+            second = pack_halves(from_half((u16)scales.y) * step, from_half((u16)(scales.y >> 16)) * step);
         }
+        for_fours([&](auto i) {
+            u32 a[2][4];
+            scaled_rows<i.value>(own, levels, first, second, lane, a[0]);
+            scaled_rows<i.value + 4>(own, levels, first, second, lane, a[1]);
+            for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(out[quad][slice][i.value], a[0], a[1]);
+        });
+    }
+    // Returns rows I and I + 8, times their scales unless these are in the weights.
+    template <u32 I>
+    __device__ static void scaled_rows(const Group<TYPE>& own, const Levels& levels, u32 first, u32 second, u32 lane, u32 a[4]) {
+        if constexpr (is_trellis(TYPE)) {
+            level_fragment<I>(own, levels.table, lane, a);
+        } else {
+            u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
+            half_fragment<I>(own, levels.book, a);
+            for (u32 r = 0; r < 4; r++) a[r] = half_sub(a[r], bias);
+        }
+        if constexpr (SCALED) return;
+        a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
+        a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
     }
 };
 
 template <u32 TYPE>
-struct Values<TYPE, false, false> {
-    Floats groups[SLICES];
+struct Values<TYPE, false> {
+    Floats group;
 
-    __device__ void load(const u8* tile, u32 lane) {
-#pragma unroll
-        for (u32 slice = 0; slice < SLICES; slice++) {
-            load_floats<TYPE>(groups[slice], tile, lane % 4 * 4 * V_DIM + first_dim(slice, lane), V_DIM);
-            if constexpr (MMAS == 4) groups[slice] = groups[slice].from(first_row(lane));
-        }
+    __device__ void load(const u8* tile, u32 slice, u32 lane) {
+        load_floats<TYPE>(group, tile, lane % 4 * 4 * V_DIM + first_dim(slice, lane), V_DIM);
+        if constexpr (FOURS == 2) group = group.from(first_row(lane));
     }
-
-    __device__ void accumulate_values(float out[SLICES][MMAS][4], float*, const Levels&, const u32 b[2], u32) const {
-#pragma unroll
-        for (u32 slice = 0; slice < SLICES; slice++) {
-            for_mmas([&](auto i) {
-                u32 a[4];
-                fragment<i.value>(groups[slice], a);
-                multiply(out[slice][i.value], a, b[0], b[1]);
-            });
-        }
+    __device__ void accumulate(Outputs& out, const Levels&, const HalfOperands b[QUADS], u32 slice, u32) const {
+        for_fours([&](auto i) {
+            u32 a[2][4];
+            fragment<i.value>(group, a[0]);
+            fragment<i.value + 4>(group, a[1]);
+            for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(out[quad][slice][i.value], a[0], a[1]);
+        });
     }
 };
 
-// Loads the softmax weights of a tile as right operand: token 4t + e of query g in the order of
-// `Group`.
-__device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
-    u32 row = lane % 8 / 2 * 4 + lane % 2 + (lane / 8 % 2) * 2;
-    u32 at = shared_address(weights + 16 * row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(b[0]), "=r"(b[1]) : "r"(at) : "memory");
+// The softmax weights of a unit are in shared memory, by tile and query: 16 bits for each token,
+// fixed point that bytes are multiplied by, or f16.
+
+// The weights of values in bytes: the largest of a query and a unit is WEIGHT_STEPS.
+constexpr float WEIGHT_STEPS = 65535;
+constexpr bool WEIGHTS_IN_BYTES = SCALED_WEIGHTS && has_bytes(V_TYPE);
+// What the largest weight with its scale becomes in f16.
+constexpr float HALF_STEPS = 32768;
+
+// Loads the four weights of a lane's column, of tokens 4t .. 4t + 4.
+__device__ inline uint2 four_weights(const u8* weights, u32 quad, u32 lane) {
+    return *(const uint2*)(weights + 2 * TILE * (4 * quad + lane / 8) + 8 * (lane % 4));
+}
+
+// Loads the weights of a tile as right operands: high bytes, low bytes.
+__device__ inline void load_weight_bytes(uint4 b[QUADS], const u8* weights, u32 lane) {
+    bool is_odd = lane / 4 % 2;
+    u32 high = is_odd ? 0x3414 : 0x4341, low = is_odd ? 0x2404 : 0x4240;
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        uint2 four = four_weights(weights, quad, lane);
+        b[quad] = make_uint4(__byte_perm(four.x, 0, high), __byte_perm(four.y, 0, high), __byte_perm(four.x, 0, low), __byte_perm(four.y, 0, low));
+    }
+}
+
+__device__ inline void load_weight_halves(HalfOperands b[QUADS], const u8* weights, u32 lane) {
+    for (u32 quad = 0; quad < QUADS; quad++) b[quad].set(four_weights(weights, quad, lane), lane);
+}
+
+// Writes the weights of a lane's tile. With `is_scaled`, as fixed point relative to the largest
+// product with a scale that the query sees in the unit, or as f16 relative to it; the factor of
+// each quad turns sums with them to true ones. Called by a whole warp.
+__device__ inline void write_weights(const float p[QUADS][4][4], const Scales& scales, bool is_scaled, float step, float factor[QUADS],
+                                     u8* weights, u32 lane) {
+    constexpr float STEPS = WEIGHTS_IN_BYTES ? WEIGHT_STEPS : HALF_STEPS;
+    // Less than this does not count beside weights of 2^LIFT.
+    constexpr float LEAST = 1e-30f;
+#pragma unroll
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        float x[4][4], top = 0.0f;
+        for_rows([&](auto i, auto r) { x[i.value][r.value] = p[quad][i.value][r.value]; });
+        factor[quad] = 0.0f;
+        if constexpr (SCALED_WEIGHTS) {
+            if (is_scaled) {
+                for_rows([&](auto i, auto r) {
+                    x[i.value][r.value] *= scales.get<i.value + row_of(r.value)>();
+                    top = fmaxf(top, x[i.value][r.value]);
+                });
+            }
+            for (u32 lanes = 4; lanes < 32; lanes *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, lanes));
+            factor[quad] = top > LEAST ? top * (step / STEPS) : 0.0f;
+        }
+        float steps = top > LEAST ? STEPS * reciprocal(top) : 0.0f;
+        u32 pairs[8];
+#pragma unroll
+        for (u32 pair = 0; pair < 8; pair++) {
+            u32 i = pair % 2 * 2, r = pair / 2 % 2 * 2 + pair / 4;
+            float low = x[i][r], high = x[i + 1][r];
+            if (!is_scaled) {
+                pairs[pair] = pack_halves(low, high);
+            } else if constexpr (WEIGHTS_IN_BYTES) {
+                // 2^23 and a whole number, in the lower bits.
+                u32 bits = __float_as_uint(fmaf(low, steps, 8388608.0f)), next = __float_as_uint(fmaf(high, steps, 8388608.0f));
+                pairs[pair] = __byte_perm(bits, next, 0x5410);
+            } else {
+                pairs[pair] = pack_halves(low * steps, high * steps);
+            }
+        }
+        uint4* at = (uint4*)(weights + lane / 4 * WEIGHT_BYTES + 2 * TILE * (4 * quad + lane % 4));
+        at[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        at[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+    }
 }
 
 struct Softmax {
-    float max[2];  // of queries 2t and 2t + 1
-    float sum[2];  // of the tokens of this lane
+    float max[QUADS];  // of query t of each quad
+    float sum[QUADS];  // of the tokens of this lane
 };
 
-// The visible tokens of the queries 2t and 2t + 1 of a lane.
-struct __align__(16) VisibleRange {
-    u32 oldest[2], end[2];
+// The tokens that a query sees.
+struct VisibleRange {
+    u32 oldest, end;
 
-    __device__ bool sees(u32 q, u32 token) const { return token >= oldest[q] && token < end[q]; }
-    __device__ bool sees_tile(u32 first_token) const {
-        return first_token >= max(oldest[0], oldest[1]) && first_token + TILE <= min(end[0], end[1]);
-    }
+    __device__ bool sees(u32 token) const { return token >= oldest && token < end; }
+    __device__ bool sees_tile(u32 first_token) const { return first_token >= oldest && first_token + TILE <= end; }
 };
 
-// The scales of the values of a lane's tile, which join the softmax weights, relative to a power of
-// two above the largest scale that a query sees in the unit: weights stay f16 and bits do not
-// depend on tokens that the query does not see. Tiles in 16 bit have scale 1 and no such power.
-struct ValueScales {
-    Scales scales;
-    float power[2];   // of queries 2t and 2t + 1
-    bool are_scales;  // or the tile is in 16 bit
-
-    __device__ void load(const u8* tile, bool in_main) {
-        are_scales = in_main;
-        for (int i = 0; i < 2; i++) scales.half[i] = make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
-        if (in_main) scales.load(tile);
-    }
-    // Finds the powers. Called by a whole warp; `is_visible` is the same for all of its lanes if it
-    // needs no mask.
-    __device__ void set_power(bool needs_mask, u32 first_token, const VisibleRange& range) {
-        float top[2] = {0.0f, 0.0f};
-        if (!are_scales) {
-        } else if (needs_mask) {
-            for_eight([&](auto i) {
-                for (u32 q = 0; q < 2; q++) {
-                    u32 low = first_token + i.value, high = low + 8;
-                    if (range.sees(q, low)) top[q] = fmaxf(top[q], scales.template get<i.value>());
-                    if (range.sees(q, high)) top[q] = fmaxf(top[q], scales.template get<i.value + 8>());
-                }
+// Masks tokens, turns scores, which lack `centre_score` each, into softmax weights, up to 2^LIFT;
+// returns in `rescale` the rescaling factors of the earlier sums.
+__device__ inline void online_softmax(const Common& c, Softmax& w, float scores[QUADS][4][4], const float centre_score[QUADS], u32 first_token,
+                                      const VisibleRange* visible_ranges, float rescale[QUADS], u32 lane) {
+#pragma unroll
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        VisibleRange range = visible_ranges[4 * quad + lane % 4];
+        if (CAPPED) {
+            for_rows([&](auto i, auto r) {
+                float& score = scores[quad][i.value][r.value];
+                score = capped(c, score + centre_score[quad]);
             });
-        } else {
-            u32 four[4];
-            for_four([&](auto i) { four[i.value] = half_max(word<i.value>(scales.half[0]), word<i.value>(scales.half[1])); });
-            u32 two = half_max(half_max(four[0], four[1]), half_max(four[2], four[3]));
-            top[0] = top[1] = fmaxf(from_half((u16)two), from_half((u16)(two >> 16)));
         }
-        for (u32 q = 0; q < 2; q++) {
-            for (u32 step = 4; step < 32; step *= 2) top[q] = fmaxf(top[q], __shfl_xor_sync(~0u, top[q], step));
-            // The power above it; 1 without scales.
-            u32 bits = __float_as_uint(top[q]) & 0x7f800000;
-            power[q] = bits == 0 ? 1.0f : 2.0f * __uint_as_float(bits);
+        // Only the first and the last unit of a sequence need the mask.
+        if (!__all_sync(~0u, range.sees_tile(first_token))) {
+            for_rows([&](auto i, auto r) {
+                if (!range.sees(first_token + i.value + row_of(r.value))) scores[quad][i.value][r.value] = HIDDEN;
+            });
         }
-    }
-    // Returns the power of a query, 1 for tiles in 16 bit, and its exponent.
-    __device__ float power_of(u32 q) const { return are_scales ? power[q] : 1.0f; }
-    __device__ float exponent(u32 q) const { return are_scales ? (float)(int)(__float_as_uint(power[q]) >> 23) - 127.0f : 0.0f; }
-};
-
-// Masks tokens, turns scores, which lack `centre_score` each, into softmax weights and leaves them
-// in shared memory, with the scales of values if these join them; returns in `rescale` the
-// rescaling factors of the earlier sums.
-__device__ inline void online_softmax(const Common& c, Softmax& w, float scores[8][4], const float centre_score[2], u32 first_token,
-                                      const VisibleRange& visible_range, ValueScales& scales, u8* weights, float rescale[2], u32 lane) {
-    if (CAPPED) {
-        for (u32 i = 0; i < 8; i++) {
-            for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + centre_score[r % 2]);
-        }
-    }
-    // Only the first and the last unit of a sequence need the mask.
-    bool needs_mask = !__all_sync(~0u, visible_range.sees_tile(first_token));
-    if (needs_mask) {
-        for (u32 i = 0; i < 8; i++) {
-            for (u32 r = 0; r < 4; r++) {
-                if (!visible_range.sees(r % 2, first_token + i + 8 * (r / 2))) scores[i][r] = HIDDEN;
-            }
-        }
-    }
-    if constexpr (SCALED_WEIGHTS) scales.set_power(needs_mask, first_token, visible_range);
-    float max_score[2] = {HIDDEN, HIDDEN}, sum[2] = {0.0f, 0.0f};
-    for (u32 i = 0; i < 8; i++) {
-        for (u32 r = 0; r < 4; r++) max_score[r % 2] = fmaxf(max_score[r % 2], scores[i][r]);
-    }
-    for (u32 q = 0; q < 2; q++) {
-        float own = CAPPED ? max_score[q] : max_score[q] + centre_score[q], max = fmaxf(w.max[q], own);
+        float max_score = HIDDEN, sum = 0.0f;
+        for_rows([&](auto i, auto r) { max_score = fmaxf(max_score, scores[quad][i.value][r.value]); });
+        float own = CAPPED ? max_score : max_score + centre_score[quad], max = fmaxf(w.max[quad], own);
         for (u32 step = 4; step < 32; step *= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
-        rescale[q] = exp2f(w.max[q] - max);
-        w.max[q] = max;
+        rescale[quad] = exp2f(w.max[quad] - max);
+        w.max[quad] = max;
         // All scores of a tile lack the same `centre_score`: instead of adding it to each, the
         // subtracted maximum is lowered by it. It is not less than any score, however large they
         // are and whatever was rounded. A query that has seen no token yet has maximum HIDDEN:
         // subtracting 0 leaves the weights of masked tokens at 0.
-        max_score[q] = max == HIDDEN ? 0.0f : max_score[q] - (own - max);
-        max_score[q] -= LIFT;
-        if constexpr (SCALED_WEIGHTS) max_score[q] += scales.exponent(q);
+        max_score = max == HIDDEN ? 0.0f : max_score - (own - max);
+        max_score -= LIFT;
+        for_rows([&](auto i, auto r) {
+            float& score = scores[quad][i.value][r.value];
+            score = power_of_two(score - max_score);
+            sum += score;
+        });
+        w.sum[quad] = w.sum[quad] * rescale[quad] + sum;
     }
-    u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
-    for_eight([&](auto i) {
-        float* four = scores[i.value];
-        for (u32 r = 0; r < 4; r++) {
-            four[r] = power_of_two(four[r] - max_score[r % 2]);
-            sum[r % 2] += four[r];
-        }
-        if constexpr (SCALED_WEIGHTS) {
-            float low = scales.scales.template get<i.value>(), high = scales.scales.template get<i.value + 8>();
-            four[0] *= low, four[1] *= low, four[2] *= high, four[3] *= high;
-        }
-        *(u32*)(at + 16 * i.value) = pack_halves(four[0], four[1]);
-        *(u32*)(at + 16 * (i.value + 8)) = pack_halves(four[2], four[3]);
-    });
-    for (u32 q = 0; q < 2; q++) w.sum[q] = w.sum[q] * rescale[q] + (SCALED_WEIGHTS ? scales.power_of(q) : 1.0f) * sum[q];
 }
 
 struct Shared {
     Sequence sequence;
     Columns columns;
-    uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
-    float2 minus_bias[K_BLOCKS + 1][4];    // of quantized keys, by block and t
-    VisibleRange visible_ranges[4];        // by t
+    Queries queries;
+    VisibleRange visible_ranges[QUERIES];
     LevelTable tables[TABLES > 0 ? TABLES : 1];
     union __align__(16) {
         u8 weights[WARPS][UNIT * WEIGHT_BYTES];
@@ -248,13 +238,27 @@ struct Shared {
 };
 
 // Prepares the queries as right operands; the columns beyond the last one are zeros.
-__device__ inline void prepare(const AttendParams& p, const Slot& slot, const Columns& columns, uint2* queries, u32 lane, u32 warp) {
+__device__ inline void prepare(const AttendParams& p, const Slot& slot, const Columns& columns, Queries& queries, u32 lane, u32 warp) {
+    constexpr u32 SPANS = (K_DIM + SPAN - 1) / SPAN;
+    const Book& book = p.books[K_TYPE];
     for (u32 column = warp; column < QUERIES; column += WARPS) {
-        for (u32 span = 0; span < K_DIM; span += SPAN) {
-            uint2 four = make_uint2(0, 0);
-            if (column < columns.n) four = prepared(p, slot, columns.first_query + column, span, lane);
-            u32 first = span + 4 * lane;
-            if (first < K_DIM) queries[first / 16 * 32 + 4 * column + first % 16 / 4] = four;
+        float4 x[SPANS];
+        u32 top = 0;  // bits of the largest magnitude, in whose order NaN is above infinity
+#pragma unroll
+        for (u32 i = 0; i < SPANS; i++) {
+            x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (column < columns.n) x[i] = prepared_values(p, slot, columns.first_query + column, i * SPAN, lane);
+            u32 first = i * SPAN + 4 * lane;
+            if (first < K_DIM) queries.set_halves(first, column, x[i]);
+            for (float e : {x[i].x, x[i].y, x[i].z, x[i].w}) top = max(top, __float_as_uint(e) & 0x7fffffff);
+        }
+        if constexpr (has_bytes(K_TYPE)) {
+            for (u32 step = 1; step < 32; step *= 2) top = max(top, __shfl_xor_sync(~0u, top, step));
+            float largest = __uint_as_float(top);
+#pragma unroll
+            for (u32 i = 0; i < SPANS; i++) queries.set_bytes(i * SPAN + 4 * lane, column, x[i], QUERY_STEPS / largest, (int)book.bias);
+            // Not finite: all scores are NaN.
+            if (lane == 0) queries.unit[column] = top < 0x7f800000 ? largest * (book.step / QUERY_STEPS) : __uint_as_float(0x7fc00000);
         }
     }
 }
@@ -293,12 +297,13 @@ struct LaneTile {
 };
 
 // Returns the tile, if it is before `end`: as stored in the block before the window, in 16 bit from
-// there on.
+// there on. Blocks may have 16 bit too.
+template <u32 TYPE>
 __device__ inline LaneTile lane_tile(const Sequence& sequence, const Spec& s, const Offsets& at, const StepTiles& step_tiles,
                                      const u8* block, u32 index, u32 end) {
     if (index >= end) return {nullptr, false, false};
     u32 location = location_of(s, index, sequence.window);
-    if (location == IN_MAIN) return {block + at.main + index % UNIT * s.tile_bytes, true, false};
+    if (location == IN_MAIN) return {block + at.main + index % UNIT * s.tile_bytes, TYPE != F16, TYPE == F16};
     if (location == IN_TAIL && index - step_tiles.first < step_tiles.tiles) {
         return {step_tile_at(sequence.memory, s, at, step_tiles, index), false, true};
     }
@@ -309,31 +314,12 @@ __device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
     return (const u8*)__shfl_sync(~0u, (u64)tile, lane);
 }
 
-template <u32 TYPE>
-__device__ inline void accumulate_tile(float out[SLICES][MMAS][4], float minus[4], const u8* tile, const Levels& levels, const u8* weights,
-                                       u32 lane) {
-    Values<TYPE> values;
-    values.load(tile, lane);
-    u32 b[2];
-    load_weights(b, weights, lane);
-    values.accumulate_values(out, minus, levels, b, lane);
-}
-
-// Processes eight tiles of one type, with several loads in flight.
-template <u32 TYPE>
-__device__ inline void accumulate_unit(float out[SLICES][MMAS][4], float minus[4], const u8* lane_tile, const Levels& levels,
-                                       const u8* weights, u32 lane) {
-    constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
-#pragma unroll 1
-    for (u32 first = 0; first < UNIT; first += AHEAD) {
-        Values<TYPE> values[AHEAD];
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(lane_tile, 4 * (first + i)), lane);
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) {
-            u32 b[2];
-            load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
-            values[i].accumulate_values(out, minus, levels, b, lane);
+// Calls f for each slice and row of the outputs of a lane for a query.
+template <typename F>
+__device__ inline void for_outputs(F f) {
+    for (u32 slice = 0; slice < SLICES; slice++) {
+        for (u32 i = 0; i < FOURS; i++) {
+            for (u32 r = 0; r < 4; r++) f(slice, i, r);
         }
     }
 }
@@ -341,114 +327,135 @@ __device__ inline void accumulate_unit(float out[SLICES][MMAS][4], float minus[4
 // The part of a split that a warp has processed.
 struct Part {
     Softmax softmax;
-    float out[SLICES][MMAS][4];  // times `unit` if `of_codes`
-    float power[2];              // of the scales, of queries 2t and 2t + 1
-    bool of_codes;
+    Outputs out;
 
     __device__ void clear() {
-        for (u32 q = 0; q < 2; q++) softmax.max[q] = HIDDEN, softmax.sum[q] = 0.0f, power[q] = 1.0f;
-        of_codes = false;
-        for (u32 slice = 0; slice < SLICES; slice++) {
-            for (u32 i = 0; i < MMAS; i++) {
-                for (u32 r = 0; r < 4; r++) out[slice][i][r] = 0.0f;
-            }
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            softmax.max[quad] = HIDDEN, softmax.sum[quad] = 0.0f;
+            for_outputs([&](u32 slice, u32 i, u32 r) { out[quad][slice][i][r] = 0.0f; });
         }
     }
-    __device__ void scale(const float by[2]) {
-        if (by[0] == 1.0f && by[1] == 1.0f) return;
-        for (u32 slice = 0; slice < SLICES; slice++) {
-            for (u32 i = 0; i < MMAS; i++) {
-                for (u32 r = 0; r < 4; r++) out[slice][i][r] *= by[r % 2];
-            }
+    __device__ void rescale(const float by[QUADS]) {
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            if (by[quad] == 1.0f) continue;
+            for_outputs([&](u32 slice, u32 i, u32 r) { out[quad][slice][i][r] *= by[quad]; });
         }
-    }
-    __device__ void add(const float by[4]) {
-        for (u32 i = 0; i < MMAS; i++) {
-            for (u32 r = 0; r < 4; r++) out[0][i][r] += by[r];
-        }
-    }
-    // Rescales the sums, to those of codes with scales relative to `next`.
-    __device__ void rescale_to_codes(const float rescale[2], const float next[2], float step) {
-        float by[2];
-        for (u32 q = 0; q < 2; q++) {
-            // The reciprocal of a power of two.
-            float other = __uint_as_float(0x7f000000 - __float_as_uint(next[q]));
-            by[q] = rescale[q] * (of_codes ? power[q] * other : other * (CODE_UNIT / step));
-            power[q] = next[q];
-        }
-        of_codes = true;
-        scale(by);
-    }
-    // Rescales the sums, to plain ones.
-    __device__ void rescale_to_floats(const float rescale[2], float step) {
-        float by[2];
-        for (u32 q = 0; q < 2; q++) by[q] = rescale[q] * (of_codes ? power[q] * (step / CODE_UNIT) : 1.0f);
-        of_codes = false;
-        scale(by);
     }
 };
 
-// Adds the values of a unit, whose softmax weights are in shared memory, after the earlier sums
-// have been multiplied by `rescale`.
-__device__ inline void accumulate(Part& part, const LaneTile& value, const ValueScales& scales, const float rescale[2],
-                                  const Levels& levels, const u8* weights, u32 lane) {
-    u32 in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
-    float minus[4] = {};
-    bool to_codes = SCALED_WEIGHTS && in_main;
-    if (to_codes) part.rescale_to_codes(rescale, scales.power, levels.book.step);
-    else part.rescale_to_floats(rescale, levels.book.step);
-    if (in_main == ~0u) {
-        accumulate_unit<V_TYPE>(part.out, minus, value.tile, levels, weights, lane);
-    } else if (in_main) {
+// Adds a slice of AHEAD tiles from `first` on, loaded together.
+template <u32 TYPE, u32 AHEAD, typename S>
+__device__ inline void accumulate_tiles(S& sums, const u8* lane_tile, u32 first, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+    Values<TYPE> values[AHEAD];
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(lane_tile, 4 * (first + i)), slice, lane);
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++) add_products(sums, values[i], levels, weights + (first + i) * WEIGHT_BYTES, slice, lane);
+}
+
+template <u32 TYPE>
+__device__ inline void add_products(ByteSums<QUADS>& sums, const Values<TYPE>& values, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+    uint4 b[QUADS];
+    load_weight_bytes(b, weights, lane);
+    values.accumulate_bytes(sums, levels, b, slice, lane);
+}
+
+template <u32 TYPE>
+__device__ inline void add_products(Outputs& sums, const Values<TYPE>& values, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+    HalfOperands b[QUADS];
+    load_weight_halves(b, weights, lane);
+    values.accumulate(sums, levels, b, slice, lane);
+}
+
+// Adds a slice of the tiles of a unit whose lanes are in `mask`, to bytes or outputs.
+template <u32 TYPE, typename S>
+__device__ inline void accumulate_unit(S& sums, u32 mask, const u8* lane_tile, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+    constexpr u32 AHEAD = TYPE >= Q4_0 ? 4 / QUADS : TYPE == Q8_0 ? 2 / QUADS : 1;
+    if (AHEAD > 1 && mask == ~0u) {
+#pragma unroll 1
+        for (u32 first = 0; first < UNIT; first += AHEAD) accumulate_tiles<TYPE, AHEAD>(sums, lane_tile, first, levels, weights, slice, lane);
+    } else {
+#pragma unroll 1
         for (u32 i = 0; i < UNIT; i++) {
-            const u8* tile = tile_of_lane(value.tile, 4 * i);
-            if (in_main >> (4 * i) & 1) accumulate_tile<V_TYPE>(part.out, minus, tile, levels, weights + i * WEIGHT_BYTES, lane);
+            if (mask >> (4 * i) & 1) accumulate_tiles<TYPE, 1>(sums, lane_tile, i, levels, weights, slice, lane);
         }
     }
-    if (SCALED_WEIGHTS && has_bias(V_TYPE) && in_main) part.add(minus);
-    if (!in_f16) return;
-    float same[2] = {1.0f, 1.0f};
-    part.rescale_to_floats(same, levels.book.step);
-    for (u32 i = 0; i < UNIT; i++) {
-        const u8* tile = tile_of_lane(value.tile, 4 * i);
-        if (in_f16 >> (4 * i) & 1) accumulate_tile<F16>(part.out, minus, tile, levels, weights + i * WEIGHT_BYTES, lane);
+}
+
+// Adds a slice of the main tiles of a unit, whose weights are in shared memory.
+__device__ inline void accumulate_main(Part& part, u32 in_main, const u8* lane_tile, const float factor[QUADS], const Levels& levels,
+                                       const u8* weights, u32 slice, u32 lane) {
+    if constexpr (WEIGHTS_IN_BYTES) {
+        ByteSums<QUADS> sums;
+        for (u32 quad = 0; quad < QUADS; quad++) sums.begin(quad, {0, 0});
+        accumulate_unit<V_TYPE>(sums, in_main, lane_tile, levels, weights, slice, lane);
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            for (u32 i = 0; i < FOURS; i++) {
+                for (u32 r = 0; r < 4; r++) part.out[quad][slice][i][r] += factor[quad] * sums.get(quad, i, r);
+            }
+        }
+    } else if constexpr (SCALED_WEIGHTS) {
+        // Of these outputs, the slice alone is in use.
+        Outputs sums = {};
+        accumulate_unit<V_TYPE>(sums, in_main, lane_tile, levels, weights, slice, lane);
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            for (u32 i = 0; i < FOURS; i++) {
+                for (u32 r = 0; r < 4; r++) part.out[quad][slice][i][r] += factor[quad] * sums[quad][slice][i][r];
+            }
+        }
+    } else {
+        accumulate_unit<V_TYPE>(part.out, in_main, lane_tile, levels, weights, slice, lane);
     }
 }
 
 // Attends to a unit, whose block is at `block`.
 __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const Head& head, Part& part, u32 unit, const u8* block,
                                    u8* weights, u32 lane) {
-    Levels key_levels = {p.books[K_TYPE], shared.tables[0]};
-    Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
     const Sequence& sequence = shared.sequence;
     u32 index = unit * UNIT + lane / 4, end = sequence.start / TILE + 1;
-    LaneTile key = lane_tile(sequence, p.c.keys, head.keys, sequence.key_step_tiles, block, index, end);
-    LaneTile value = lane_tile(sequence, p.c.values, head.values, sequence.value_step_tiles, block, index, end);
-    float scores[8][4] = {};
-    u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
-    bool has_centre = is_coded(K_TYPE) && p.c.keys.centres && in_main;
-    const u16* centre = (const u16*)(block + head.keys.main + UNIT * p.c.keys.tile_bytes);
-    // Prefetched together with the codes, and read from the L2 cache afterwards.
-    if (has_centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
-    if (in_main) {
-        const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
-        add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, key_levels, shared.queries, shared.minus_bias, lane);
+    float scores[QUADS][4][4] = {}, centre_score[QUADS] = {};
+    {
+        LaneTile key = lane_tile<K_TYPE>(sequence, p.c.keys, head.keys, sequence.key_step_tiles, block, index, end);
+        u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
+        bool has_centre = is_coded(K_TYPE) && p.c.keys.centres && in_main;
+        const u16* centre = (const u16*)(block + head.keys.main + UNIT * p.c.keys.tile_bytes);
+        // Prefetched together with the codes, and read from the L2 cache afterwards.
+        if (has_centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
+        if (K_TYPE != F16 && in_main) {
+            const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
+            if constexpr (is_coded(K_TYPE)) {
+                Levels levels = {signed_book(p.books[K_TYPE]), shared.tables[0]};
+                add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, levels, shared.queries, lane);
+            } else {
+                add_float_scores<K_TYPE>(scores, key.tile, key.in_main, shared.queries, lane);
+            }
+        }
+        if (in_f16) add_float_scores<F16>(scores, key.tile, key.in_f16, shared.queries, lane);
+        if (has_centre) {
+            float products[QUADS];
+            centre_scores(products, centre, shared.queries, lane);
+            for (u32 quad = 0; quad < QUADS; quad++) centre_score[quad] = key.in_main ? products[quad] : 0.0f;
+        }
     }
-    if (in_f16) {
-        const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
-        add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
+    LaneTile value = lane_tile<V_TYPE>(sequence, p.c.values, head.values, sequence.value_step_tiles, block, index, end);
+    u32 in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
+    Scales scales = {};
+    if (SCALED_WEIGHTS && value.in_main) scales.load(value.tile);
+    float rescale[QUADS], factor[QUADS];
+    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, shared.visible_ranges, rescale, lane);
+    part.rescale(rescale);
+    Levels levels = {WEIGHTS_IN_BYTES ? signed_book(p.books[V_TYPE]) : p.books[V_TYPE], shared.tables[V_TABLE]};
+#pragma unroll
+    for (u32 slice = 0; slice < SLICES; slice++) {
+        if (slice == 0 || SCALED_WEIGHTS) {
+            if (slice > 0 && value.in_main) scales.load(value.tile + block_byte(V_TYPE, slice, 128 * slice));
+            write_weights(scores, scales, SCALED_WEIGHTS && value.in_main, levels.book.step, factor, weights, lane);
+            __syncwarp();
+        }
+        if (V_TYPE != F16 && in_main) accumulate_main(part, in_main, value.tile, factor, levels, weights, slice, lane);
+        if (in_f16) accumulate_unit<F16>(part.out, in_f16, value.tile, levels, weights, slice, lane);
+        __syncwarp();
     }
-    float rescale[2], centre_score[2] = {};
-    ValueScales scales;
-    if constexpr (SCALED_WEIGHTS) scales.load(value.tile, value.in_main);
-    if (has_centre) {
-        float2 products = centre_scores(centre, shared.queries, lane);
-        if (key.in_main) centre_score[0] = products.x, centre_score[1] = products.y;
-    }
-    online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, shared.visible_ranges[lane % 4], scales, weights, rescale, lane);
-    __syncwarp();
-    accumulate(part, value, scales, rescale, value_levels, weights, lane);
-    __syncwarp();
 }
 
 // Copies the sequence and the columns that split `split` of the launch belongs to to shared memory,
@@ -490,16 +497,11 @@ struct Walk {
     }
 };
 
-// Returns what queries 2t and 2t + 1 see. Columns beyond the last one, which are 0 and are not
-// stored, see the same.
-__device__ inline VisibleRange visible_range_of(const Common& c, const Sequence& sequence, const Columns& columns, u32 t) {
-    VisibleRange range;
-    for (u32 q = 0; q < 2; q++) {
-        u32 row = (columns.first_query + min(2 * t + q, columns.n - 1)) / c.group;
-        range.oldest[q] = oldest_of(c, sequence, row);
-        range.end[q] = sequence.start + row + 1;
-    }
-    return range;
+// Returns what a column sees. Those beyond the last one, which are 0 and are not stored, see the
+// same.
+__device__ inline VisibleRange visible_range_of(const Common& c, const Sequence& sequence, const Columns& columns, u32 column) {
+    u32 row = (columns.first_query + min(column, columns.n - 1)) / c.group;
+    return {oldest_of(c, sequence, row), sequence.start + row + 1};
 }
 
 // Prepares the queries of the columns and what else all splits need. Called by the whole block.
@@ -507,12 +509,7 @@ __device__ inline void begin_columns(const AttendParams& p, Shared& shared, u32 
     const Columns& columns = shared.columns;
     prepare(p, Slot(shared.sequence, p.c.heads[columns.head], columns.head), columns, shared.queries, lane, warp);
     begin_totals(shared.totals, columns.n);
-    if (threadIdx.x < 4) shared.visible_ranges[threadIdx.x] = visible_range_of(p.c, shared.sequence, columns, threadIdx.x);
-    __syncthreads();
-    for (u32 index = warp; index < K_BLOCKS; index += WARPS) {
-        float2 minus = minus_bias_of(index, p.books[K_TYPE], shared.queries, lane);
-        if (lane < 4) shared.minus_bias[index][lane] = minus;
-    }
+    if (threadIdx.x < QUERIES) shared.visible_ranges[threadIdx.x] = visible_range_of(p.c, shared.sequence, columns, threadIdx.x);
     __syncthreads();
 }
 
@@ -543,8 +540,6 @@ __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 s
             if (!now.is_there(Units(a.c, sequence))) continue;
             attend_unit(a, shared, a.c.heads[columns.head], part, now.unit, now.block, shared.weights[warp], lane);
         }
-        float same[2] = {1.0f, 1.0f};
-        part.rescale_to_floats(same, a.books[V_TYPE].step);
         fold(a.c, shared, columns, part.softmax.max, part.softmax.sum, part.out, is_begun ? ~0u : p.place(split), lane, warp);
     }
     if (!is_begun || split != columns.end_split) {
@@ -559,7 +554,7 @@ __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 s
 }
 
 // Attention of rows that see all tiles in the same form. Blocks have equal shares of the splits of
-// all sequences, heads and groups of eight queries; splits.rs describes which.
+// all sequences, heads and groups of QUERIES queries; splits.rs describes which.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
     wait_for_kernel_before();

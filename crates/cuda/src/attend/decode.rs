@@ -1,33 +1,37 @@
 //! Decode attention: up to eight rows of a sequence, whose query heads of a KV head are processed
-//! eight at a time. Tiles go from memory to the tensor cores through registers. [`super::splits`]
-//! plans which block processes what.
+//! in one or two *quads* of four. Tiles go from memory to the tensor cores through registers.
+//! [`super::splits`] plans which block processes what.
 //!
 //! A warp processes a *unit* of 8 tiles: the 128 tokens of a block of the cache. Its lanes are (g,
-//! t), g = 0..8 and t = 0..4, as the tensor cores number them, and the eight queries are the
-//! columns of every MMA:
+//! t), g = 0..8 and t = 0..4, as the tensor cores number them. Four queries fill the eight columns
+//! of every MMA, as each has two: `mma.m16n8k32` of bytes takes the codes of a register word as they
+//! come, those of rows i and i + 8 interleaved, and the right operand has zeros where a column
+//! meets the other row. So lane (g, t) gets rows i, i + 8 (the two columns), i + 4 and i + 12 (the
+//! two halves of the MMA's rows) of query t of each quad, and no result is empty.
 //!
 //! - **Keys.** Lane (g, t) loads whole groups of tile g, every fourth from t on, by 16 bytes at a
-//!   time. MMA i of eight takes tokens i and i + 8 of all eight tiles as its 16 rows, and the four
-//!   dims of each lane's group as its share of 16 dims: the assignment of tokens to rows and of
-//!   dims to reduction steps is free, as long as the queries follow it. So the lane that loaded a
-//!   group uses all of its 64 codes, and nothing passes through shared memory. Codes are multiplied
-//!   as bytes; the contribution of their bias is subtracted from the f32 sum of a block, which is
-//!   then multiplied by the token's scale.
-//! - **The centre** that keys of a block are relative to is every row of one additional MMA for
-//!   each 16 dims. Its result is added to the maximum of each tile in codes, not to its scores.
-//! - **Softmax weights** of the unit (128 tokens, 8 queries, f16) are the only data that passes
-//!   through shared memory, to become right operands.
+//!   time, and multiplies their 16 tokens in fours: the assignment of tokens to rows and of dims to
+//!   reduction steps is free, as long as the queries follow it. So the lane that loaded a group uses
+//!   all of its 64 codes, and nothing passes through shared memory. Queries are 16-bit fixed point,
+//!   `256 high + low`, two products with the same codes; the sums of a block are exact, and are then
+//!   multiplied by the token's scale. Codes that are looked up are signed; the bias of others is in
+//!   the first sums.
+//! - **The centre** that keys of a block are relative to is in all rows of two additional f16 MMAs
+//!   for each 32 dims. Its result is added to the maximum of each tile in codes, not to its scores.
+//! - **Softmax weights** of the unit (128 tokens, 16 bits for each query) are the only data that
+//!   passes through shared memory, to become right operands.
 //! - **Values.** Lane (g, t) has the group of dims 16 g .. 16 g + 16 and tokens 4 t .. 4 t + 4 of
-//!   one tile: the 32 groups of 128 dims are contiguous. MMA i takes dims i and i + 8 of each 16 as
-//!   rows. With 64 dims or fewer, lanes g and g + 4 share a group of 16 dims, half of its rows
-//!   each, in four MMAs.
-//! - **Scales of values** join the softmax weights where a token has one scale, in turbo types and
-//!   heads of up to 128; codes are multiplied as bytes then, as those of keys are, and one more MMA
-//!   for each tile collects what the bias adds to every dim. A scale above 1 must not overflow a
-//!   weight, which is up to 2^[`LIFT`](super::LIFT): scales are divided by the power of two above
-//!   the largest that the query sees in the unit, which multiplies the outputs instead. Powers of
-//!   two round nothing, and masked tokens have no part in them, so that bits do not depend on other
-//!   rows. In other formats scales are multiplied in as f16, two tokens at a time.
+//!   one tile: the 32 groups of 128 dims are contiguous. MMA i takes dims i, i + 4, i + 8 and i + 12
+//!   of each 16. With 64 dims or fewer, lanes g and g + 4 share a group of 16 dims, half of its rows
+//!   each.
+//! - **Scales of values** join the softmax weights where a token has one scale per slice of 128
+//!   dims, as in turbo types and heads of 32, 64, 128, 192 and 256. The products of weights and
+//!   scales of a query in a unit are 16-bit fixed point relative to the largest of them, `256 high +
+//!   low` again, and the sums of a unit are exact. Masked tokens have no part in the largest, so
+//!   that bits do not depend on other rows. In other formats scales are multiplied in as f16, two
+//!   tokens at a time.
+//! - **Floats** and trellis levels are f16 in `mma.m16n8k16`: a column has zeros for one half of
+//!   the reduction, and each half another row.
 //!
 //! Trellis codes (turbo2t, turbo3t) are looked up together with those of the 16 dims before: for
 //! keys in the group that the lane had before, for values in the group of the lane four before it;
@@ -35,8 +39,8 @@
 //! Six bits select one of 64 f16 levels in shared memory, where each lane has a copy in a bank of
 //! its own, 8 KB in all; `dp4a` computes the address from a byte of four.
 //!
-//! Tiles of the f16 sink and tail use the same loop with another `Group`; a unit that contains both
-//! kinds is processed once for each, and the lanes of the other kind contribute zero.
+//! Tiles of the f16 sink and tail have products of their own; a unit that contains both kinds is
+//! processed once for each, and the lanes of the other kind contribute zero.
 //!
 //! # Splits
 //!
@@ -46,21 +50,26 @@
 //! complete. Where several blocks share columns, the last one to finish joins their results, all
 //! four warps together, with 16 loads of 16 bytes in flight per thread: 43 splits of four queries,
 //! 88 KB, take three waits for memory, where a warp per query with four loads in flight took
-//! eleven. Columns without a query are neither prepared, exchanged, written nor joined; only the
-//! softmax has them, in lanes that would idle.
+//! eleven. Quads without a query are neither exchanged, written nor joined.
 //!
 //! Addresses of blocks are loaded one unit ahead, and the first keys of a warp are requested before
 //! the queries are prepared.
 //!
-//! # Error of scaled weights
+//! # Error of fixed point
 //!
-//! A weight and its scale are rounded once, together, by 2^-11, where weight, scale and their
-//! product with the level took three roundings; below 2^-14 (a weight of less than 2^-29 of the
-//! largest, at the largest scale) by 2^-25, or 2^-40 of the largest. Bytes are exact. The bias
-//! makes sums larger than what is left of them: of mean magnitude 128 where levels have 37, so a
-//! rounding of the f32 sum counts 3.5 times: for the `n` MMAs of a split at most `3.5 n 2^-23` of
-//! the mean magnitude of the values, 1e-5 at three units, against 4.9e-4 for a rounding to f16. So
-//! the error in the documentation of [`super`] is not exceeded.
+//! The error in the documentation of [`super`] is not exceeded:
+//!
+//! - *Queries* are multiples of the largest magnitude by 32,639. Of that unit `u` a rounding has
+//!   variance `u² / 12`, that of f16 `2^-22 / 3` of the square. The mean over the dims is less in
+//!   fixed point as long as the largest is below `2 · 32,639 / 2^11` = 32 times the root of the mean
+//!   square; of 256 dims it is 16 times at most, of the rotated ones about 3.
+//! - *Weights and scales* are multiples of the largest product of a unit by 65,535, rounded once
+//!   where weight, scale and their product with the level took three roundings. The 128 tokens have
+//!   a variance of `128 / 12 / 65535²`, 2.5e-9 of the square of the largest; f16 has 2.4e-7 (three
+//!   roundings) of the sum of all squares, which is not less. Tokens below half a step vanish: 127 of
+//!   them are 2^-10 of the largest together, where no f16 would have one rounding of it.
+//! - *Sums* of a unit are exact: each at most `128 · 128 · 255`, and `256 high + low` is less than
+//!   2^31. One rounding to f32 follows.
 //!
 //! # Budget
 //!
@@ -134,14 +143,17 @@ static SOURCE: Source = Source {
     name: "decode.cu",
     text: include_str!("decode.cu"),
     headers: &DECODE_HEADERS,
-    constants: || constants().whole("QUERIES", QUERIES).whole("UNIT", UNIT),
+    constants: || constants().whole("UNIT", UNIT),
     // Lambdas are device code.
     options: &["--device-as-default-execution-space"],
 };
 
-/// Queries that a block processes at a time, the columns of its products.
-pub(super) const QUERIES: usize = 8;
-/// Maximum number of rows of a sequence that this kernel serves, in tiles of [`QUERIES`] queries.
+/// Queries that a block processes at a time, at most: two to four times as many columns of
+/// products.
+pub(super) const MAX_QUERIES: usize = 8;
+/// Queries of a block where no head of a sequence has more.
+const FEW_QUERIES: usize = 4;
+/// Maximum number of rows of a sequence that this kernel serves, in tiles of [`MAX_QUERIES`] queries.
 pub(super) const MAX_ROWS: usize = 8;
 /// Tiles that a warp processes at a time: those of a block.
 pub(super) const UNIT: usize = 8;
@@ -172,6 +184,17 @@ pub(super) struct HeadFormat {
 }
 
 impl HeadFormat {
+    /// Returns the types and sizes as words.
+    pub fn words(&self) -> [u64; 4] {
+        let ([k, v], [k_dim, v_dim]) = (self.types.map(number), self.dims);
+        [k.into(), v.into(), k_dim as u64, v_dim as u64]
+    }
+
+    /// Returns the resident blocks per multiprocessor.
+    pub fn resident_blocks(&self, queries: usize) -> usize {
+        resident_blocks(self.types, self.dims, queries)
+    }
+
     /// The format of a head with these specs of keys and values.
     ///
     /// # Errors
@@ -189,22 +212,38 @@ impl HeadFormat {
     }
 }
 
-fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool) -> [Define; 6] {
+fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool, queries: usize) -> [Define; 7] {
     let ([k, v], [k_dim, v_dim, capped]) = (types.map(number), super::defines(dims, is_capped));
-    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped, ("BLOCKS", resident_blocks(dims[1]) as u32)]
+    let blocks = resident_blocks(types, dims, queries) as u32;
+    [("K_TYPE", k), ("V_TYPE", v), k_dim, v_dim, capped, ("QUERIES", queries as u32), ("BLOCKS", blocks)]
 }
 
-/// Returns the resident blocks per multiprocessor: as many as leave the accumulators of `v_dim`
-/// dims in registers.
-pub(super) fn resident_blocks(v_dim: usize) -> usize {
-    if v_dim <= turbo::LEN { 3 } else { 2 }
+/// Returns the queries that a block processes at a time, where no head of a sequence has more than
+/// `max`.
+pub(super) fn queries_per_block(max: usize) -> usize {
+    if max <= FEW_QUERIES { FEW_QUERIES } else { MAX_QUERIES }
+}
+
+/// Returns the resident blocks per multiprocessor: as many as leave what a unit needs in registers.
+/// A group of q8_0 takes three times as many as one of other codes.
+fn resident_blocks(types: [DType; 2], dims: [usize; 2], queries: usize) -> usize {
+    let has_large_groups = types.contains(&DType::Q8_0);
+    let has_one_block = dims.iter().all(|dim| *dim <= turbo::LEN && dim.is_power_of_two());
+    match (dims[1] <= turbo::LEN, queries) {
+        (true, FEW_QUERIES) if has_one_block && !has_large_groups => 4,
+        (true, _) => 3,
+        (false, FEW_QUERIES) if !has_large_groups => 3,
+        (false, _) => 2,
+    }
 }
 
 /// Returns the variants that are compiled ahead of time.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    super::usual_formats().map(|UsualFormat { types, dims, is_capped }| Build {
-        source: &SOURCE,
-        defines: defines(types, dims, is_capped).to_vec(),
+    super::usual_formats().flat_map(|UsualFormat { types, dims, is_capped }| {
+        [FEW_QUERIES, MAX_QUERIES].map(|queries| Build {
+            source: &SOURCE,
+            defines: defines(types, dims, is_capped, queries).to_vec(),
+        })
     })
 }
 
@@ -218,8 +257,8 @@ pub(super) fn launch(
     splits: &Splits,
 ) -> Result<()> {
     let v_dim = head_format.dims[1];
-    let Shares { blocks, share, longer, block_partials } = splits.shares(cx, v_dim);
-    let n_partials = blocks * block_partials * QUERIES;
+    let Shares { blocks, share, longer, block_partials } = splits.shares(cx, head_format);
+    let n_partials = blocks * block_partials * splits.queries;
     let on_partials = cx.scratch(n_partials * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(n_partials * 2 * size_of::<f32>())?;
     let mut params = DecodeParams {
@@ -236,7 +275,7 @@ pub(super) fn launch(
         Some(listed) => params.listed = listed.ptr(),
         None => common.sequences[..splits.sequences.len()].copy_from_slice(&splits.sequences),
     }
-    let kernel =
-        cx.kernel_with(&SOURCE, &defines(head_format.types, head_format.dims, is_capped), "decode")?;
+    let defines = defines(head_format.types, head_format.dims, is_capped, splits.queries);
+    let kernel = cx.kernel_with(&SOURCE, &defines, "decode")?;
     Ok(cx.launch(kernel, Launch::linear(blocks as u32, THREADS), &params)?)
 }

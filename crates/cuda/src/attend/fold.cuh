@@ -1,27 +1,32 @@
-// Folds KV splits of eight queries: within a block, split after split, and where several blocks
+// Folds KV splits of four or eight queries: within a block, split after split, and where several blocks
 // share a sequence. splits.rs describes the order, which gives the same bits either way.
 //
-// Macros: K_DIM, V_DIM.
+// Macros: K_DIM, V_DIM, QUERIES (4 or 8).
 
 #pragma once
 
 #include "prologue_epilogue.cuh"
 
 constexpr u32 SLICES = (V_DIM + 127) / 128;
-// MMAs of a tile and a slice of values. With 64 dims or fewer, two lanes share a group.
-constexpr u32 MMAS = V_DIM > 64 ? 8 : 4;
+// Fours of rows that a lane has of a group of values: with 64 dims or fewer, two lanes share a
+// group.
+constexpr u32 FOURS = V_DIM > 64 ? 4 : 2;
 // Dims of an output that warps exchange at a time.
 constexpr u32 OUT_DIMS = V_DIM < 128 ? V_DIM : 128;
 // Queries come in fours: a thread folds four of one dim.
 constexpr u32 QUADS = QUERIES / 4;
 
+// Rows (tokens of K, dims of V) come in fours: number i has rows i + row_of(0) .. i + row_of(3), in
+// the order in which an MMA leaves their results.
+__host__ __device__ constexpr u32 row_of(u32 r) { return r % 2 * 8 + r / 2 * 4; }
+
 // The share of a lane in a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims
 // 16 g .. 16 g + 16. Lanes beyond the last dim repeat the last 16. With 64 dims, lanes g and g + 4
-// have the same 16 dims, of which they take these rows.
+// have the same 16 dims, of which they take the rows from `first_row` on.
 __device__ inline u32 first_dim(u32 slice, u32 lane) {
-    return min(128 * slice + 16 * (lane / 4 % MMAS), V_DIM - 16);
+    return min(128 * slice + 16 * (lane / 4 % (2 * FOURS)), V_DIM - 16);
 }
-__device__ inline u32 first_row(u32 lane) { return lane / 4 / MMAS * 4; }
+__device__ inline u32 first_row(u32 lane) { return lane / 4 / (2 * FOURS) * 2; }
 
 struct DecodeParams {
     AttendParams a;
@@ -47,7 +52,7 @@ struct DecodeParams {
     }
 };
 
-// Eight queries of a KV head of a sequence.
+// Up to QUERIES queries of a KV head of a sequence.
 struct Columns {
     u32 head;         // index, among those of the launch
     u32 first_query;  // among those of the head
@@ -116,14 +121,16 @@ __device__ inline void begin_totals(Totals& totals, u32 n) {
     for_all_owned(n, [&](u32 quad, u32 dim) { totals.out[quad][dim] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); });
 }
 
+// Outputs of a lane: dims first_dim + first_row + i + row_of(r) of query t of each quad, [i][r].
+typedef float Outputs[QUADS][SLICES][FOURS][4];
+
 // Leaves a slice of the sums of a warp in its exchange buffer.
-__device__ inline void write_exchange(const float out[MMAS][4], u32 n, u32 dims, Exchange& to, u32 lane) {
-    u32 t = lane % 4, dim = 16 * (lane / 4 % MMAS) + first_row(lane);
-    // Fours of queries are read as a whole.
-    if (dim >= dims || t / 2 * 4 >= n) return;
-    for (u32 i = 0; i < MMAS; i++) {
-        for (u32 half = 0; half < 2; half++) {
-            *(float2*)to.at(dim + i + 8 * half, 2 * t) = make_float2(out[i][2 * half], out[i][2 * half + 1]);
+__device__ inline void write_exchange(const Outputs& out, u32 slice, u32 n, u32 dims, Exchange& to, u32 lane) {
+    u32 dim = 16 * (lane / 4 % (2 * FOURS)) + first_row(lane);
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        if (dim >= dims || 4 * quad >= n) continue;
+        for (u32 i = 0; i < FOURS; i++) {
+            for (u32 r = 0; r < 4; r++) *to.at(dim + i + row_of(r), 4 * quad + lane % 4) = out[quad][slice][i][r];
         }
     }
 }
@@ -134,21 +141,21 @@ struct Folded {
     Total all;
 };
 
-// Weighs the results of the warps for a split, for query lane % 8, and leaves the factors. Called
-// by whole warps, each for itself.
+// Weighs the results of the warps for a split, for query lane % QUERIES, and leaves the factors.
+// Called by whole warps, each for itself.
 __device__ inline Folded weigh(const float max[WARPS][QUERIES], const float sum[WARPS][QUERIES], const Totals& totals,
                                Factors& factors, u32 lane) {
-    static_assert(WARPS * QUERIES == 32, "a lane weighs a query of a warp");
-    u32 warp = lane / QUERIES, query = lane % QUERIES;
+    static_assert(WARPS * QUERIES <= 32, "a lane weighs a query of a warp");
+    u32 warp = lane / QUERIES % WARPS, query = lane % QUERIES;
     Total split = {max[warp][query], 0.0f};
-    for (u32 step = QUERIES; step < 32; step *= 2) split.max = fmaxf(split.max, __shfl_xor_sync(~0u, split.max, step));
+    for (u32 step = QUERIES; step < WARPS * QUERIES; step *= 2) split.max = fmaxf(split.max, __shfl_xor_sync(~0u, split.max, step));
     float factor = power_of_two(max[warp][query] - split.max);
-    factors.warp[warp][query] = factor;
+    if (lane < WARPS * QUERIES) factors.warp[warp][query] = factor;
     split.sum = __fmul_rn(factor, sum[warp][query]);
-    for (u32 step = QUERIES; step < 32; step *= 2) split.sum = __fadd_rn(split.sum, __shfl_xor_sync(~0u, split.sum, step));
+    for (u32 step = QUERIES; step < WARPS * QUERIES; step *= 2) split.sum = __fadd_rn(split.sum, __shfl_xor_sync(~0u, split.sum, step));
     float top = fmaxf(totals.max[query], split.max);
     float old = power_of_two(totals.max[query] - top), added = power_of_two(split.max - top);
-    if (warp == 0) factors.old[query] = old, factors.split[query] = added;
+    if (lane < QUERIES) factors.old[query] = old, factors.split[query] = added;
     __syncwarp();
     return {split, {top, __fmaf_rn(totals.sum[query], old, __fmul_rn(split.sum, added))}};
 }
@@ -156,19 +163,20 @@ __device__ inline Folded weigh(const float max[WARPS][QUERIES], const float sum[
 // Adds a split, of which each warp has a part, to the totals; or writes it to memory, to `place`,
 // where that is not ~0. Called by the whole block.
 template <typename S>
-__device__ inline void fold(const Common& c, S& shared, const Columns& columns, float max[2], float sum[2],
-                            const float out[SLICES][MMAS][4], u32 place, u32 lane, u32 warp) {
-    for (u32 q = 0; q < 2; q++) {
-        for (u32 step = 4; step < 32; step *= 2) sum[q] += __shfl_xor_sync(~0u, sum[q], step);
-        if (lane < 4) shared.max[warp][2 * lane + q] = max[q], shared.sum[warp][2 * lane + q] = sum[q];
+__device__ inline void fold(const Common& c, S& shared, const Columns& columns, const float max[QUADS], float sum[QUADS],
+                            const Outputs& out, u32 place, u32 lane, u32 warp) {
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        for (u32 step = 4; step < 32; step *= 2) sum[quad] += __shfl_xor_sync(~0u, sum[quad], step);
+        if (lane < 4) shared.max[warp][4 * quad + lane] = max[quad], shared.sum[warp][4 * quad + lane] = sum[quad];
     }
     Factors& factors = shared.factors[warp];
     Folded folded;
+#pragma unroll
     for (u32 slice = 0; slice < SLICES; slice++) {
         // The buffers hold weights of the other warps until all have come here.
         __syncthreads();
         u32 first = OUT_DIMS * slice, dims = min(V_DIM - first, OUT_DIMS);
-        write_exchange(out[slice], columns.n, dims, shared.exchange[warp], lane);
+        write_exchange(out, slice, columns.n, dims, shared.exchange[warp], lane);
         if (slice == 0) folded = weigh(shared.max, shared.sum, shared.totals, factors, lane);
         __syncthreads();
         for_owned(columns.n, first, dims, [&](u32 quad, u32 dim) {

@@ -10,11 +10,12 @@ __device__ inline u32 word(const uint4& v) {
     return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
 }
 
+// Returns the words from `first`, 0 or 2, on as the first two.
+__device__ inline uint4 words_from(const uint4& v, u32 first) { return {first ? v.z : v.x, first ? v.w : v.y, v.z, v.w}; }
+
 // The data of a lane in group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four
-// values each. `byte_fragment` converts rows I and I + 8 to the left operand of an MMA, in the
-// order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3), (row I + 8, 2 and 3).
-// `from(row)` returns rows from `row`, 0 or 4, on, and from `row` + 8 on, four of each, in the
-// positions of the first ones.
+// values each. An MMA takes rows I, I + 4, I + 8 and I + 12. `from(row)` returns the rows from
+// `row`, 0 or 2, on, in the positions of the first ones.
 template <u32 TYPE>
 struct Group;
 
@@ -25,7 +26,7 @@ struct Group<Q8_0> {
         for (int i = 0; i < 4; i++) rows[i] = __ldg((const uint4*)(planes + Q8_0_GROUP * g) + i);
     }
     __device__ Group from(u32 row) const {
-        return {{row ? rows[1] : rows[0], rows[1], row ? rows[3] : rows[2], rows[3]}};
+        return {{words_from(rows[0], row), words_from(rows[1], row), words_from(rows[2], row), words_from(rows[3], row)}};
     }
     template <u32 I>
     __device__ Codes codes(const Book&) const {
@@ -39,7 +40,7 @@ struct Nibbles {
     __device__ void load(const u8* planes, u32, u32 g) {
         for (int i = 0; i < 2; i++) rows[i] = __ldg((const uint4*)(planes + NIBBLES_GROUP * g) + i);
     }
-    __device__ G from(u32 row) const { return {{{row ? rows[1] : rows[0], rows[1]}}}; }
+    __device__ G from(u32 row) const { return {{{words_from(rows[0], row), words_from(rows[1], row)}}}; }
 };
 
 template <>
@@ -77,9 +78,7 @@ struct Group<TURBO2> {
     __device__ Group rows_shifted() const {
         return {{(low.w & 0x3f3f3f3f) << 2 | (low.w >> 6 & 0x03030303), low.x, low.y, low.z}};
     }
-    __device__ Group from(u32 row) const {
-        return {{low.x >> row / 2, low.y >> row / 2, low.z >> row / 2, low.w >> row / 2}};
-    }
+    __device__ Group from(u32 row) const { return {words_from(low, row)}; }
     // Returns the indices of rows I (low nibble) and I + 8 (high nibble) of four values.
     template <u32 I>
     __device__ u32 indices() const {
@@ -205,8 +204,9 @@ struct LevelTable {
     }
 };
 
-// Returns levels as f16, in the order of `byte_fragment`. A byte dot product selects one of four
-// windows and computes the address of the lane's level.
+// Returns levels of rows I and I + 8 as f16, in the order (row I, values 0 and 1), (row I + 8, 0
+// and 1), (row I, 2 and 3), (row I + 8, 2 and 3). A byte dot product selects one of four windows
+// and computes the address of the lane's level.
 template <u32 I, u32 TYPE>
 __device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable& table, u32 lane, u32 a[4]) {
     Windows at = group.template at<I>();
@@ -225,11 +225,11 @@ __device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable
     }
 }
 
-// Returns codes as bytes: HIGH is the upper byte of each f16. 0x64 makes 1024 + byte, 0 a
-// subnormal, byte / 2^24. Codes without look-up come by rows: [0] has those of row I, [1] those of
-// row I + 8.
-template <u32 HIGH, u32 I, u32 TYPE>
-__device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
+// Returns rows I and I + 8 of codes as f16, 1024 + byte, in the order of `level_fragment`. Codes
+// without look-up come by rows: [0] has those of row I, [1] those of row I + 8.
+template <u32 I, u32 TYPE>
+__device__ inline void half_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
+    constexpr u32 HIGH = 0x64;
     Codes codes = group.template codes<I>(book);
     constexpr bool BY_ROWS = !is_turbo(TYPE);
     a[0] = __byte_perm(codes.pair[0], HIGH, BY_ROWS ? 0x4140 : 0x4240);
@@ -237,6 +237,63 @@ __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book,
     a[2] = __byte_perm(codes.pair[!BY_ROWS], HIGH, BY_ROWS ? 0x4342 : 0x4240);
     a[3] = __byte_perm(codes.pair[1], HIGH, BY_ROWS ? 0x4342 : 0x4341);
 }
+
+// Returns rows I, I + 4, I + 8 and I + 12 of codes as left operand in bytes: two words have rows I
+// and I + 8, two I + 4 and I + 12. What is interleaved within a word, or lies side by side in two,
+// `byte_operand` takes apart.
+template <u32 I, u32 TYPE>
+__device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
+    Codes codes = group.template codes<I>(book), later = group.template codes<I + 4>(book);
+    a[0] = codes.pair[0], a[1] = later.pair[0], a[2] = codes.pair[1], a[3] = later.pair[1];
+}
+
+// Returns the right operand of codes for column `column`, from bytes of four values: those that
+// meet rows I and I + 4 in an even column, rows I + 8 and I + 12 in an odd one, zeros elsewhere.
+template <u32 TYPE>
+__device__ inline uint2 byte_operand(u32 four, u32 column) {
+    bool is_odd = column % 2;
+    if constexpr (!is_turbo(TYPE)) return make_uint2(is_odd ? 0 : four, is_odd ? four : 0);
+    return make_uint2(__byte_perm(four, 0, is_odd ? 0x1404 : 0x4140), __byte_perm(four, 0, is_odd ? 0x3424 : 0x4342));
+}
+
+// Adds a product of bytes, [16][32] by [32][8], to `c`. Codes are signed or not, weights not,
+// queries signed.
+template <bool CODES_ARE_SIGNED>
+__device__ inline void multiply_queries(int c[4], const u32 a[4], u32 b0, u32 b1) {
+    if constexpr (CODES_ARE_SIGNED) {
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+__device__ inline void multiply_weights(int c[4], const u32 a[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The right operands of f16 rows I and I + 4 (even columns), I + 8 and I + 12 (odd ones): of values
+// 0 and 1, and of values 2 and 3.
+struct HalfOperands {
+    u32 b[4];
+
+    // Sets the four values of a lane's column.
+    __device__ void set(uint2 four, u32 lane) {
+        u32 odd = 0 - lane / 4 % 2;
+        b[0] = four.x & ~odd, b[1] = four.x & odd, b[2] = four.y & ~odd, b[3] = four.y & odd;
+    }
+    // Adds the products with rows I and I + 8, and I + 4 and I + 12.
+    __device__ void multiply_rows(float c[4], const u32 rows[4], const u32 later[4]) const {
+        u32 first[4] = {rows[0], later[0], rows[1], later[1]}, second[4] = {rows[2], later[2], rows[3], later[3]};
+        multiply(c, first, b[0], b[1]);
+        multiply(c, second, b[2], b[3]);
+    }
+};
 
 // A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16
 // beyond f16 saturate.
@@ -246,7 +303,7 @@ struct Floats {
         Floats f = *this;
         for (u32 i = 0; row && i < 8; i++) {
             uint4& eight = f.values[i / 2][i % 2];
-            eight.x = eight.z, eight.y = eight.w;
+            eight.x = eight.y, eight.z = eight.w;
         }
         return f;
     }
@@ -279,6 +336,7 @@ __device__ inline void load_floats(Floats& f, const u8* tile, u32 first, u32 str
     }
 }
 
+// Returns rows I and I + 8, in the order of `level_fragment`.
 template <u32 I>
 __device__ inline void fragment(const Floats& f, u32 a[4]) {
     constexpr u32 SELECT = I % 2 ? 0x7632 : 0x5410;

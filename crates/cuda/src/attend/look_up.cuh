@@ -32,8 +32,8 @@ __device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, 
 // sequence.
 __constant__ u32 TRELLIS[2][16] = TRELLIS_BYTES;
 
-// Returns bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8:
-// `__byte_perm` ensures that.
+// Returns bytes of `low` and `high` by the lower four nibbles of `index`, below 8; 8 more make the
+// sign of a byte all of its bits. (`__byte_perm` takes no such selectors.)
 __device__ inline u32 pick(u32 low, u32 high, u32 index) {
     u32 bytes;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
@@ -63,14 +63,16 @@ __device__ inline Codes eight_levels(const Book& book, u32 index) {
 }
 
 // Looks up codes of sixteen levels: two registers hold eight, so two look-ups, and bit 3 selects.
+// It is the sign of a byte, of `nibbles` in every other nibble, of these 4 to the left in the rest;
+// a permutation spreads signs over bytes where bit 3 of its selector is 1.
 __device__ inline Codes sixteen_levels(const Book& book, u32 nibbles) {
-    u32 index = nibbles & 0x77777777, bit = nibbles >> 3 & 0x11111111;
-    u32 indices[2] = {index, upper(index)}, bits[2] = {bit, upper(bit)};
+    u32 index = nibbles & 0x77777777, left = nibbles << 4;
+    u32 indices[2] = {index, upper(index)}, masks[2] = {pick(left, nibbles, 0xd9c8), pick(left, nibbles, 0xfbea)};
     Codes codes;
     for (u32 pair = 0; pair < 2; pair++) {
         u32 low = pick(book.bytes[0], book.bytes[1], indices[pair]);
         u32 high = pick(book.bytes[2], book.bytes[3], indices[pair]);
-        codes.pair[pair] = choose(mask_of(bits[pair]), high, low);
+        codes.pair[pair] = choose(masks[pair], high, low);
     }
     return codes;
 }

@@ -448,7 +448,7 @@ fn launch(
     let [k_dim, v_dim] = head_format.dims;
     let mut params = kernel_params(cx, p, head_format, heads, parts[0].sequence.layer, rows)?;
     if kernel_kind == KernelKind::Decode {
-        let splits = Splits::of(cx, p, heads, parts, rows.step_tiles)?;
+        let splits = Splits::of(cx, p, head_format, heads, parts, rows.step_tiles)?;
         return decode::launch(cx, params, head_format, p.soft_cap.is_some(), &splits);
     }
     let launched = Launched::new(cx, p, kernel_kind, heads, parts, rows.step_tiles)?;

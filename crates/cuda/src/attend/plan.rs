@@ -51,7 +51,7 @@ impl KernelKind {
 
     pub fn queries_per_block(self) -> usize {
         match self {
-            Self::Decode => decode::QUERIES,
+            Self::Decode => decode::MAX_QUERIES,
             Self::Split => QUERIES,
             Self::Prefill(partition) => partition.queries(),
             Self::Warpgroups => hopper::QUERIES,

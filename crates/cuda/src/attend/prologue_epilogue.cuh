@@ -41,8 +41,8 @@ __device__ inline const float* balance_of(const Slot& slot, u32 at, u32 dim) {
 
 // Returns values span + 4 lane and the next three of query i, with channel scales, padded, rotated
 // and scaled; zeros beyond the last query. Called by a whole warp.
-__device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i, u32 span, u32 lane) {
-    if (i >= slot.n_queries(p.c)) return make_uint2(0, 0);
+__device__ inline float4 prepared_values(const AttendParams& p, const Slot& slot, u32 i, u32 span, u32 lane) {
+    if (i >= slot.n_queries(p.c)) return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const float* q = p.q + query_head(p, slot, i) * p.k_head_dim;
     const float* factors = balance_of(slot, p.balance_at[0], p.k_head_dim);
     float x[4];
@@ -52,7 +52,13 @@ __device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i,
         if (factors && first + e < p.k_head_dim) x[e] = __fmul_rn(x[e], factors[first + e]);
     }
     if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);
-    return make_uint2(pack_halves(x[0] * p.scale, x[1] * p.scale), pack_halves(x[2] * p.scale, x[3] * p.scale));
+    return make_float4(x[0] * p.scale, x[1] * p.scale, x[2] * p.scale, x[3] * p.scale);
+}
+
+// Returns the same values, as f16.
+__device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i, u32 span, u32 lane) {
+    float4 x = prepared_values(p, slot, i, span, lane);
+    return make_uint2(pack_halves(x.x, x.y), pack_halves(x.z, x.w));
 }
 
 // Softmax state of a query: its largest score, and the sum of the weights relative to it, which

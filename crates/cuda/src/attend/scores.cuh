@@ -8,13 +8,13 @@
 #include "fold.cuh"
 #include "groups.cuh"
 
-// Bytes of the softmax weights of a tile, [16 tokens][8 queries] f16; 16 more, so that tiles lie in
-// different banks.
+// Bytes of the softmax weights of a tile, [QUERIES][16 tokens] in 16 bit; 16 more, so that tiles lie
+// in different banks.
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 
 // The levels of codes: the byte codebook of their type, and a level table for trellis types.
 struct Levels {
-    const Book& book;
+    Book book;
     const LevelTable& table;
 };
 
@@ -23,7 +23,7 @@ constexpr bool K_IS_TRELLIS = is_trellis(K_TYPE), V_IS_TRELLIS = is_trellis(V_TY
 constexpr u32 V_TABLE = K_IS_TRELLIS && V_TYPE != K_TYPE ? 1 : 0;
 constexpr u32 TABLES = V_IS_TRELLIS ? V_TABLE + 1 : K_IS_TRELLIS;
 
-// Calls f with the constants 0 .. 4 or 0 .. 8.
+// Calls f with the constants 0 .. 4, or 0 .. FOURS.
 template <u32 I>
 struct Const { static constexpr u32 value = I; };
 template <typename F>
@@ -31,13 +31,15 @@ __device__ inline void for_four(F f) {
     f(Const<0>()), f(Const<1>()), f(Const<2>()), f(Const<3>());
 }
 template <typename F>
-__device__ inline void for_eight(F f) {
-    for_four(f), f(Const<4>()), f(Const<5>()), f(Const<6>()), f(Const<7>());
+__device__ inline void for_fours(F f) {
+    f(Const<0>()), f(Const<1>());
+    if constexpr (FOURS == 4) f(Const<2>()), f(Const<3>());
 }
+
+// Calls f with the constants of each four and each of its rows.
 template <typename F>
-__device__ inline void for_mmas(F f) {
-    if constexpr (MMAS == 8) for_eight(f);
-    else for_four(f);
+__device__ inline void for_rows(F f) {
+    for_four([&](auto i) { for_four([&](auto r) { f(i, r); }); });
 }
 
 // Sixteen f16 scales.
@@ -52,61 +54,144 @@ struct Scales {
     }
 };
 
-// Codes of keys are multiplied unchanged, as bytes above their bias, which saves an instruction per
-// code: the accumulator of a block starts with the negative contribution of the bias, `minus_bias`.
-// As f16 these bytes are subnormal, which tensor cores support exactly (doi 10.7717/peerj-cs.330
-// for compute capabilities up to 8.0), so that only the bias is added to a code. Intermediate sums
-// are two to four times as large as without it, by root mean square, and f32 rounds each by 2^-23
-// at most; queries have been rounded by 2^-12. (With bytes above 1024 the sums would be more than
-// twenty times as large.)
-constexpr float BYTE_UNIT = 1.0f / (1 << 24);
-
 // Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
-__host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !is_trellis(type); }
+__host__ __device__ constexpr bool has_bytes(u32 type) { return is_coded(type) && !is_trellis(type); }
 
-// Returns whether the scales of values join the softmax weights: a token has one scale, that of its
-// only block.
-__host__ __device__ constexpr bool weights_have_scales(u32 type) {
-    return is_turbo(type) && SLICES == 1 && block_at(type, V_DIM, 0).n == V_DIM;
+// Returns whether the bytes of a type have a sign: those that are looked up. Others are stored with
+// a bias, whose contribution is subtracted from the sums.
+__host__ __device__ constexpr bool is_signed(u32 type) { return is_turbo(type); }
+
+// Returns a book of bytes less their bias.
+__device__ inline Book signed_book(const Book& book) {
+    Book own = book;
+    for (u32 i = 0; i < 4; i++) own.bytes[i] ^= 0x80808080;
+    return own;
 }
+
+// Returns whether the scales of values join the softmax weights: the tokens of a slice have one
+// scale, that of their only block.
+__host__ __device__ constexpr bool weights_have_scales(u32 type) { return is_turbo(type) && n_blocks(type, V_DIM) == SLICES; }
 constexpr bool SCALED_WEIGHTS = weights_have_scales(V_TYPE);
-// Outputs of codes without their scales: of bytes, which are subnormal as f16, or of levels.
-constexpr float CODE_UNIT = has_bias(V_TYPE) ? BYTE_UNIT : 1.0f;
 
-// Blocks of the keys whose accumulators start with the negative bias.
-constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
+// Blocks of keys whose sums begin with the negative contribution of the bias.
+constexpr u32 BIASED_BLOCKS = has_bytes(K_TYPE) && !is_signed(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
 
-// Returns the contribution of the bias of block `block` with queries 2t and 2t + 1, negative.
-__device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2* queries, u32 lane) {
-    u32 minus = 0x80008000 | (u32)book.bias * 0x10001, all[4] = {minus, minus, minus, minus};
-    float products[4] = {};
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        if (block_at(K_TYPE, K_DIM, 16 * chunk).index != block) continue;
-        uint2 b = queries[32 * chunk + lane];
-        multiply(products, all, b.x, b.y);
+// A number in two signed bytes: 256 high + low.
+struct HighLow {
+    int high, low;
+    __device__ float sum() const { return (float)(256 * high + low); }
+};
+
+// Queries as right operands. Bytes are those of 16-bit fixed point, whose unit is the largest
+// magnitude of a query by QUERY_STEPS.
+constexpr float QUERY_STEPS = 127 * 256 + 127;
+struct Queries {
+    uint2 halves[K_DIM / 16][QUERIES][4];                     // by chunk of 16 dims, query and t
+    uint4 bytes[has_bytes(K_TYPE) ? K_DIM / 16 : 1][QUADS][32];  // by chunk, quad and lane: high bytes, low bytes
+    float unit[QUERIES];                                      // of the bytes, times the step of keys
+    HighLow initial[BIASED_BLOCKS + 1][QUERIES];              // first sums of a block
+
+    __device__ void load_halves(HalfOperands b[QUADS], u32 chunk, u32 lane) const {
+        for (u32 quad = 0; quad < QUADS; quad++) b[quad].set(halves[chunk][4 * quad + lane / 8][lane % 4], lane);
     }
-    return make_float2(products[0], products[1]);
+    // Leaves four dims of a query, `first` and the next three.
+    __device__ void set_halves(u32 first, u32 query, const float4& x) {
+        halves[first / 16][query][first % 16 / 4] = make_uint2(pack_halves(x.x, x.y), pack_halves(x.z, x.w));
+    }
+    // Leaves them in fixed point: `number * unit`. Called by whole warps, whose lanes have the dims
+    // in order.
+    __device__ void set_bytes(u32 first, u32 query, const float4& x, float steps, int bias) {
+        u32 high = 0, low = 0;
+        float four[4] = {x.x, x.y, x.z, x.w};
+        for (u32 e = 0; e < 4; e++) {
+            int number = __float2int_rn(four[e] * steps);
+            high |= ((u32)(number + 128) >> 8 & 255) << (8 * e);
+            low |= ((u32)number & 255) << (8 * e);
+        }
+        if constexpr (BIASED_BLOCKS > 0) set_initial(first, query, high, low, bias);
+        for (u32 odd = 0; odd < 2 && first < K_DIM; odd++) {
+            uint2 upper = byte_operand<K_TYPE>(high, odd), lower = byte_operand<K_TYPE>(low, odd);
+            bytes[first / 16][query / 4][8 * (query % 4) + 4 * odd + first % 16 / 4] = make_uint4(upper.x, upper.y, lower.x, lower.y);
+        }
+    }
+    __device__ void set_initial(u32 first, u32 query, u32 high, u32 low, int bias) {
+        HighLow sum = {__dp4a((int)high, 0x01010101, 0), __dp4a((int)low, 0x01010101, 0)};
+        for (u32 step = 1; step < BLOCK32_DIMS / 4; step *= 2) {
+            sum.high += __shfl_xor_sync(~0u, sum.high, step), sum.low += __shfl_xor_sync(~0u, sum.low, step);
+        }
+        if (first < K_DIM && first % BLOCK32_DIMS == 0) initial[first / BLOCK32_DIMS][query] = {-bias * sum.high, -bias * sum.low};
+    }
+};
+
+// The sums of N quads in bytes, exact.
+template <u32 N>
+struct ByteSums {
+    int high[N][4][4], low[N][4][4];
+
+    __device__ void begin(u32 quad, HighLow first) {
+        for (u32 i = 0; i < 4; i++) {
+            for (u32 r = 0; r < 4; r++) high[quad][i][r] = first.high, low[quad][i][r] = first.low;
+        }
+    }
+    __device__ float get(u32 quad, u32 i, u32 r) const { return HighLow{high[quad][i][r], low[quad][i][r]}.sum(); }
+};
+
+// Adds the products of a group of keys with the queries of quads FIRST .. FIRST + N.
+template <u32 FIRST, u32 N, u32 TYPE>
+__device__ inline void add_products(ByteSums<N>& sums, const Group<TYPE>& group, const Levels& levels, const Queries& queries, u32 chunk, u32 lane) {
+    uint4 b[N];
+    for (u32 quad = 0; quad < N; quad++) b[quad] = queries.bytes[chunk][FIRST + quad][lane];
+    for_four([&](auto i) {
+        u32 a[4];
+        byte_fragment<i.value>(group, levels.book, a);
+        for (u32 quad = 0; quad < N; quad++) {
+            multiply_queries<is_signed(TYPE)>(sums.high[quad][i.value], a, b[quad].x, b[quad].y);
+            multiply_queries<is_signed(TYPE)>(sums.low[quad][i.value], a, b[quad].z, b[quad].w);
+        }
+    });
 }
 
-// Returns the initial accumulator of block `block`.
-template <u32 TYPE>
-__device__ inline float2 initial_sum(const float2 (*minus_bias)[4], u32 block, u32 lane) {
-    if constexpr (has_bias(TYPE)) return minus_bias[block][lane % 4];
-    return make_float2(0.0f, 0.0f);
+// Adds the scores of the `DIMS` dims of one block, which begin with chunk `first_chunk`, to quads
+// FIRST .. FIRST + N, as `add_scores` does.
+template <u32 TYPE, u32 DIMS, u32 FIRST, u32 N>
+__device__ inline void add_byte_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
+                                       const Queries& queries, u32 first_chunk, u32 lane) {
+    constexpr u32 CHUNKS = DIMS / 16, MAX_AHEAD = QUADS == 1 ? 4 : is_turbo(TYPE) ? 2 : 1, AHEAD = CHUNKS < MAX_AHEAD ? CHUNKS : MAX_AHEAD;
+    ByteSums<N> sums;
+    for (u32 quad = 0; quad < N; quad++) {
+        HighLow first = {0, 0};
+        if constexpr (!is_signed(TYPE)) first = queries.initial[16 * first_chunk / BLOCK32_DIMS][4 * (FIRST + quad) + lane % 4];
+        sums.begin(quad, first);
+    }
+    Scales scales;
+    scales.load(block);
+#pragma unroll 1
+    for (u32 first = 0; first < CHUNKS; first += AHEAD) {
+        Group<TYPE> groups[AHEAD];
+#pragma unroll
+        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
+#pragma unroll
+        for (u32 c = 0; c < AHEAD; c++) add_products<FIRST>(sums, groups[c], levels, queries, first_chunk + first + c, lane);
+    }
+#pragma unroll
+    for (u32 quad = 0; quad < N; quad++) {
+        float unit = mine ? queries.unit[4 * (FIRST + quad) + lane % 4] : 0.0f;
+        for_rows([&](auto i, auto r) {
+            scores[FIRST + quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * unit * sums.get(quad, i.value, r.value);
+        });
+    }
 }
 
-// Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those
-// dims.
+// The same for trellis types, whose levels are f16.
 template <u32 TYPE, u32 DIMS>
-__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
-                                        const uint2* queries, float2 first_sum, u32 lane) {
+__device__ inline void add_level_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
+                                        const Queries& queries, u32 first_chunk, u32 lane) {
     constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
-    float block_scores[8][4];
-    for (u32 i = 0; i < 8; i++) block_scores[i][0] = block_scores[i][2] = first_sum.x, block_scores[i][1] = block_scores[i][3] = first_sum.y;
+    float sums[QUADS][4][4] = {};
     Scales scales;
     scales.load(block);
     Group<TYPE> last;
-    if constexpr (is_trellis(TYPE)) last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
+    last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
 #pragma unroll 1
     for (u32 first = 0; first < CHUNKS; first += AHEAD) {
         Group<TYPE> groups[AHEAD];
@@ -114,77 +199,96 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
         for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) {
-            if constexpr (is_trellis(TYPE)) groups[c].set_predecessor(last), last = groups[c];
-            uint2 b = queries[32 * (first + c) + lane];
-            for_eight([&](auto i) {
-                u32 a[4];
-                if constexpr (is_trellis(TYPE)) level_fragment<i.value>(groups[c], levels.table, lane, a);
-                else byte_fragment<0, i.value>(groups[c], levels.book, a);
-                multiply(block_scores[i.value], a, b.x, b.y);
+            groups[c].set_predecessor(last), last = groups[c];
+            HalfOperands b[QUADS];
+            queries.load_halves(b, first_chunk + first + c, lane);
+            for_four([&](auto i) {
+                u32 rows[4], later[4];
+                level_fragment<i.value>(groups[c], levels.table, lane, rows);
+                level_fragment<i.value + 4>(groups[c], levels.table, lane, later);
+                for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(sums[quad][i.value], rows, later);
             });
         }
     }
-    float step = mine ? levels.book.step / (has_bias(TYPE) ? BYTE_UNIT : 1.0f) : 0.0f;
-    for_eight([&](auto i) {
-        float low = scales.get<i.value>() * step, high = scales.get<i.value + 8>() * step;
-        scores[i.value][0] += low * block_scores[i.value][0], scores[i.value][1] += low * block_scores[i.value][1];
-        scores[i.value][2] += high * block_scores[i.value][2], scores[i.value][3] += high * block_scores[i.value][3];
-    });
-}
-
-// Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i
-// (first two) and i + 8 of tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read
-// another one and add zero.
-template <u32 TYPE>
-__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
-                                  const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
-    if constexpr (TYPE < Q8_0) {
-        float block_scores[8][4] = {};
-#pragma unroll 1
-        for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-            Floats group;
-            load_floats<TYPE>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
-            uint2 b = queries[32 * chunk + lane];
-            for_eight([&](auto i) {
-                u32 a[4];
-                fragment<i.value>(group, a);
-                multiply(block_scores[i.value], a, b.x, b.y);
-            });
-        }
-        for_eight([&](auto i) {
-            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? block_scores[i.value][r] : 0.0f;
-        });
-    } else {
-        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE_DIMS = K_DIM / MAX_DIMS * MAX_DIMS;
-#pragma unroll 1
-        for (u32 first = 0; first < WHOLE_DIMS; first += MAX_DIMS) {
-            const u8* block = tile + block_byte(TYPE, first / MAX_DIMS, first);
-            float2 initial = initial_sum<TYPE>(minus_bias, first / MAX_DIMS, lane);
-            add_block_scores<TYPE, MAX_DIMS>(scores, block, mine, levels, queries + 2 * first, initial, lane);
-        }
-        if constexpr (K_DIM - WHOLE_DIMS >= 64) {
-            const u8* block = tile + block_byte(TYPE, WHOLE_DIMS / MAX_DIMS, WHOLE_DIMS);
-            float2 initial = initial_sum<TYPE>(minus_bias, WHOLE_DIMS / MAX_DIMS, lane);
-            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE_DIMS, initial, lane);
-        }
-        if constexpr ((K_DIM - WHOLE_DIMS) % 64 > 0) {
-            constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
-            const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
-            float2 initial = initial_sum<TYPE>(minus_bias, LAST.index, lane);
-            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, initial, lane);
-        }
-    }
-}
-
-// Returns the contribution of the centre of a unit to its scores with queries 2t and 2t + 1: all
-// rows of the MMA are the centre, so that the result has the layout of the scores.
-__device__ inline float2 centre_scores(const u16* centre, const uint2* queries, u32 lane) {
-    float products[4] = {};
+    float step = mine ? levels.book.step : 0.0f;
 #pragma unroll
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        uint2 four = __ldg((const uint2*)(centre + 16 * chunk) + lane % 4), b = queries[32 * chunk + lane];
-        u32 a[4] = {four.x, four.x, four.y, four.y};
-        multiply(products, a, b.x, b.y);
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        for_rows([&](auto i, auto r) {
+            scores[quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * step * sums[quad][i.value][r.value];
+        });
     }
-    return make_float2(products[0], products[1]);
+}
+
+// Adds the scores of the `DIMS` dims of one block. Codes that need no look-up are loaded once per
+// quad, which takes half as many registers.
+template <u32 TYPE, u32 DIMS>
+__device__ inline void add_block_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
+                                        const Queries& queries, u32 first_chunk, u32 lane) {
+    if constexpr (is_trellis(TYPE)) {
+        add_level_scores<TYPE, DIMS>(scores, block, mine, levels, queries, first_chunk, lane);
+    } else if constexpr (is_turbo(TYPE)) {
+        add_byte_scores<TYPE, DIMS, 0, QUADS>(scores, block, mine, levels, queries, first_chunk, lane);
+    } else {
+        add_byte_scores<TYPE, DIMS, 0, 1>(scores, block, mine, levels, queries, first_chunk, lane);
+        if constexpr (QUADS > 1) add_byte_scores<TYPE, DIMS, 1, 1>(scores, block, mine, levels, queries, first_chunk, lane);
+    }
+}
+
+// Adds the scores of the 128 tokens of a unit: scores[quad][i][r] of lane (g, t) is that of token i
+// + row_of(r) of tile g with query t of the quad. Lanes whose tile is not `mine` read another one
+// and add zero.
+template <u32 TYPE>
+__device__ inline void add_scores(float scores[QUADS][4][4], const u8* tile, bool mine, const Levels& levels, const Queries& queries, u32 lane) {
+    constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE_DIMS = K_DIM / MAX_DIMS * MAX_DIMS;
+#pragma unroll 1
+    for (u32 first = 0; first < WHOLE_DIMS; first += MAX_DIMS) {
+        const u8* block = tile + block_byte(TYPE, first / MAX_DIMS, first);
+        add_block_scores<TYPE, MAX_DIMS>(scores, block, mine, levels, queries, first / 16, lane);
+    }
+    if constexpr (K_DIM - WHOLE_DIMS >= 64) {
+        const u8* block = tile + block_byte(TYPE, WHOLE_DIMS / MAX_DIMS, WHOLE_DIMS);
+        add_block_scores<TYPE, 64>(scores, block, mine, levels, queries, WHOLE_DIMS / 16, lane);
+    }
+    if constexpr ((K_DIM - WHOLE_DIMS) % 64 > 0) {
+        constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
+        const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
+        add_block_scores<TYPE, 32>(scores, block, mine, levels, queries, LAST.first / 16, lane);
+    }
+}
+
+// Adds the scores of float tiles likewise. Lanes whose tile is not `mine` multiply zeros.
+template <u32 TYPE>
+__device__ inline void add_float_scores(float scores[QUADS][4][4], const u8* tile, bool mine, const Queries& queries, u32 lane) {
+    Floats group = {};
+#pragma unroll 1
+    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
+        if (mine) load_floats<TYPE>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
+        HalfOperands b[QUADS];
+        queries.load_halves(b, chunk, lane);
+        for_four([&](auto i) {
+            u32 rows[4], later[4];
+            fragment<i.value>(group, rows);
+            fragment<i.value + 4>(group, later);
+            for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(scores[quad][i.value], rows, later);
+        });
+    }
+}
+
+// Returns the contribution of the centre of a unit to its scores with query t of each quad. Two
+// columns have the same query, and all rows the centre: rows 0 .. 8 dims 8t .. 8t + 2 and 8t + 4 ..
+// 8t + 6 of each 32, rows 8 .. 16 the others, in the order of memory, which moves no registers. An
+// MMA with the queries of either leaves its sum in these rows.
+__device__ inline void centre_scores(float products[QUADS], const u16* centre, const Queries& queries, u32 lane) {
+    float first[QUADS][4] = {}, second[QUADS][4] = {};
+#pragma unroll
+    for (u32 chunk = 0; chunk < K_DIM / 16; chunk += 2) {
+        uint4 eight = __ldg((const uint4*)(centre + 16 * chunk) + lane % 4);
+        u32 a[4] = {eight.x, eight.y, eight.z, eight.w};
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            const uint2* b = &queries.halves[chunk + lane % 4 / 2][4 * quad + lane / 8][lane % 2 * 2];
+            multiply(first[quad], a, b[0].x, b[1].x);
+            multiply(second[quad], a, b[0].y, b[1].y);
+        }
+    }
+    for (u32 quad = 0; quad < QUADS; quad++) products[quad] = first[quad][0] + second[quad][2];
 }

@@ -53,6 +53,7 @@ use std::sync::Arc;
 use kvant_backend::{AttendParams, KvLayer, Result, TILES_PER_BLOCK, TokenSpan};
 use kvant_codec::tile::TILE;
 
+use super::decode::HeadFormat;
 use super::plan::SequenceParams;
 use super::{OP, Part, WARPS, decode, slice};
 use crate::context::MAX_COUNTERS;
@@ -72,6 +73,8 @@ pub(crate) struct Splits {
     pub(super) sequences: Vec<SequenceParams>,
     /// The same on the device, if they are too many to travel with a launch.
     pub(super) listed: Option<Block>,
+    /// Queries of a tile of columns.
+    pub(super) queries: usize,
     /// All of them: of all sequences, heads and tiles of columns.
     n: usize,
     /// Maximum number of splits of a sequence.
@@ -88,6 +91,7 @@ impl Splits {
     pub(super) fn of(
         cx: &Context,
         p: &AttendParams,
+        head_format: &HeadFormat,
         heads: &[usize],
         parts: &[Part<'_, '_>],
         step_tiles: DevicePtr,
@@ -95,33 +99,41 @@ impl Splits {
         let layer = parts[0].sequence.layer;
         let [keys, values] = [&layer.k[heads[0]].spec, &layer.values(heads[0]).spec];
         let tiles = [keys, values].map(|spec| [spec.sink_tiles, spec.tail_tiles]);
-        let counts = [p.n_heads, p.n_kv_heads, heads.len(), values.stored_value_dim()];
+        let counts = [p.n_heads, p.n_kv_heads, heads.len()];
         let counts = counts.into_iter().chain(tiles.into_iter().flatten()).map(|count| count as u64);
         let window = layer.window.map_or(u64::MAX, |window| window as u64);
-        let of_layer = counts.chain([window, step_tiles]).collect();
+        // Types and sizes decide how many blocks are resident.
+        let of_layer = counts.chain(head_format.words()).chain([window, step_tiles]).collect();
         let key = PlanKey::new(of_layer, parts.iter().map(|part| part.sequence));
-        cx.attend_plans().get(key, || Self::new(cx, p, heads, parts, step_tiles))
+        cx.attend_plans().get(key, || Self::new(cx, p, head_format, heads, parts, step_tiles))
     }
 
     /// Plans the splits of these heads.
     fn new(
         cx: &Context,
         p: &AttendParams,
+        head_format: &HeadFormat,
         heads: &[usize],
         parts: &[Part<'_, '_>],
         step_tiles: DevicePtr,
     ) -> Result<Self> {
-        let mut all = Self { sequences: Vec::with_capacity(parts.len()), listed: None, n: 0, max: 0 };
         let group = p.n_heads / p.n_kv_heads;
+        let most = parts.iter().flat_map(|part| rows_by_tile(part.rows)).map(|rows| rows.n * group);
+        let queries = decode::queries_per_block(most.max().unwrap_or(0));
+        // As many splits as a row alone fills the device with, all resident at once, so that they
+        // finish together: a row has the same ones whatever other rows the launch has.
+        let blocks = blocks_at_once(cx, head_format, decode::queries_per_block(group));
+        let max_splits = (blocks / (p.n_kv_heads * group.div_ceil(decode::MAX_QUERIES))).max(1);
+        let sequences = Vec::with_capacity(parts.len());
+        let mut all = Self { sequences, listed: None, queries, n: 0, max: 0 };
         for Part { sequence, rows } in parts {
-            let v_dim = sequence.layer.values(heads[0]).spec.stored_value_dim();
             for rows in rows_by_tile(*rows) {
                 let rounds = rounds(sequence.layer, rows.start / TILE);
-                let split_rounds = split_rounds(cx, rounds, p.n_kv_heads * columns(group), v_dim);
+                let split_rounds = rounds.div_ceil(max_splits);
                 let splits = rounds.div_ceil(split_rounds);
                 let params = SequenceParams::new(cx, sequence, rows, heads[0], step_tiles)?;
                 all.sequences.push(params.with_splits(all.n, splits, split_rounds * ROUND_TILES)?);
-                all.n += heads.len() * columns(rows.n * group) * splits;
+                all.n += heads.len() * (rows.n * group).div_ceil(queries) * splits;
                 all.max = all.max.max(splits);
             }
         }
@@ -133,8 +145,8 @@ impl Splits {
     }
 
     /// Divides the splits among as many blocks as the device holds at once.
-    pub(super) fn shares(&self, cx: &Context, v_dim: usize) -> Shares {
-        let blocks = self.n.min(blocks_at_once(cx, v_dim)).clamp(1, MAX_COUNTERS);
+    pub(super) fn shares(&self, cx: &Context, head_format: &HeadFormat) -> Shares {
+        let blocks = self.n.min(blocks_at_once(cx, head_format, self.queries)).clamp(1, MAX_COUNTERS);
         let (share, longer) = (self.n / blocks, self.n % blocks);
         let max_share = share + usize::from(longer > 0);
         Shares { blocks, share, longer, block_partials: max_share.min(self.max) + 1 }
@@ -163,11 +175,6 @@ fn rows_by_tile(rows: TokenSpan) -> impl Iterator<Item = TokenSpan> {
     })
 }
 
-/// Returns the tiles of columns that this many queries fill.
-fn columns(queries: usize) -> usize {
-    queries.div_ceil(decode::QUERIES)
-}
-
 /// Returns the rounds of a block over the units that some row of tile `tile` may see: `Units` of
 /// `decode.cu`.
 fn rounds(layer: &KvLayer, tile: usize) -> usize {
@@ -175,15 +182,7 @@ fn rounds(layer: &KvLayer, tile: usize) -> usize {
     (tile / decode::UNIT + 1 - first).div_ceil(WARPS)
 }
 
-/// Returns the rounds of a split of a sequence of `rounds`: few enough that its splits in
-/// `columns` tiles of columns fill the device, but are all resident at once, so that they finish
-/// together.
-fn split_rounds(cx: &Context, rounds: usize, columns: usize, v_dim: usize) -> usize {
-    let max_splits = (blocks_at_once(cx, v_dim) / columns).max(1);
-    rounds.div_ceil(max_splits)
-}
-
 /// Returns the blocks that the device holds at once.
-fn blocks_at_once(cx: &Context, v_dim: usize) -> usize {
-    decode::resident_blocks(v_dim) * cx.gpu().properties().n_sms as usize
+fn blocks_at_once(cx: &Context, head_format: &HeadFormat, queries: usize) -> usize {
+    head_format.resident_blocks(queries) * cx.gpu().properties().n_sms as usize
 }
