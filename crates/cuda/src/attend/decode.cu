@@ -343,14 +343,15 @@ struct Part {
     }
 };
 
-// Adds a slice of AHEAD tiles from `first` on, loaded together.
+// Adds a slice of AHEAD consecutive tiles, loaded together: of codes, or one.
 template <u32 TYPE, u32 AHEAD, typename S>
-__device__ inline void accumulate_tiles(S& sums, const u8* lane_tile, u32 first, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+__device__ inline void accumulate_tiles(S& sums, const u8* tiles, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+    static_assert(is_coded(TYPE) || AHEAD == 1, "tiles of floats may lie anywhere");
     Values<TYPE> values[AHEAD];
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(lane_tile, 4 * (first + i)), slice, lane);
+    for (u32 i = 0; i < AHEAD; i++) values[i].load(tiles + i * tile_bytes(TYPE, V_DIM), slice, lane);
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) add_products(sums, values[i], levels, weights + (first + i) * WEIGHT_BYTES, slice, lane);
+    for (u32 i = 0; i < AHEAD; i++) add_products(sums, values[i], levels, weights + i * WEIGHT_BYTES, slice, lane);
 }
 
 template <u32 TYPE>
@@ -367,28 +368,34 @@ __device__ inline void add_products(Outputs& sums, const Values<TYPE>& values, c
     values.accumulate(sums, levels, b, slice, lane);
 }
 
-// Adds a slice of the tiles of a unit whose lanes are in `mask`, to bytes or outputs.
+// Adds a slice of the tiles of a unit that are `mine` in their lanes, to bytes or outputs.
 template <u32 TYPE, typename S>
-__device__ inline void accumulate_unit(S& sums, u32 mask, const u8* lane_tile, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+__device__ inline void accumulate_unit(S& sums, const u8* lane_tile, bool mine, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
     constexpr u32 AHEAD = TYPE >= Q4_0 ? 4 / QUADS : TYPE == Q8_0 ? 2 / QUADS : 1;
-    if (AHEAD > 1 && mask == ~0u) {
+    if (AHEAD > 1 && __all_sync(~0u, mine)) {
+        // All in the block.
+        const u8* tiles = tile_of_lane(lane_tile, 0);
 #pragma unroll 1
-        for (u32 first = 0; first < UNIT; first += AHEAD) accumulate_tiles<TYPE, AHEAD>(sums, lane_tile, first, levels, weights, slice, lane);
+        for (u32 first = 0; first < UNIT; first += AHEAD) {
+            accumulate_tiles<TYPE, AHEAD>(sums, tiles + first * tile_bytes(TYPE, V_DIM), levels, weights + first * WEIGHT_BYTES, slice, lane);
+        }
     } else {
+        u32 mask = __ballot_sync(~0u, mine);
 #pragma unroll 1
         for (u32 i = 0; i < UNIT; i++) {
-            if (mask >> (4 * i) & 1) accumulate_tiles<TYPE, 1>(sums, lane_tile, i, levels, weights, slice, lane);
+            const u8* tile = tile_of_lane(lane_tile, 4 * i);
+            if (mask >> (4 * i) & 1) accumulate_tiles<TYPE, 1>(sums, tile, levels, weights + i * WEIGHT_BYTES, slice, lane);
         }
     }
 }
 
 // Adds a slice of the main tiles of a unit, whose weights are in shared memory.
-__device__ inline void accumulate_main(Part& part, u32 in_main, const u8* lane_tile, const float factor[QUADS], const Levels& levels,
+__device__ inline void accumulate_main(Part& part, const LaneTile& value, const float factor[QUADS], const Levels& levels,
                                        const u8* weights, u32 slice, u32 lane) {
     if constexpr (WEIGHTS_IN_BYTES) {
         ByteSums<QUADS> sums;
         for (u32 quad = 0; quad < QUADS; quad++) sums.begin(quad, {0, 0});
-        accumulate_unit<V_TYPE>(sums, in_main, lane_tile, levels, weights, slice, lane);
+        accumulate_unit<V_TYPE>(sums, value.tile, value.in_main, levels, weights, slice, lane);
         for (u32 quad = 0; quad < QUADS; quad++) {
             for (u32 i = 0; i < FOURS; i++) {
                 for (u32 r = 0; r < 4; r++) part.out[quad][slice][i][r] += factor[quad] * sums.get(quad, i, r);
@@ -397,14 +404,14 @@ __device__ inline void accumulate_main(Part& part, u32 in_main, const u8* lane_t
     } else if constexpr (SCALED_WEIGHTS) {
         // Of these outputs, the slice alone is in use.
         Outputs sums = {};
-        accumulate_unit<V_TYPE>(sums, in_main, lane_tile, levels, weights, slice, lane);
+        accumulate_unit<V_TYPE>(sums, value.tile, value.in_main, levels, weights, slice, lane);
         for (u32 quad = 0; quad < QUADS; quad++) {
             for (u32 i = 0; i < FOURS; i++) {
                 for (u32 r = 0; r < 4; r++) part.out[quad][slice][i][r] += factor[quad] * sums[quad][slice][i][r];
             }
         }
     } else {
-        accumulate_unit<V_TYPE>(part.out, in_main, lane_tile, levels, weights, slice, lane);
+        accumulate_unit<V_TYPE>(part.out, value.tile, value.in_main, levels, weights, slice, lane);
     }
 }
 
@@ -438,7 +445,7 @@ __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const 
         }
     }
     LaneTile value = lane_tile<V_TYPE>(sequence, p.c.values, head.values, sequence.value_step_tiles, block, index, end);
-    u32 in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
+    bool in_main = __any_sync(~0u, value.in_main), in_f16 = __any_sync(~0u, value.in_f16);
     Scales scales = {};
     if (SCALED_WEIGHTS && value.in_main) scales.load(value.tile);
     float rescale[QUADS], factor[QUADS];
@@ -452,8 +459,8 @@ __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const 
             write_weights(scores, scales, SCALED_WEIGHTS && value.in_main, levels.book.step, factor, weights, lane);
             __syncwarp();
         }
-        if (V_TYPE != F16 && in_main) accumulate_main(part, in_main, value.tile, factor, levels, weights, slice, lane);
-        if (in_f16) accumulate_unit<F16>(part.out, in_f16, value.tile, levels, weights, slice, lane);
+        if (V_TYPE != F16 && in_main) accumulate_main(part, value, factor, levels, weights, slice, lane);
+        if (in_f16) accumulate_unit<F16>(part.out, value.tile, value.in_f16, levels, weights, slice, lane);
         __syncwarp();
     }
 }

@@ -225,15 +225,18 @@ pub(super) fn queries_per_block(max: usize) -> usize {
 }
 
 /// Returns the resident blocks per multiprocessor: as many as leave what a unit needs in registers.
-/// A group of q8_0 takes three times as many as one of other codes.
+/// Keys of several blocks need more, as do large groups (q8_0), scores of 32 dims (q4_0) and levels
+/// from shared memory (trellis types).
 fn resident_blocks(types: [DType; 2], dims: [usize; 2], queries: usize) -> usize {
-    let has_large_groups = types.contains(&DType::Q8_0);
+    let is_float = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let is_plain = |dtype| is_float(dtype) || turbo::codebook(dtype).is_some();
+    let leaves_registers = queries == FEW_QUERIES && types.into_iter().all(is_plain);
     let has_one_block = dims.iter().all(|dim| *dim <= turbo::LEN && dim.is_power_of_two());
-    match (dims[1] <= turbo::LEN, queries) {
-        (true, FEW_QUERIES) if has_one_block && !has_large_groups => 4,
-        (true, _) => 3,
-        (false, FEW_QUERIES) if !has_large_groups => 3,
-        (false, _) => 2,
+    match dims[1] <= turbo::LEN {
+        true if leaves_registers && has_one_block => 4,
+        true => 3,
+        false if leaves_registers => 3,
+        false => 2,
     }
 }
 

@@ -9,7 +9,7 @@
 //! - **What: splits.** The tokens that rows of a *tile* see are divided into *units*, each a block
 //!   of the cache (128 tokens at absolute positions), and units into *splits* of one or more
 //!   *rounds* of four warps. The number of rounds depends on the length of the sequence (in tiles),
-//!   the heads of the layer and the device, which a sequence alone should fill: on nothing else. A
+//!   the heads of the layer and the device, which one row alone should fill: on nothing else. A
 //!   warp has every fourth unit of a split. Every split begins with an empty softmax, and the sums
 //!   of its four warps are added in order. Rows of another tile see other tiles in 16 bit, so a
 //!   sequence whose rows cross tiles counts as two. Tokens that a row does not see add exactly zero
@@ -19,34 +19,34 @@
 //!   likewise. A left fold in one order has the same bits in one block and in several; what it
 //!   costs is that it cannot begin in the middle. (A tree of aligned groups could, at the price of
 //!   another level: it would save a part of the partial results below, which are few.)
-//! - **Who: shares.** The splits of all sequences, heads and tiles of eight columns, in this order,
-//!   are a list, of which every block has an equal consecutive share; there are as many blocks as
+//! - **Who: shares.** The splits of all sequences, heads and tiles of four or eight queries, in this
+//!   order, are a list, of which every block has an equal consecutive share; there are as many blocks as
 //!   the device holds at once. A block that has the first split of some columns folds from there
 //!   on, in shared memory, and writes the output if it has all of them. If not, it writes its
 //!   total; blocks that begin in the middle write each split until the columns end, and the last
 //!   one of them to finish folds these to the total, in order. Each block begins in the middle once
 //!   at most, and leaves columns unfinished once at most.
 //!
-//! A sequence alone has one split per block, as many as it had when each split was a block. Counted
-//! for 132 multiprocessors of three blocks each and eight KV heads of 128 with four query heads
-//! each: rounds that the device needs for a layer (of a block of four warps, each with a unit), how
-//! often a block prepares queries, and megabytes of partial results, each written and read once.
-//! Before, a launch took 16 sequences (four and sixteen launches of a layer, now one), and a block
-//! one split (2,048 to 65,536 blocks, now 396):
+//! A sequence alone has one split per block. Counted for 132 multiprocessors of four blocks each
+//! and eight KV heads of 128 with four query heads each: rounds that the device needs for a layer
+//! (of a block of four warps, each with a unit), how often a block prepares queries, and megabytes
+//! of partial results, each written and read once. Before, a launch took 16 sequences (four and
+//! sixteen launches of a layer, now one), a block one split (2,048 to 65,536 blocks, now 528), and
+//! a multiprocessor three blocks:
 //!
 //! | sequences | tokens | rounds | preparations | MB | rounds | preparations | MB |
 //! |---|---|---|---|---|---|---|---|
 //! | | | before | | | now | | |
-//! | 1 | 65,536 | 3 | 1 | 0.7 | 3 | 1 | 0.7 |
-//! | 64 | 2,048 | 8 | 5.2 | 4.3 | 6 | 2.0 | 1.8 |
-//! | 64 | 8,192 | 24 | 21 | 17 | 21 | 2.2 | 6.6 |
-//! | 64 | 32,768 | 88 | 41 | 34 | 84 | 2.3 | 14 |
-//! | 256 | 2,048 | 32 | 21 | 17 | 21 | 5.7 | 1.3 |
-//! | 256 | 8,192 | 96 | 83 | 68 | 83 | 6.1 | 6.9 |
-//! | 256 | 32,768 | 352 | 166 | 136 | 332 | 6.1 | 14 |
+//! | 1 | 65,536 | 3 | 1 | 0.7 | 2 | 1 | 1.1 |
+//! | 64 | 2,048 | 8 | 5.2 | 4.3 | 4 | 1.1 | 0.3 |
+//! | 64 | 8,192 | 24 | 21 | 17 | 16 | 1.4 | 4.5 |
+//! | 64 | 32,768 | 88 | 41 | 34 | 63 | 1.9 | 35 |
+//! | 256 | 2,048 | 32 | 21 | 17 | 16 | 4.2 | 1.2 |
+//! | 256 | 8,192 | 96 | 83 | 68 | 63 | 4.8 | 8.7 |
+//! | 256 | 32,768 | 352 | 166 | 136 | 249 | 4.8 | 33 |
 //!
-//! A unit of turbo3 is some 2,700 instructions of a warp, preparing queries and a join of four
-//! warps through memory cost as much again; a fold within a block is a tenth of it.
+//! A unit of turbo3 is some 2,100 instructions of a warp, preparing queries and a join of four
+//! warps through memory cost as much again; a fold within a block is a twentieth of it.
 
 use std::sync::Arc;
 

@@ -101,6 +101,9 @@ __host__ __device__ constexpr u32 block_byte(u32 type, u32 index, u32 first) {
 
 __host__ __device__ constexpr u32 f16_bytes(u32 dim) { return dim * TILE * 2; }
 
+// Returns the bytes of a tile of codes.
+__host__ __device__ constexpr u32 tile_bytes(u32 type, u32 dim) { return block_byte(type, n_blocks(type, dim), dim); }
+
 // The part of a KV tensor that holds tile `index`, when those before `coded` are in the sink or the
 // blocks.
 enum { IN_SINK, IN_MAIN, IN_TAIL };
