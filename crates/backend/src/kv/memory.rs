@@ -347,6 +347,7 @@ impl<P: Page> KvBatchEntry<'_, P> {
 
     /// Returns the bytes of its share of the step tiles. Its index uses the same, before the layer
     /// does.
+    #[inline]
     pub fn step_bytes(&self) -> usize {
         if !self.rows.spans_tiles() {
             return 0;

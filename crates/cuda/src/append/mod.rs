@@ -23,7 +23,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, Result};
+use kvant_backend::{
+    BackendError, ChannelScaleLayout, KvBatchEntry, KvLayer, KvTensor, KvTensorSpec, Result,
+};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, turbo};
 
@@ -298,15 +300,23 @@ fn launch(
     let mut params = AppendParams::zeroed();
     let tensors = tensors_of(layer, &heads);
     let n_tensors = tensors.clone().count();
+    let mut last: Option<(&KvTensorSpec, TensorParams)> = None;
     for (to, tensor) in params.tensors.iter_mut().zip(tensors.clone()) {
-        *to = TensorParams {
-            at: Offsets::new(OP, tensor)?,
-            spec: SpecParams::new(OP, &tensor.spec)?,
-            alpha: tensor.spec.alpha,
-            plan: list.plan_of(&tensor.spec),
-            rotates: tensor.spec.rotates.into(),
-            as_keys: (tensor.spec.side == Side::K).into(),
+        let spec = &tensor.spec;
+        // Most tensors are stored as the one before.
+        let of_spec = match last.filter(|(known, _)| *known == spec) {
+            Some((_, params)) => params,
+            None => TensorParams {
+                at: Offsets::zeroed(),
+                spec: SpecParams::new(OP, spec)?,
+                alpha: spec.alpha,
+                plan: list.plan_of(spec),
+                rotates: spec.rotates.into(),
+                as_keys: (spec.side == Side::K).into(),
+            },
         };
+        *to = TensorParams { at: Offsets::new(OP, tensor)?, ..of_spec };
+        last = Some((spec, of_spec));
     }
     match &writes.sequences_on_device {
         Some(on_device) => params.listed = on_device.ptr(),

@@ -338,8 +338,8 @@ pub(crate) fn attend(
                 MAX_SEQUENCES
             };
             for parts in parts.chunks(max_parts) {
-                let n_unpacked_tiles = parts.iter().map(n_unpacked_tiles).sum();
                 let max_heads = if is_unpacked {
+                    let n_unpacked_tiles = parts.iter().map(n_unpacked_tiles).sum();
                     hopper::heads_at_once(layer, n_unpacked_tiles, heads.len())
                 } else {
                     MAX_HEADS
@@ -355,9 +355,15 @@ pub(crate) fn attend(
 
 /// Groups the KV heads of a layer by the storage format of their tensors.
 fn head_formats(layer: &KvLayer) -> Result<Vec<(HeadFormat, Vec<usize>)>> {
+    let specs = |head: usize| [&layer.k[head].spec, &layer.values(head).spec];
     let mut formats: Vec<(HeadFormat, Vec<usize>)> = Vec::new();
-    for (head, keys) in layer.k.iter().enumerate() {
-        let head_format = HeadFormat::new([&keys.spec, &layer.values(head).spec])?;
+    for head in 0..layer.k.len() {
+        // Heads usually have the format of the one before, whose specs are compared faster.
+        if let Some((_, heads)) = formats.last_mut().filter(|(_, heads)| specs(heads[0]) == specs(head)) {
+            heads.push(head);
+            continue;
+        }
+        let head_format = HeadFormat::new(specs(head))?;
         match formats.iter_mut().find(|(known, _)| *known == head_format) {
             Some((_, heads)) => heads.push(head),
             None => formats.push((head_format, vec![head])),

@@ -78,10 +78,10 @@ impl Offsets {
     /// [`BackendError::Unsupported`] beyond 32 bits.
     ///
     /// # Panics
-    /// When its centre does not follow its tiles, where kernels expect it.
+    /// In builds with checks, when its centre does not follow its tiles, where kernels expect it.
     pub fn new(op: &'static str, tensor: &KvTensor) -> Result<Self> {
-        let tiles = TILES_PER_BLOCK * tensor.spec.main_layout().bytes();
-        assert_eq!(tensor.main + tiles, tensor.centre, "a centre that does not follow the tiles");
+        let tiles = || TILES_PER_BLOCK * tensor.spec.main_layout().bytes();
+        debug_assert_eq!(tensor.main + tiles(), tensor.centre, "a centre that does not follow the tiles");
         let offset = |bytes| small(op, "bytes of an allocation", bytes);
         Ok(Self {
             main: offset(tensor.main)?,
