@@ -1,6 +1,10 @@
 //! A row of up to [`INVARIANT_ROWS`] has the bits that it has alone.
 
-use kvant_backend::{Activation, Backend, Input, Norm, Output, WeightSource};
+use std::ops::Range;
+
+use kvant_backend::{
+    Activation, Backend, ExpertWeights, Input, Norm, Output, Router, RouterScores, Routing, WeightSource,
+};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 
@@ -163,4 +167,52 @@ fn rows_of_experts_are_batch_invariant() {
     };
     let alone: Vec<_> = x.chunks_exact(of_x).flat_map(product).collect();
     assert!(product(&x) == alone);
+}
+
+/// A layer of five experts, of which each row uses two.
+#[test]
+fn slots_that_share_experts_are_batch_invariant() {
+    // Shared memory for half of the inputs of 16 rows.
+    let Some(device) = emulator::device(89) else { return };
+    let (dtype, n, n_ff, n_experts) = (DType::Q4_0, 2080, 64, 5);
+    let upload = |seed, [n_out, n_in]: [usize; 2]| -> CudaExperts {
+        let of = |expert| encoded(dtype, seed + expert, [n_out, n_in]);
+        let bytes = (0..n_experts as u64).flat_map(of).collect::<Vec<_>>();
+        let source = WeightSource { dtype, n_out: n_experts * n_out, n_in, bytes: bytes.into() };
+        device.upload_experts(source, n_experts).unwrap()
+    };
+    let [gate, up, down] =
+        [(10, [n_ff, n]), (20, [n_ff, n]), (30, [n, n_ff])].map(|(seed, of)| upload(seed, of));
+    let biases = [n_ff, n_ff, n].map(|n_out| buffer(&device, &gaussian(40, n_experts * n_out)));
+    let norm = buffer(&device, &gaussian(41, n));
+    let (x, logits) = (gaussian(42, INVARIANT_ROWS * n), gaussian(43, INVARIANT_ROWS * n_experts));
+    let layer = |rows: Range<usize>| {
+        let mut y = buffer(&device, &x[rows.start * n..rows.end * n]);
+        let logits = buffer(&device, &logits[rows.start * n_experts..rows.end * n_experts]);
+        let routing = Routing {
+            n_used: 2,
+            scores: RouterScores::Softmax,
+            normalizes: true,
+            scale: 1.0,
+            expert_groups: None,
+        };
+        let router = Router { routing, logits: &logits, selection_bias: None, scales: None, chosen: None };
+        let weights = ExpertWeights {
+            activation: Activation::Silu,
+            gate: &gate,
+            up: &up,
+            down: &down,
+            biases: Some(biases.each_ref()),
+        };
+        let norm = Some(Norm { weight: &norm, eps: 1e-5 });
+        device.moe_ffn(&mut y, rows.len(), norm, router, weights, None).unwrap();
+        bits(&device, &y, rows.len() * n)
+    };
+    let alone = [0, 1, 4, 8, 15].map(|row| (row, layer(row..row + 1)));
+    for rows in [2, 9, 16] {
+        let together = layer(0..rows);
+        for (row, alone) in alone.iter().filter(|(row, _)| *row < rows) {
+            assert!(together[row * n..][..n] == *alone, "row {row} of {rows}");
+        }
+    }
 }

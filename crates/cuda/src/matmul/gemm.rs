@@ -64,7 +64,7 @@ pub(super) struct Tiles {
     pub features: u32,
     /// Rows of a tile.
     pub rows: u32,
-    /// For 64 inputs of a tile: those of the fullest of shared memory, tensor cores and integers.
+    /// For 64 inputs of a tile: those of the fullest of shared memory, tensor cores and issue slots.
     clocks: u32,
 }
 
@@ -81,7 +81,7 @@ const HOPPER_TILES: [Tiles; 4] = [
     Tiles::new(128, 32, 352),
 ];
 const SKINNY_TILES: [Tiles; 3] =
-    [Tiles::new(256, 64, 832), Tiles::new(256, 32, 520), Tiles::new(128, 32, 260)];
+    [Tiles::new(256, 64, 832), Tiles::new(256, 32, 540), Tiles::new(128, 32, 270)];
 /// Squares: those of experts are the small ones.
 const SQUARE_TILES: [Tiles; 2] = [Tiles::new(128, 128, 1024), EXPERT_TILES];
 pub(super) const EXPERT_TILES: Tiles = Tiles::new(64, 64, 384);

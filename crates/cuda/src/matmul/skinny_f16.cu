@@ -164,9 +164,9 @@ __device__ __forceinline__ void multiply_step(const MatmulParams& p, const Stage
             for (u32 h = 0; h < 2; h++) decode_four(w.words[h], factors[h * (SCALES - 1)], a[f / 2][h][f % 2], a[f / 2][h][2 + f % 2]);
         }
 #pragma unroll
-        for (u32 r = 0; r < ROW_TILES; r++) {
+        for (u32 h = 0; h < 2; h++) {
 #pragma unroll
-            for (u32 h = 0; h < 2; h++) {
+            for (u32 r = 0; r < ROW_TILES; r++) {
                 uint2 b = *(const uint2*)(inputs + 8 * r * INPUT_PITCH + 32 * i + 16 * h);
 #pragma unroll
                 for (u32 f = 0; f < FEATURE_TILES; f++) multiply(sums + 4 * (ROW_TILES * f + r), a[f][h], b.x, b.y);
