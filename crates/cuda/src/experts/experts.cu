@@ -220,6 +220,22 @@ extern "C" __global__ void all_experts(const __grid_constant__ AllExpertsParams 
     if (s < p.slots) p.experts[s] = s % p.n;
 }
 
+struct AllSlotsParams {
+    u32* order;                // [slots]
+    ExpertTile* expert_tiles;  // [n]
+    u32 rows;
+    u32 n;
+};
+
+// Groups the slots of few rows that use all experts: a tile has all of an expert.
+extern "C" __global__ void all_slots(const __grid_constant__ AllSlotsParams p) {
+    wait_for_kernel_before();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x, expert = i / p.rows, row = i % p.rows;
+    if (expert >= p.n) return;
+    p.order[i] = row * p.n + expert;
+    if (row == 0) p.expert_tiles[expert] = ExpertTile{expert, i, p.rows};
+}
+
 struct CombineParams {
     const float* y;        // [slots, n]
     const float* weights;  // [slots]

@@ -36,8 +36,8 @@ pub(crate) static SOURCE: Source = Source {
 
 /// Threads of a block of the kernels with one slot or value per thread.
 const THREADS: u32 = 256;
-/// Maximum number of slots where a block has all of an expert: the threads of the block that groups
-/// them.
+/// Maximum number of slots of selected experts where a block has all of an expert: the threads of
+/// the block that groups them.
 const MAX_FEW_SLOTS: usize = 1024;
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -144,6 +144,15 @@ struct AllExpertsParams {
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
+struct AllSlotsParams {
+    order: DevicePtr,
+    expert_tiles: DevicePtr,
+    rows: u32,
+    n: u32,
+}
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
 struct CombineParams {
     y: DevicePtr,
     weights: DevicePtr,
@@ -173,7 +182,10 @@ pub(crate) fn moe_ffn(
     route(cx, routes, rows, experts.ptr(), weights.ptr())?;
     let n_used = routes.routing.n_used;
     let Layer { activation, gate, up, down, .. } = layer;
-    let tile = slot_tile(cx, &[gate, up, down], rows, n_used);
+    let tile = match slot_tile(cx, &[gate, up, down], rows, n_used) {
+        SlotTile::Few if slots > MAX_FEW_SLOTS => SlotTile::Single,
+        tile => tile,
+    };
     let (expert_slots, _memory) = assign_slots(cx, tile, [routes.n_experts, n_used], rows, experts.ptr())?;
 
     let (hidden, expert_out) = (floats(slots * n_ff)?, floats(slots * n)?);
@@ -275,6 +287,46 @@ pub(crate) fn project_each(
     matmul::matmul(cx, &mut input, &product)
 }
 
+/// As [`assign_slots`], where each row uses all of `n` experts, in order.
+fn assign_all_slots(
+    cx: &Context,
+    tile: SlotTile,
+    n: usize,
+    rows: usize,
+) -> Result<(ExpertSlots, [Block; 2]), CudaError> {
+    let slots = rows * n;
+    let launch = Launch::each("project_each", slots, THREADS)?;
+    if tile != SlotTile::Few {
+        let experts = cx.scratch(slots * size_of::<u32>())?;
+        let params = AllExpertsParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
+        cx.launch(cx.kernel(&SOURCE, "all_experts")?, launch, &params)?;
+        return assign_slots(cx, tile, [n, n], rows, experts.ptr());
+    }
+    let (order, expert_tiles) = (cx.scratch(slots * size_of::<u32>())?, cx.scratch(n * EXPERT_TILE_BYTES)?);
+    let [order_ptr, tiles_ptr] = [&order, &expert_tiles].map(Block::ptr);
+    let params = AllSlotsParams { order: order_ptr, expert_tiles: tiles_ptr, rows: rows as u32, n: n as u32 };
+    cx.launch(cx.kernel(&SOURCE, "all_slots")?, launch, &params)?;
+    Ok((expert_slots(tile, [order_ptr, tiles_ptr], n, rows), [order, expert_tiles]))
+}
+
+/// Returns the assignment; the caller adds what depends on a matrix.
+fn expert_slots(
+    tile: SlotTile,
+    [order, expert_tiles]: [DevicePtr; 2],
+    n_expert_tiles: usize,
+    rows: usize,
+) -> ExpertSlots {
+    ExpertSlots {
+        expert_tiles,
+        n_expert_tiles,
+        order,
+        tile,
+        expert_bytes: 0,
+        max_slots: rows,
+        slots_of_row: 1,
+    }
+}
+
 /// Assigns slots to blocks of rows; returns the assignment and the memory that holds it.
 fn assign_slots(
     cx: &Context,
@@ -308,17 +360,8 @@ fn assign_slots(
         SlotTile::Many => ("group_slots", Launch::linear(n_experts as u32, WARP)),
     };
     cx.launch(cx.kernel(&SOURCE, kernel)?, launch, &params)?;
-    let (tiles_ptr, order_ptr) = (expert_tiles.ptr(), order.ptr());
-    let expert_slots = ExpertSlots {
-        expert_tiles: tiles_ptr,
-        n_expert_tiles,
-        order: order_ptr,
-        tile,
-        expert_bytes: 0,
-        max_slots: rows,
-        slots_of_row: 1,
-    };
-    Ok((expert_slots, [order, expert_tiles]))
+    let pointers = [&order, &expert_tiles].map(Block::ptr);
+    Ok((expert_slots(tile, pointers, n_expert_tiles, rows), [order, expert_tiles]))
 }
 
 /// Returns the slots that a block may have, of `rows` rows with `n_used` of the experts each. From
@@ -330,7 +373,7 @@ fn slot_tile(cx: &Context, matrices: &[&CudaExperts], rows: usize, n_used: usize
     };
     match rows {
         matmul::MIN_GEMM_ROWS.. => SlotTile::Many,
-        2.. if slots <= MAX_FEW_SLOTS && matrices.iter().all(has_tiles) => SlotTile::Few,
+        2.. if matrices.iter().all(has_tiles) => SlotTile::Few,
         _ => SlotTile::Single,
     }
 }

@@ -49,6 +49,8 @@ const STAGES: u32 = 2;
 const PAD: usize = 8;
 /// Threads of a multiprocessor with the registers that a tile takes.
 const SM_THREADS: u32 = 512;
+/// Upper bound of a block's static shared memory.
+const STATIC: u32 = 16;
 /// What the driver reserves of each block.
 const RESERVED: u32 = 1 << 10;
 /// What joining the sums of a tile takes, in inputs.
@@ -133,7 +135,7 @@ impl Variant {
             Kernel::Hopper => gpu.arch == WARPGROUP_ARCH && shape.expert_tiles.is_none(),
             Kernel::Skinny => shape.rows <= MAX_SKINNY_ROWS && shape.expert_tiles.is_none(),
         };
-        takes && self.shared_bytes() <= gpu.shared_per_block
+        takes && self.shared_bytes() + STATIC <= gpu.shared_per_block
     }
 
     /// Returns the inputs of a step.

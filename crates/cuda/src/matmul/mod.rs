@@ -40,11 +40,13 @@
 //! Few rows, float weights (`skinny_f32.cu`): f32 throughout, by FMAs in one order for any number
 //! of rows.
 //!
-//! Many rows (GEMM, `gemm.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
-//! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that
-//! none overflows or underflows; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
-//! On compute capability 9.0, given enough blocks, with warpgroup MMAs (`hopper.cu`), once per 256
-//! rows, or 128.
+//! More rows (GEMM, `gemm.rs` chooses): tensor cores, with equal shares of a launch's steps for all
+//! blocks (`stream_k.cuh`). Weights and inputs are rounded to f16, the inputs times a power of two
+//! for each row and weights in f32 or bf16 times one for their matrix, so that none overflows or
+//! underflows; sums stay in f32. Up to 64 rows, 128 without warpgroups, decode quantized weights in
+//! registers, once per 64 rows (`skinny_f16.cu`); other weights and rotated types, and more rows,
+//! go through shared memory, once per 128 rows or 64 (`gemm.cu`), on compute capability 9.0 with
+//! warpgroup MMAs, once per 256 rows, 128, 64 or 32 (`hopper.cu`).
 
 use std::sync::LazyLock;
 
@@ -302,7 +304,7 @@ pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
 /// Returns the names of the kernels for a weight type, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
     if is_quantized(dtype) {
-        "gemv (dp4a), skinny_q8 (s8 mma), gemm (f16 mma)"
+        "gemv (dp4a), skinny_q8 (s8 mma), skinny_f16 and gemm (f16 mma)"
     } else {
         "skinny_f32, gemm (f16 mma)"
     }
