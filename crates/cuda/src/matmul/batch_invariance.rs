@@ -174,7 +174,7 @@ fn rows_of_experts_are_batch_invariant() {
 fn slots_that_share_experts_are_batch_invariant() {
     // Shared memory for half of the inputs of 16 rows.
     let Some(device) = emulator::device(89) else { return };
-    let (dtype, n, n_ff, n_experts) = (DType::Q4_0, 2080, 64, 5);
+    let (dtype, n, n_ff, n_experts) = (DType::Q4_0, 1056, 64, 5);
     let upload = |seed, [n_out, n_in]: [usize; 2]| -> CudaExperts {
         let of = |expert| encoded(dtype, seed + expert, [n_out, n_in]);
         let bytes = (0..n_experts as u64).flat_map(of).collect::<Vec<_>>();
@@ -208,8 +208,8 @@ fn slots_that_share_experts_are_batch_invariant() {
         device.moe_ffn(&mut y, rows.len(), norm, router, weights, None).unwrap();
         bits(&device, &y, rows.len() * n)
     };
-    let alone = [0, 1, 4, 8, 15].map(|row| (row, layer(row..row + 1)));
-    for rows in [2, 9, 16] {
+    let alone = [0, 1, 15].map(|row| (row, layer(row..row + 1)));
+    for rows in [2, 16] {
         let together = layer(0..rows);
         for (row, alone) in alone.iter().filter(|(row, _)| *row < rows) {
             assert!(together[row * n..][..n] == *alone, "row {row} of {rows}");

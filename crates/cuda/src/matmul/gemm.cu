@@ -140,11 +140,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) gemm(const 
 #pragma unroll 1
     for (u32 at = shares.begin(blockIdx.x); at < end;) {
         Span span = shares.span(at, end);
-        Tile tile = tiles[span.tile];
         at += span.last - span.first;
-        if (tile.rows == 0) continue;
+        if (tiles[span.tile].rows == 0) continue;
         Sums sums = {};
-        multiply_span(p, tile, span, (Stage*)shared, sums, feature, row, lane);
-        if (join<THREADS>(p, shares, span, sums, [] { __syncthreads(); })) write_sums<FEATURE_TILES, ROW_TILES>(p, tile, sums, feature, row);
+        multiply_span(p, tiles[span.tile], span, (Stage*)shared, sums, feature, row, lane);
+        if (!join<THREADS>(p, shares, span, sums, [] { __syncthreads(); })) continue;
+        write_sums<FEATURE_TILES, ROW_TILES>(p, tiles[anew(span.tile)], sums, feature, row);
     }
 }

@@ -255,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm(const __grid_const
             step = consume_span(span, stages, step, consumer, sums);
             at += span.last - span.first;
             if (!join<CONSUMER_THREADS>(p, shares, span, sums, [] { barrier_sync(JOIN_BARRIER, CONSUMER_THREADS); })) continue;
-            Tile tile = tiles[span.tile];
+            Tile tile = tiles[anew(span.tile)];
             write_sums(p, tile, sums, tile.feature + MMA_ROWS * consumer + 16 * warp, lane);
         }
     }

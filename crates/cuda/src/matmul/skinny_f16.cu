@@ -256,13 +256,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) skinny_f16(
 #pragma unroll 1
     for (u32 at = shares.begin(blockIdx.x); at < end;) {
         Span span = shares.span(at, end);
-        Tile tile = tiles[span.tile];
         at += span.last - span.first;
-        if (tile.rows == 0) continue;
+        if (tiles[span.tile].rows == 0) continue;
         Sums sums = {};
-        multiply_span(p, tile, span, (Stage*)shared, sums);
+        multiply_span(p, tiles[span.tile], span, (Stage*)shared, sums);
         add_halves((float4*)shared, sums);
         if (threadIdx.x >= FEATURES || !join<FEATURES>(p, shares, span, sums, meet)) continue;
-        write_sums<FEATURE_TILES, ROW_TILES>(p, tile, sums, threadIdx.x / 32 * WARP_FEATURES, 0);
+        write_sums<FEATURE_TILES, ROW_TILES>(p, tiles[anew(span.tile)], sums, threadIdx.x / 32 * WARP_FEATURES, 0);
     }
 }

@@ -29,7 +29,7 @@ pub(super) static SOURCE: Source = Source {
 
 /// Maximum shared memory of a block's ring where it has more than two stages: what an A100 has, and
 /// for tiles of 128 features what any card has.
-const RING_BYTES: [u32; 2] = [160 << 10, 98 << 10];
+const RING_BYTES: [u32; 2] = [162 << 10, 98 << 10];
 
 /// Returns whether it multiplies weights of this type: a lane has parts of groups, so that it
 /// cannot rotate them.

@@ -73,6 +73,12 @@ struct Shares {
     }
 };
 
+// Returns `value`, from which the compiler computes again what it would keep in registers.
+__device__ inline u32 anew(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 // Orders the writes visible to this thread before its later writes, for all blocks.
 __device__ inline void order_for_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
