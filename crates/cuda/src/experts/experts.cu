@@ -174,8 +174,8 @@ extern "C" __global__ void group_slots(const __grid_constant__ GroupParams p) {
     }
 }
 
-// Slots of few rows: a tile has all of an expert, the experts without a slot come last. A block with
-// a thread for each slot.
+// Slots of few rows: a tile has all of an expert, the experts without a slot come last. A block
+// with a thread for each slot.
 extern "C" __global__ void __launch_bounds__(MAX_FEW_SLOTS) group_few_slots(const __grid_constant__ GroupParams p) {
     __shared__ u32 experts[MAX_FEW_SLOTS];
     __shared__ u8 is_first[MAX_FEW_SLOTS];  // of its expert

@@ -2,12 +2,12 @@
 //! h[e]`, `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
 //!
 //! A warp selects the experts of a row. For one row, each expert of it (a *slot*) is a product of
-//! one row. For more, slots are ordered by expert, whose weights are read once: up to 16 rows have a
-//! block's rows for all slots of an expert, and a slot has the bits that it has alone; of more rows,
-//! blocks of the GEMM take up to 64 slots of one expert each. The grid covers the worst case, in
-//! which as many experts are selected as can be, or every row selects every expert, and blocks
-//! without a slot end at once. So nothing returns to the host, which launches
-//! the same kernels for any selection, and a decode step can be recorded.
+//! one row. For more, slots are ordered by expert, whose weights are read once: up to 16 rows have
+//! a block's rows for all slots of an expert, and a slot has the bits that it has alone; of more
+//! rows, blocks of the GEMM take up to 64 slots of one expert each. The grid covers the worst case,
+//! in which as many experts are selected as can be, or every row selects every expert, and blocks
+//! without a slot end at once. So nothing returns to the host, which launches the same kernels for
+//! any selection, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
 use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, RouterScores, Routing, WeightSource};
@@ -274,12 +274,7 @@ pub(crate) fn project_each(
     if slots == 0 || w.n_out == 0 {
         return Ok(());
     }
-    let experts = cx.scratch(slots * size_of::<u32>())?;
-    let params = AllExpertsParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
-    let launch = Launch::each("project_each", slots, THREADS)?;
-    cx.launch(cx.kernel(&SOURCE, "all_experts")?, launch, &params)?;
-    let (expert_slots, _memory) =
-        assign_slots(cx, slot_tile(cx, &[w], rows, n), [n, n], rows, experts.ptr())?;
+    let (expert_slots, _memory) = assign_all_slots(cx, slot_tile(cx, &[w], rows, n), n, rows)?;
     let expert_bytes = matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
     let expert_slots = Some(ExpertSlots { expert_bytes, ..expert_slots });
     let mut input = Operand::new(x, [slots, w.n_in], None);

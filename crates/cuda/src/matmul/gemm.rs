@@ -66,7 +66,8 @@ pub(super) struct Tiles {
     pub features: u32,
     /// Rows of a tile.
     pub rows: u32,
-    /// For 64 inputs of a tile: those of the fullest of shared memory, tensor cores and issue slots.
+    /// For 64 inputs of a tile: those of the fullest of shared memory, tensor cores and issue
+    /// slots.
     clocks: u32,
 }
 
@@ -222,8 +223,8 @@ impl Plan {
             return whole;
         }
         // Each has two parts of tiles at most.
-        let sums =
-            if tiles % blocks > 0 { 2 * blocks * variant.tiles.features * variant.tiles.rows } else { 0 };
+        let sums = 2 * blocks * variant.tiles.features * variant.tiles.rows;
+        let sums = if tiles.is_multiple_of(blocks) { 0 } else { sums };
         Self { variant, blocks, share_bytes: sums as usize * size_of::<f32>() }
     }
 

@@ -1,21 +1,21 @@
 // GEMM y = W x + bias on compute capability 9.0, with asynchronous warpgroup MMAs.
 //
 // Tiles have 128 output features and ROWS rows, 32 to 256, and blocks take equal shares of their
-// steps (stream_k.cuh), one block on a multiprocessor. Two of a block's warpgroups are consumers, each of half of the features and
-// all rows; two are producers of steps of 64 inputs, of which each of their threads decodes one
-// group of 32 weights. There are STAGES stages. Inputs are loaded one step before they are
-// published, codes of weights one step before they are decoded, and a consumer issues the MMAs of
-// the next step before those of a step are done: the tensor cores never stall as long as producing
-// a step takes no longer than multiplying it. While sums are written, steps of the next tile are
-// produced.
+// steps (stream_k.cuh), one block on a multiprocessor. Two of a block's warpgroups are consumers,
+// each of half of the features and all rows; two are producers of steps of 64 inputs, of which each
+// of their threads decodes one group of 32 weights. There are STAGES stages. Inputs are loaded one
+// step before they are published, codes of weights one step before they are decoded, and a consumer
+// issues the MMAs of the next step before those of a step are done: the tensor cores never stall as
+// long as producing a step takes no longer than multiplying it. While sums are written, steps of
+// the next tile are produced.
 //
 // Both operands have rows of 128 bytes in the swizzle that the MMAs require; eight threads that
 // store together have no bank conflicts. Sums are f32, of a block over the inputs in order; whether
 // hardware gives them the bits of gemm.cu is not known.
 //
 // An H100 took 138 us for 512 rows of [14336, 4096] with q4_0, 435 TFLOP/s (gemm.cu 222, cuBLAS
-// with f16 664), 54 us for [4096, 4096] and 196 us for [4096, 14336], with a block for each tile. By
-// count, of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and shared
+// with f16 664), 54 us for [4096, 4096] and 196 us for [4096, 14336], with a block for each tile.
+// By count, of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and shared
 // memory 1,152 (96 KB read, 48 KB written); of 128 rows 512 and 640, of 64 256 and 448, of 32 128
 // and 352. Decoding takes 440 issue slots.
 

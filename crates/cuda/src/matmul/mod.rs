@@ -316,8 +316,8 @@ pub(crate) fn has_gate(cx: &Context, dtype: DType, [rows, n_in]: [usize; 2]) -> 
     is_quantized(dtype) && rows < MIN_GEMM_ROWS && gemv::block(dtype, n_in, shared_per_block).is_some()
 }
 
-/// Returns whether the slots of each of `n_tiles` experts, of 2 to [`INVARIANT_ROWS`] rows, can share
-/// a block of the products with its matrix `[n_out, n_in]`.
+/// Returns whether the slots of each of `n_tiles` experts, of 2 to [`INVARIANT_ROWS`] rows, can
+/// share a block of the products with its matrix `[n_out, n_in]`.
 pub(crate) fn has_slot_tiles(
     cx: &Context,
     dtype: DType,

@@ -168,8 +168,8 @@ __device__ __forceinline__ void load_inputs(const MatmulParams& p, InputTile* to
     commit_copies();
 }
 
-// Copies the inputs of an expert's slots, each from the tile of its row. Rows beyond the last repeat
-// it; their results are not stored.
+// Copies the inputs of an expert's slots, each from the tile of its row. Rows beyond the last
+// repeat it; their results are not stored.
 __device__ __forceinline__ void gather_inputs(const MatmulParams& p, const BlockRows& rows, InputTile* to) {
     u32 kept = kept_tiles(p), groups = p.n_in / 32;
     for (u32 i = threadIdx.x; i < ROWS * kept; i += blockDim.x) {

@@ -133,8 +133,8 @@ impl Plan {
         self.splits * tiles.div_ceil(self.splits).min(max_teams).max(1)
     }
 
-    /// Returns whether a block takes `rows` rows of each of `n_tiles` experts with `n_out` features,
-    /// and the splits have counters and little memory.
+    /// Returns whether a block takes `rows` rows of each of `n_tiles` experts with `n_out`
+    /// features, and the splits have counters and little memory.
     pub fn has_room(&self, [n_out, n_tiles]: [usize; 2], rows: usize) -> bool {
         let tiles = n_out.div_ceil(FEATURES as usize) as u32;
         let has_shares =

@@ -23,9 +23,10 @@ struct Span {
     u32 tile, first, last;
 };
 
-// The tiles of TILE_FEATURES features and TILE_ROWS rows of a launch. Concurrent blocks take few features of
-// many rows, or else each tile of rows would read the same weights from memory again: tiles are
-// counted by rows first, in bands of 1,024 rows. With experts, a tile of rows is one of theirs.
+// The tiles of TILE_FEATURES features and TILE_ROWS rows of a launch. Concurrent blocks take few
+// features of many rows, or else each tile of rows would read the same weights from memory again:
+// tiles are counted by rows first, in bands of 1,024 rows. With experts, a tile of rows is one of
+// theirs.
 template <u32 TILE_FEATURES, u32 TILE_ROWS>
 struct Tiles {
     const MatmulParams& p;
