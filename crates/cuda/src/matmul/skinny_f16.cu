@@ -87,7 +87,7 @@ __device__ inline void copy_inputs(const MatmulParams& p, const ThreadSlice& sli
 // Whether the scale of a group is f16, and minimums, if any, are multiples of it.
 #define HAS_HALF_SCALE (TYPE == Q8_0 || TYPE == Q4_0 || TYPE == Q5_0 || TYPE == IQ4_NL)
 
-// Scale and minimum of half a group, times 1 / unit: of weights as `decode_four` multiplies them.
+// What `decode_four` multiplies codes by and adds, of half a group, times 1 / unit.
 #if HAS_HALF_SCALE
 struct Factors {
     u32 scale;  // twice
@@ -96,17 +96,17 @@ struct Factors {
 struct Factors {
     float scale, min;
 };
-// What `decode_four` adds to a code without a sign.
-constexpr float CODE_BIAS = HAS_MIN ? 128.0f : 0.0f;
+// What codes without a sign have too much.
+constexpr float EXCESS = HAS_MIN ? 128.0f + OFFSET : 0.0f;
 #endif
 
+// Returns the factors, the minimum where it is no multiple of the scale.
 __device__ __forceinline__ Factors factors_of(const Scales& s, u32 part, float by) {
     float scale = s.scale[part] * by;
 #if HAS_HALF_SCALE
     return {pack_halves(scale, scale)};
 #else
-    float min = HAS_FLOAT_MIN ? s.min[part] * by : 0.0f;
-    return {scale, HAS_MIN ? min - (CODE_BIAS + OFFSET) * scale : 0.0f};
+    return {scale, HAS_FLOAT_MIN ? s.min[part] * by - EXCESS * scale : 0.0f};
 #endif
 }
 
@@ -115,7 +115,8 @@ __device__ __forceinline__ Factors factors_of_lane(const Factors& of, u32 from) 
 #if HAS_HALF_SCALE
     return {__shfl_sync(~0u, of.scale, from, 4)};
 #else
-    return {__shfl_sync(~0u, of.scale, from, 4), HAS_MIN ? __shfl_sync(~0u, of.min, from, 4) : 0.0f};
+    float scale = __shfl_sync(~0u, of.scale, from, 4);
+    return {scale, HAS_FLOAT_MIN ? __shfl_sync(~0u, of.min, from, 4) : HAS_MIN ? -EXCESS * scale : 0.0f};
 #endif
 }
 
