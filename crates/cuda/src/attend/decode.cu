@@ -32,7 +32,7 @@ struct Values {
         return own;
     }
     // Adds bytes times the weights, exactly.
-    __device__ void accumulate_bytes(ByteSums<QUADS>& sums, const Levels& levels, const uint4 b[QUADS], u32 slice, u32 lane) const {
+    __device__ void accumulate_bytes(ByteSums& sums, const Levels& levels, const uint4 b[QUADS], u32 slice, u32 lane) const {
         Group<TYPE> own = rows(slice, lane);
         for_fours([&](auto i) {
             u32 a[4];
@@ -62,13 +62,7 @@ struct Values {
     // Returns rows I and I + 8, times their scales unless these are in the weights.
     template <u32 I>
     __device__ static void scaled_rows(const Group<TYPE>& own, const Levels& levels, u32 first, u32 second, u32 lane, u32 a[4]) {
-        if constexpr (is_trellis(TYPE)) {
-            level_fragment<I>(own, levels.table, lane, a);
-        } else {
-            u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
-            half_fragment<I>(own, levels.book, a);
-            for (u32 r = 0; r < 4; r++) a[r] = half_sub(a[r], bias);
-        }
+        code_fragment<I>(own, levels, lane, a);
         if constexpr (SCALED) return;
         a[0] = half_mul(a[0], first), a[1] = half_mul(a[1], first);
         a[2] = half_mul(a[2], second), a[3] = half_mul(a[3], second);
@@ -256,7 +250,10 @@ __device__ inline void prepare(const AttendParams& p, const Slot& slot, const Co
             for (u32 step = 1; step < 32; step *= 2) top = max(top, __shfl_xor_sync(~0u, top, step));
             float largest = __uint_as_float(top);
 #pragma unroll
-            for (u32 i = 0; i < SPANS; i++) queries.set_bytes(i * SPAN + 4 * lane, column, x[i], QUERY_STEPS / largest, (int)book.bias);
+            for (u32 i = 0; i < SPANS; i++) {
+                u32 first = i * SPAN + 4 * lane;
+                if (first < K_DIM) queries.set_bytes(first, column, x[i], QUERY_STEPS / largest);
+            }
             // Not finite: all scores are NaN.
             if (lane == 0) queries.unit[column] = top < 0x7f800000 ? largest * (book.step / QUERY_STEPS) : __uint_as_float(0x7fc00000);
         }
@@ -355,7 +352,7 @@ __device__ inline void accumulate_tiles(S& sums, const u8* tiles, const Levels& 
 }
 
 template <u32 TYPE>
-__device__ inline void add_products(ByteSums<QUADS>& sums, const Values<TYPE>& values, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
+__device__ inline void add_products(ByteSums& sums, const Values<TYPE>& values, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
     uint4 b[QUADS];
     load_weight_bytes(b, weights, lane);
     values.accumulate_bytes(sums, levels, b, slice, lane);
@@ -371,7 +368,7 @@ __device__ inline void add_products(Outputs& sums, const Values<TYPE>& values, c
 // Adds a slice of the tiles of a unit that are `mine` in their lanes, to bytes or outputs.
 template <u32 TYPE, typename S>
 __device__ inline void accumulate_unit(S& sums, const u8* lane_tile, bool mine, const Levels& levels, const u8* weights, u32 slice, u32 lane) {
-    constexpr u32 AHEAD = TYPE >= Q4_0 ? 4 / QUADS : TYPE == Q8_0 ? 2 / QUADS : 1;
+    constexpr u32 AHEAD = is_coded(TYPE) ? groups_ahead(TYPE) : 1;
     if (AHEAD > 1 && __all_sync(~0u, mine)) {
         // All in the block.
         const u8* tiles = tile_of_lane(lane_tile, 0);
@@ -393,8 +390,8 @@ __device__ inline void accumulate_unit(S& sums, const u8* lane_tile, bool mine, 
 __device__ inline void accumulate_main(Part& part, const LaneTile& value, const float factor[QUADS], const Levels& levels,
                                        const u8* weights, u32 slice, u32 lane) {
     if constexpr (WEIGHTS_IN_BYTES) {
-        ByteSums<QUADS> sums;
-        for (u32 quad = 0; quad < QUADS; quad++) sums.begin(quad, {0, 0});
+        ByteSums sums;
+        sums.clear();
         accumulate_unit<V_TYPE>(sums, value.tile, value.in_main, levels, weights, slice, lane);
         for (u32 quad = 0; quad < QUADS; quad++) {
             for (u32 i = 0; i < FOURS; i++) {
@@ -431,7 +428,7 @@ __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const 
         if (K_TYPE != F16 && in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
             if constexpr (is_coded(K_TYPE)) {
-                Levels levels = {signed_book(p.books[K_TYPE]), shared.tables[0]};
+                Levels levels = {book_of(p, K_TYPE, has_bytes(K_TYPE)), shared.tables[0]};
                 add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, levels, shared.queries, lane);
             } else {
                 add_float_scores<K_TYPE>(scores, key.tile, key.in_main, shared.queries, lane);
@@ -451,7 +448,7 @@ __device__ inline void attend_unit(const AttendParams& p, Shared& shared, const 
     float rescale[QUADS], factor[QUADS];
     online_softmax(p.c, part.softmax, scores, centre_score, index * TILE, shared.visible_ranges, rescale, lane);
     part.rescale(rescale);
-    Levels levels = {WEIGHTS_IN_BYTES ? signed_book(p.books[V_TYPE]) : p.books[V_TYPE], shared.tables[V_TABLE]};
+    Levels levels = {book_of(p, V_TYPE, WEIGHTS_IN_BYTES), shared.tables[V_TABLE]};
 #pragma unroll
     for (u32 slice = 0; slice < SLICES; slice++) {
         if (slice == 0 || SCALED_WEIGHTS) {

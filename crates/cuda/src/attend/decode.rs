@@ -4,18 +4,19 @@
 //!
 //! A warp processes a *unit* of 8 tiles: the 128 tokens of a block of the cache. Its lanes are (g,
 //! t), g = 0..8 and t = 0..4, as the tensor cores number them. Four queries fill the eight columns
-//! of every MMA, as each has two: `mma.m16n8k32` of bytes takes the codes of a register word as they
-//! come, those of rows i and i + 8 interleaved, and the right operand has zeros where a column
-//! meets the other row. So lane (g, t) gets rows i, i + 8 (the two columns), i + 4 and i + 12 (the
-//! two halves of the MMA's rows) of query t of each quad, and no result is empty.
+//! of every MMA, as each has two: `mma.m16n8k32` of bytes takes the looked-up codes of a register
+//! word as they come, those of rows i and i + 8 interleaved, and the right operand has zeros where a
+//! column meets the other row. So lane (g, t) gets rows i, i + 8 (the two columns), i + 4 and i + 12
+//! (the two halves of the MMA's rows) of query t of each quad, and no result is empty. f16 operands
+//! likewise have one row in one half of the reduction of `mma.m16n8k16`, another in the other.
 //!
 //! - **Keys.** Lane (g, t) loads whole groups of tile g, every fourth from t on, by 16 bytes at a
 //!   time, and multiplies their 16 tokens in fours: the assignment of tokens to rows and of dims to
 //!   reduction steps is free, as long as the queries follow it. So the lane that loaded a group uses
-//!   all of its 64 codes, and nothing passes through shared memory. Queries are 16-bit fixed point,
-//!   `256 high + low`, two products with the same codes; the sums of a block are exact, and are then
-//!   multiplied by the token's scale. Codes that are looked up are signed; the bias of others is in
-//!   the first sums.
+//!   all of its 64 codes, and nothing passes through shared memory. For turbo codes, queries are
+//!   16-bit fixed point, `256 high + low`, two products with the same codes; the sums of a block are
+//!   exact, and are then multiplied by the token's scale. Other codes are f16, and so are queries
+//!   then: q8_0 and q4_0 need no look-up, and have four sums where turbo has one.
 //! - **The centre** that keys of a block are relative to is in all rows of two additional f16 MMAs
 //!   for each 32 dims. Its result is added to the maximum of each tile in codes, not to its scores.
 //! - **Softmax weights** of the unit (128 tokens, 16 bits for each query) are the only data that
@@ -29,9 +30,7 @@
 //!   scales of a query in a unit are 16-bit fixed point relative to the largest of them, `256 high +
 //!   low` again, and the sums of a unit are exact. Masked tokens have no part in the largest, so
 //!   that bits do not depend on other rows. In other formats scales are multiplied in as f16, two
-//!   tokens at a time.
-//! - **Floats** and trellis levels are f16 in `mma.m16n8k16`: a column has zeros for one half of
-//!   the reduction, and each half another row.
+//!   tokens at a time. Trellis levels are f16, their weights relative to the largest too.
 //!
 //! Trellis codes (turbo2t, turbo3t) are looked up together with those of the 16 dims before: for
 //! keys in the group that the lane had before, for values in the group of the lane four before it;
@@ -81,25 +80,23 @@
 //! f16 addition, left shifts are multiplications.
 //!
 //! Instructions per value, and the integer instructions among them, for a unit of 128 dims that is
-//! visible to all queries, K and V and softmax, counted in the machine code that `ptxas` 13.0 makes
-//! for compute capability 9.0; and the share of an H200's 4.3 TB/s (132 multiprocessors at 1.98
-//! GHz) that either allows:
+//! visible to all of four queries, K and V, softmax and addresses, counted in the machine code that
+//! `ptxas` 13.4 makes for compute capability 9.0; and the share of an H200's 4.3 TB/s (132
+//! multiprocessors at 1.98 GHz) that either allows:
 //!
 //! | | turbo2 | turbo3 | turbo4 | q4_0 | q8_0 | f16 | turbo2t | turbo3t |
 //! |---|---|---|---|---|---|---|---|---|
-//! | instructions | 2.2 | 2.6 | 3.3 | 2.6 | 2.2 | 1.6 | 4.9 | 5.6 |
-//! | integer instructions | 1.2 | 1.5 | 2.1 | 1.2 | 0.8 | 0.9 | 1.8 | 2.4 |
-//! | allowed by issue | 94 % | all | all | all | all | all | 43 % | 54 % |
-//! | allowed by the integer pipe | 87 % | 99 % | 94 % | all | all | all | 56 % | 63 % |
+//! | instructions | 1.5 | 2.0 | 2.4 | 2.7 | 2.4 | 1.6 | 4.8 | 5.6 |
+//! | integer instructions | 0.7 | 1.1 | 1.4 | 1.2 | 0.8 | 0.9 | 1.9 | 2.4 |
+//! | allowed by issue | all | all | all | all | all | all | 43 % | 55 % |
+//! | allowed by the integer pipe | all | all | all | all | all | all | 55 % | 62 % |
 //!
-//! Of turbo types, the loops over codes are counted with scales in the weights; 180 instructions of
-//! a unit are added for the softmax. `ptxas` 13.4 spills 12 to 56 bytes of heads of 128, around the
-//! loops over codes, none within.
-//!
-//! turbo3 of 64 dims before that: 4.0 and 2.0 instructions, 77 % and 76 %; of 256: 2.9 and 1.5,
-//! all. Stalls on memory and on dependent instructions come on top: 12 warps fit a multiprocessor
-//! at 168 registers. Loads in flight: two to four groups of 24 bytes per lane (turbo3), 18 to 36 KB
-//! for these; 4.3 TB/s at a latency of 700 ns need 23 KB.
+//! Stalls on memory and on dependent instructions come on top: 16 warps fit a multiprocessor at 128
+//! registers (floats, and turbo2 to turbo4 of one block, with four queries), else 12 at 168, of heads
+//! beyond 128 eight or twelve. With four queries none is spilled. Loads in flight: four groups of 24
+//! bytes per lane (turbo3), 48 KB for 16 warps; 4.3 TB/s at a latency of 700 ns need 23 KB. Counts
+//! of other heads and of eight queries, and what the simulator makes of them:
+//! docs/benchmarks/2026-12-01-decode-bytes.md.
 //!
 //! # On an H100
 //!
@@ -112,13 +109,11 @@
 //! iteration early (registers spill around the loops: turbo3 1.12 times, q8_0 1.4 times as long);
 //! four blocks on a multiprocessor (128 registers, spilled: 1.16 times).
 //!
-//! These times are of the kernel before scales joined the weights and before the fold; no card has
-//! run this one.
+//! These times are of the kernel before bytes were operands and before the fold; no card has run
+//! this one.
 //!
-//! Possible improvements: signs of turbo4's keys as f16 signs, since its levels are symmetric (12 %
-//! of its integer instructions); tiles that arrive by copies to shared memory, as weights do in
-//! `gemv.cu`, which leaves registers for more warps; bytes as int8 operands, two rows of a word in
-//! two columns, so that four queries fill the eight columns.
+//! Possible improvement: tiles that arrive by bulk copies to shared memory, as weights do in
+//! `gemv.cu`, which hides latency without registers.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{KvTensorSpec, Result};
@@ -225,8 +220,8 @@ pub(super) fn queries_per_block(max: usize) -> usize {
 }
 
 /// Returns the resident blocks per multiprocessor: as many as leave what a unit needs in registers.
-/// Keys of several blocks need more, as do large groups (q8_0), scores of 32 dims (q4_0) and levels
-/// from shared memory (trellis types).
+/// Keys of several blocks need more, as do blocks of 32 dims, whose sums come between the scores,
+/// and levels from shared memory (trellis types).
 fn resident_blocks(types: [DType; 2], dims: [usize; 2], queries: usize) -> usize {
     let is_float = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let is_plain = |dtype| is_float(dtype) || turbo::codebook(dtype).is_some();

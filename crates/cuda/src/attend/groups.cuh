@@ -238,9 +238,9 @@ __device__ inline void half_fragment(const Group<TYPE>& group, const Book& book,
     a[3] = __byte_perm(codes.pair[1], HIGH, BY_ROWS ? 0x4342 : 0x4341);
 }
 
-// Returns rows I, I + 4, I + 8 and I + 12 of codes as left operand in bytes: two words have rows I
-// and I + 8, two I + 4 and I + 12. What is interleaved within a word, or lies side by side in two,
-// `byte_operand` takes apart.
+// Returns rows I, I + 4, I + 8 and I + 12 of looked-up codes as left operand in bytes: two words
+// have rows I and I + 8, two I + 4 and I + 12. What is interleaved within a word, `byte_operand`
+// takes apart.
 template <u32 I, u32 TYPE>
 __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
     Codes codes = group.template codes<I>(book), later = group.template codes<I + 4>(book);
@@ -249,26 +249,17 @@ __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book,
 
 // Returns the right operand of codes for column `column`, from bytes of four values: those that
 // meet rows I and I + 4 in an even column, rows I + 8 and I + 12 in an odd one, zeros elsewhere.
-template <u32 TYPE>
 __device__ inline uint2 byte_operand(u32 four, u32 column) {
     bool is_odd = column % 2;
-    if constexpr (!is_turbo(TYPE)) return make_uint2(is_odd ? 0 : four, is_odd ? four : 0);
     return make_uint2(__byte_perm(four, 0, is_odd ? 0x1404 : 0x4140), __byte_perm(four, 0, is_odd ? 0x3424 : 0x4342));
 }
 
-// Adds a product of bytes, [16][32] by [32][8], to `c`. Codes are signed or not, weights not,
-// queries signed.
-template <bool CODES_ARE_SIGNED>
+// Adds a product of bytes, [16][32] by [32][8], to `c`. Codes and queries are signed, weights are
+// not.
 __device__ inline void multiply_queries(int c[4], const u32 a[4], u32 b0, u32 b1) {
-    if constexpr (CODES_ARE_SIGNED) {
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    } else {
-        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline void multiply_weights(int c[4], const u32 a[4], u32 b0, u32 b1) {

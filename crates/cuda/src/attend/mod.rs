@@ -58,6 +58,7 @@
 //! # Error
 //!
 //! f16 rounds by 2^-11, relative: queries, keys and values including their scales, softmax weights.
+//! [`decode`] has queries and weights of turbo types in 16-bit fixed point, with less error.
 //! Codebooks are rounded to bytes ([`ByteBook`]). The tests compare with the CPU's attention in
 //! f64, and tolerate the sum of these errors.
 

@@ -54,33 +54,21 @@ struct Scales {
     }
 };
 
-// Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
-__host__ __device__ constexpr bool has_bytes(u32 type) { return is_coded(type) && !is_trellis(type); }
+// Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16, and
+// codes of blocks of 32 dims need no look-up that bytes would shorten.
+__host__ __device__ constexpr bool has_bytes(u32 type) { return is_turbo(type) && !is_trellis(type); }
 
-// Returns whether the bytes of a type have a sign: those that are looked up. Others are stored with
-// a bias, whose contribution is subtracted from the sums.
-__host__ __device__ constexpr bool is_signed(u32 type) { return is_turbo(type); }
-
-// Returns a book of bytes less their bias.
-__device__ inline Book signed_book(const Book& book) {
-    Book own = book;
-    for (u32 i = 0; i < 4; i++) own.bytes[i] ^= 0x80808080;
-    return own;
+// Returns the book of a type; with `is_signed` the bytes less their bias.
+__device__ inline Book book_of(const AttendParams& p, u32 type, bool is_signed) {
+    Book book = p.books[type];
+    for (u32 i = 0; i < 4 && is_signed; i++) book.bytes[i] ^= 0x80808080;
+    return book;
 }
 
 // Returns whether the scales of values join the softmax weights: the tokens of a slice have one
 // scale, that of their only block.
 __host__ __device__ constexpr bool weights_have_scales(u32 type) { return is_turbo(type) && n_blocks(type, V_DIM) == SLICES; }
 constexpr bool SCALED_WEIGHTS = weights_have_scales(V_TYPE);
-
-// Blocks of keys whose sums begin with the negative contribution of the bias.
-constexpr u32 BIASED_BLOCKS = has_bytes(K_TYPE) && !is_signed(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
-
-// A number in two signed bytes: 256 high + low.
-struct HighLow {
-    int high, low;
-    __device__ float sum() const { return (float)(256 * high + low); }
-};
 
 // Queries as right operands. Bytes are those of 16-bit fixed point, whose unit is the largest
 // magnitude of a query by QUERY_STEPS.
@@ -89,7 +77,6 @@ struct Queries {
     uint2 halves[K_DIM / 16][QUERIES][4];                     // by chunk of 16 dims, query and t
     uint4 bytes[has_bytes(K_TYPE) ? K_DIM / 16 : 1][QUADS][32];  // by chunk, quad and lane: high bytes, low bytes
     float unit[QUERIES];                                      // of the bytes, times the step of keys
-    HighLow initial[BIASED_BLOCKS + 1][QUERIES];              // first sums of a block
 
     __device__ void load_halves(HalfOperands b[QUADS], u32 chunk, u32 lane) const {
         for (u32 quad = 0; quad < QUADS; quad++) b[quad].set(halves[chunk][4 * quad + lane / 8][lane % 4], lane);
@@ -98,9 +85,8 @@ struct Queries {
     __device__ void set_halves(u32 first, u32 query, const float4& x) {
         halves[first / 16][query][first % 16 / 4] = make_uint2(pack_halves(x.x, x.y), pack_halves(x.z, x.w));
     }
-    // Leaves them in fixed point: `number * unit`. Called by whole warps, whose lanes have the dims
-    // in order.
-    __device__ void set_bytes(u32 first, u32 query, const float4& x, float steps, int bias) {
+    // Leaves them in fixed point: `number * unit`.
+    __device__ void set_bytes(u32 first, u32 query, const float4& x, float steps) {
         u32 high = 0, low = 0;
         float four[4] = {x.x, x.y, x.z, x.w};
         for (u32 e = 0; e < 4; e++) {
@@ -108,61 +94,71 @@ struct Queries {
             high |= ((u32)(number + 128) >> 8 & 255) << (8 * e);
             low |= ((u32)number & 255) << (8 * e);
         }
-        if constexpr (BIASED_BLOCKS > 0) set_initial(first, query, high, low, bias);
-        for (u32 odd = 0; odd < 2 && first < K_DIM; odd++) {
-            uint2 upper = byte_operand<K_TYPE>(high, odd), lower = byte_operand<K_TYPE>(low, odd);
+        for (u32 odd = 0; odd < 2; odd++) {
+            uint2 upper = byte_operand(high, odd), lower = byte_operand(low, odd);
             bytes[first / 16][query / 4][8 * (query % 4) + 4 * odd + first % 16 / 4] = make_uint4(upper.x, upper.y, lower.x, lower.y);
         }
     }
-    __device__ void set_initial(u32 first, u32 query, u32 high, u32 low, int bias) {
-        HighLow sum = {__dp4a((int)high, 0x01010101, 0), __dp4a((int)low, 0x01010101, 0)};
-        for (u32 step = 1; step < BLOCK32_DIMS / 4; step *= 2) {
-            sum.high += __shfl_xor_sync(~0u, sum.high, step), sum.low += __shfl_xor_sync(~0u, sum.low, step);
-        }
-        if (first < K_DIM && first % BLOCK32_DIMS == 0) initial[first / BLOCK32_DIMS][query] = {-bias * sum.high, -bias * sum.low};
-    }
 };
 
-// The sums of N quads in bytes, exact.
-template <u32 N>
+// The sums of a unit in bytes, exact: 256 high + low.
 struct ByteSums {
-    int high[N][4][4], low[N][4][4];
+    int high[QUADS][4][4], low[QUADS][4][4];
 
-    __device__ void begin(u32 quad, HighLow first) {
-        for (u32 i = 0; i < 4; i++) {
-            for (u32 r = 0; r < 4; r++) high[quad][i][r] = first.high, low[quad][i][r] = first.low;
+    __device__ void clear() {
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            for (u32 i = 0; i < 4; i++) {
+                for (u32 r = 0; r < 4; r++) high[quad][i][r] = low[quad][i][r] = 0;
+            }
         }
     }
-    __device__ float get(u32 quad, u32 i, u32 r) const { return HighLow{high[quad][i][r], low[quad][i][r]}.sum(); }
+    __device__ float get(u32 quad, u32 i, u32 r) const { return (float)(256 * high[quad][i][r] + low[quad][i][r]); }
 };
 
-// Adds the products of a group of keys with the queries of quads FIRST .. FIRST + N.
-template <u32 FIRST, u32 N, u32 TYPE>
-__device__ inline void add_products(ByteSums<N>& sums, const Group<TYPE>& group, const Levels& levels, const Queries& queries, u32 chunk, u32 lane) {
-    uint4 b[N];
-    for (u32 quad = 0; quad < N; quad++) b[quad] = queries.bytes[chunk][FIRST + quad][lane];
+// Returns rows I and I + 8 of codes without their scales, as f16 in the order of `level_fragment`.
+template <u32 I, u32 TYPE>
+__device__ inline void code_fragment(const Group<TYPE>& group, const Levels& levels, u32 lane, u32 a[4]) {
+    if constexpr (is_trellis(TYPE)) {
+        level_fragment<I>(group, levels.table, lane, a);
+    } else {
+        u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
+        half_fragment<I>(group, levels.book, a);
+        for (u32 r = 0; r < 4; r++) a[r] = half_sub(a[r], bias);
+    }
+}
+
+constexpr u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
+
+// Groups of codes that are loaded together, at most: as many as leave the sums in registers.
+__host__ __device__ constexpr u32 groups_ahead(u32 type) {
+    bool has_few_registers = QUADS > 1 && V_DIM <= 128;
+    if (type == Q8_0 || (has_few_registers && is_trellis(type))) return 2;
+    return 4;
+}
+
+// Adds the products of a group of keys.
+template <u32 TYPE>
+__device__ inline void add_products(ByteSums& sums, const Group<TYPE>& group, const Levels& levels, const Queries& queries, u32 chunk, u32 lane) {
+    uint4 b[QUADS];
+    for (u32 quad = 0; quad < QUADS; quad++) b[quad] = queries.bytes[chunk][quad][lane];
     for_four([&](auto i) {
         u32 a[4];
         byte_fragment<i.value>(group, levels.book, a);
-        for (u32 quad = 0; quad < N; quad++) {
-            multiply_queries<is_signed(TYPE)>(sums.high[quad][i.value], a, b[quad].x, b[quad].y);
-            multiply_queries<is_signed(TYPE)>(sums.low[quad][i.value], a, b[quad].z, b[quad].w);
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            multiply_queries(sums.high[quad][i.value], a, b[quad].x, b[quad].y);
+            multiply_queries(sums.low[quad][i.value], a, b[quad].z, b[quad].w);
         }
     });
 }
 
-// Adds the scores of the `DIMS` dims of one block, which begin with chunk `first_chunk`, to quads
-// FIRST .. FIRST + N, as `add_scores` does.
-template <u32 TYPE, u32 DIMS, u32 FIRST, u32 N>
+// Adds the scores of the `DIMS` dims of one block, which begin with chunk `first_chunk`, as
+// `add_scores` does.
+template <u32 TYPE, u32 DIMS>
 __device__ inline void add_byte_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
                                        const Queries& queries, u32 first_chunk, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, MAX_AHEAD = QUADS == 1 ? 4 : is_turbo(TYPE) ? 2 : 1, AHEAD = CHUNKS < MAX_AHEAD ? CHUNKS : MAX_AHEAD;
-    ByteSums<N> sums;
-    for (u32 quad = 0; quad < N; quad++) {
-        HighLow first = {0, 0};
-        if constexpr (!is_signed(TYPE)) first = queries.initial[16 * first_chunk / BLOCK32_DIMS][4 * (FIRST + quad) + lane % 4];
-        sums.begin(quad, first);
-    }
+    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, groups_ahead(TYPE));
+    ByteSums sums;
+    sums.clear();
     Scales scales;
     scales.load(block);
 #pragma unroll 1
@@ -171,27 +167,27 @@ __device__ inline void add_byte_scores(float scores[QUADS][4][4], const u8* bloc
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
 #pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) add_products<FIRST>(sums, groups[c], levels, queries, first_chunk + first + c, lane);
+        for (u32 c = 0; c < AHEAD; c++) add_products(sums, groups[c], levels, queries, first_chunk + first + c, lane);
     }
 #pragma unroll
-    for (u32 quad = 0; quad < N; quad++) {
-        float unit = mine ? queries.unit[4 * (FIRST + quad) + lane % 4] : 0.0f;
+    for (u32 quad = 0; quad < QUADS; quad++) {
+        float unit = mine ? queries.unit[4 * quad + lane % 4] : 0.0f;
         for_rows([&](auto i, auto r) {
-            scores[FIRST + quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * unit * sums.get(quad, i.value, r.value);
+            scores[quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * unit * sums.get(quad, i.value, r.value);
         });
     }
 }
 
-// The same for trellis types, whose levels are f16.
+// The same for other codes, as f16.
 template <u32 TYPE, u32 DIMS>
-__device__ inline void add_level_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
+__device__ inline void add_half_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
                                         const Queries& queries, u32 first_chunk, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
+    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, is_trellis(TYPE) ? 4 : groups_ahead(TYPE) / QUADS);
     float sums[QUADS][4][4] = {};
     Scales scales;
     scales.load(block);
     Group<TYPE> last;
-    last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
+    if constexpr (is_trellis(TYPE)) last.load_predecessor(block + SCALE_BYTES, DIMS, lane);
 #pragma unroll 1
     for (u32 first = 0; first < CHUNKS; first += AHEAD) {
         Group<TYPE> groups[AHEAD];
@@ -199,13 +195,13 @@ __device__ inline void add_level_scores(float scores[QUADS][4][4], const u8* blo
         for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) {
-            groups[c].set_predecessor(last), last = groups[c];
+            if constexpr (is_trellis(TYPE)) groups[c].set_predecessor(last), last = groups[c];
             HalfOperands b[QUADS];
             queries.load_halves(b, first_chunk + first + c, lane);
             for_four([&](auto i) {
                 u32 rows[4], later[4];
-                level_fragment<i.value>(groups[c], levels.table, lane, rows);
-                level_fragment<i.value + 4>(groups[c], levels.table, lane, later);
+                code_fragment<i.value>(groups[c], levels, lane, rows);
+                code_fragment<i.value + 4>(groups[c], levels, lane, later);
                 for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(sums[quad][i.value], rows, later);
             });
         }
@@ -219,19 +215,11 @@ __device__ inline void add_level_scores(float scores[QUADS][4][4], const u8* blo
     }
 }
 
-// Adds the scores of the `DIMS` dims of one block. Codes that need no look-up are loaded once per
-// quad, which takes half as many registers.
 template <u32 TYPE, u32 DIMS>
 __device__ inline void add_block_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
                                         const Queries& queries, u32 first_chunk, u32 lane) {
-    if constexpr (is_trellis(TYPE)) {
-        add_level_scores<TYPE, DIMS>(scores, block, mine, levels, queries, first_chunk, lane);
-    } else if constexpr (is_turbo(TYPE)) {
-        add_byte_scores<TYPE, DIMS, 0, QUADS>(scores, block, mine, levels, queries, first_chunk, lane);
-    } else {
-        add_byte_scores<TYPE, DIMS, 0, 1>(scores, block, mine, levels, queries, first_chunk, lane);
-        if constexpr (QUADS > 1) add_byte_scores<TYPE, DIMS, 1, 1>(scores, block, mine, levels, queries, first_chunk, lane);
-    }
+    if constexpr (has_bytes(TYPE)) add_byte_scores<TYPE, DIMS>(scores, block, mine, levels, queries, first_chunk, lane);
+    else add_half_scores<TYPE, DIMS>(scores, block, mine, levels, queries, first_chunk, lane);
 }
 
 // Adds the scores of the 128 tokens of a unit: scores[quad][i][r] of lane (g, t) is that of token i
