@@ -129,11 +129,12 @@ __device__ inline void code_fragment(const Group<TYPE>& group, const Levels& lev
 
 constexpr u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
 
+// Whether eight queries share the registers of three blocks.
+constexpr bool HAS_FEW_REGISTERS = QUADS > 1 && V_DIM <= 128;
+
 // Groups of codes that are loaded together, at most: as many as leave the sums in registers.
 __host__ __device__ constexpr u32 groups_ahead(u32 type) {
-    bool has_few_registers = QUADS > 1 && V_DIM <= 128;
-    if (type == Q8_0 || (has_few_registers && is_trellis(type))) return 2;
-    return 4;
+    return type == Q8_0 || (HAS_FEW_REGISTERS && is_trellis(type)) ? 2 : 4;
 }
 
 // Adds the products of a group of keys.
@@ -182,7 +183,7 @@ __device__ inline void add_byte_scores(float scores[QUADS][4][4], const u8* bloc
 template <u32 TYPE, u32 DIMS>
 __device__ inline void add_half_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
                                         const Queries& queries, u32 first_chunk, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, is_trellis(TYPE) ? 4 : groups_ahead(TYPE) / QUADS);
+    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, is_trellis(TYPE) ? 4 : groups_ahead(TYPE) / (HAS_FEW_REGISTERS ? 2 : 1));
     float sums[QUADS][4][4] = {};
     Scales scales;
     scales.load(block);
