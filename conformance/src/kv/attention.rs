@@ -45,9 +45,10 @@
 //! `2^-22 w² |v|²`. Codebooks in bytes and f32 are those of integer readers.
 //!
 //! A query in 16-bit fixed point with a unit of `max|q| / 32639` has less: its variance is `unit² /
-//! 12` in each dimension, `(max / 32 rms)²` of a rounding to f16 over all of them, and the largest of
-//! n dimensions is at most `√n rms`. So have weights in fixed point relative to the largest product
-//! with a scale among 128 tokens, `128 / 12 / 65535²` of its square, a hundredth of `2^-22`.
+//! 12` in each dimension, `(max / 32 rms)²` of a rounding to f16 over all of them, and the largest
+//! of n dimensions is at most `√n rms`. So have weights in fixed point relative to the largest
+//! product with a scale among 128 tokens, `128 / 12 / 65535²` of its square, a hundredth of
+//! `2^-22`.
 
 use kvant_codec::DType;
 use kvant_codec::tile::prepare_query;

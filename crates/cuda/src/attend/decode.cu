@@ -1,5 +1,5 @@
-// Decode attention of four or eight queries over quantized tiles, straight from memory to the tensor
-// cores. decode.rs describes the method.
+// Decode attention of four or eight queries over quantized tiles, straight from memory to the
+// tensor cores. decode.rs describes the method.
 //
 // Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (stored values per token), CAPPED (soft
 // cap on the scores), QUERIES (4 or 8), BLOCKS (resident per multiprocessor).

@@ -5,30 +5,31 @@
 //! A warp processes a *unit* of 8 tiles: the 128 tokens of a block of the cache. Its lanes are (g,
 //! t), g = 0..8 and t = 0..4, as the tensor cores number them. Four queries fill the eight columns
 //! of every MMA, as each has two: `mma.m16n8k32` of bytes takes the looked-up codes of a register
-//! word as they come, those of rows i and i + 8 interleaved, and the right operand has zeros where a
-//! column meets the other row. So lane (g, t) gets rows i, i + 8 (the two columns), i + 4 and i + 12
-//! (the two halves of the MMA's rows) of query t of each quad, and no result is empty. f16 operands
-//! likewise have one row in one half of the reduction of `mma.m16n8k16`, another in the other.
+//! word as they come, those of rows i and i + 8 interleaved, and the right operand has zeros where
+//! a column meets the other row. So lane (g, t) gets rows i, i + 8 (the two columns), i + 4 and i +
+//! 12 (the two halves of the MMA's rows) of query t of each quad, and no result is empty. f16
+//! operands likewise have one row in one half of the reduction of `mma.m16n8k16`, another in the
+//! other.
 //!
 //! - **Keys.** Lane (g, t) loads whole groups of tile g, every fourth from t on, by 16 bytes at a
 //!   time, and multiplies their 16 tokens in fours: the assignment of tokens to rows and of dims to
-//!   reduction steps is free, as long as the queries follow it. So the lane that loaded a group uses
-//!   all of its 64 codes, and nothing passes through shared memory. For turbo codes, queries are
-//!   16-bit fixed point, `256 high + low`, two products with the same codes; the sums of a block are
-//!   exact, and are then multiplied by the token's scale. Other codes are f16, and so are queries
-//!   then: q8_0 and q4_0 need no look-up, and have four sums where turbo has one.
+//!   reduction steps is free, as long as the queries follow it. So the lane that loaded a group
+//!   uses all of its 64 codes, and nothing passes through shared memory. For turbo codes, queries
+//!   are 16-bit fixed point, `256 high + low`, two products with the same codes; the sums of a
+//!   block are exact, and are then multiplied by the token's scale. Other codes are f16, and so are
+//!   queries then: q8_0 and q4_0 need no look-up, and have four sums where turbo has one.
 //! - **The centre** that keys of a block are relative to is in all rows of two additional f16 MMAs
 //!   for each 32 dims. Its result is added to the maximum of each tile in codes, not to its scores.
 //! - **Softmax weights** of the unit (128 tokens, 16 bits for each query) are the only data that
 //!   passes through shared memory, to become right operands.
 //! - **Values.** Lane (g, t) has the group of dims 16 g .. 16 g + 16 and tokens 4 t .. 4 t + 4 of
-//!   one tile: the 32 groups of 128 dims are contiguous. MMA i takes dims i, i + 4, i + 8 and i + 12
-//!   of each 16. With 64 dims or fewer, lanes g and g + 4 share a group of 16 dims, half of its rows
-//!   each.
+//!   one tile: the 32 groups of 128 dims are contiguous. MMA i takes dims i, i + 4, i + 8 and i +
+//!   12 of each 16. With 64 dims or fewer, lanes g and g + 4 share a group of 16 dims, half of its
+//!   rows each.
 //! - **Scales of values** join the softmax weights where a token has one scale per slice of 128
 //!   dims, as in turbo types and heads of 32, 64, 128, 192 and 256. The products of weights and
-//!   scales of a query in a unit are 16-bit fixed point relative to the largest of them, `256 high +
-//!   low` again, and the sums of a unit are exact. Masked tokens have no part in the largest, so
+//!   scales of a query in a unit are 16-bit fixed point relative to the largest of them, `256 high
+//!   + low` again, and the sums of a unit are exact. Masked tokens have no part in the largest, so
 //!   that bits do not depend on other rows. In other formats scales are multiplied in as f16, two
 //!   tokens at a time. Trellis levels are f16, their weights relative to the largest too.
 //!
@@ -60,13 +61,13 @@
 //!
 //! - *Queries* are multiples of the largest magnitude by 32,639. Of that unit `u` a rounding has
 //!   variance `u² / 12`, that of f16 `2^-22 / 3` of the square. The mean over the dims is less in
-//!   fixed point as long as the largest is below `2 · 32,639 / 2^11` = 32 times the root of the mean
-//!   square; of 256 dims it is 16 times at most, of the rotated ones about 3.
+//!   fixed point as long as the largest is below `2 · 32,639 / 2^11` = 32 times the root of the
+//!   mean square; of 256 dims it is 16 times at most, of the rotated ones about 3.
 //! - *Weights and scales* are multiples of the largest product of a unit by 65,535, rounded once
 //!   where weight, scale and their product with the level took three roundings. The 128 tokens have
 //!   a variance of `128 / 12 / 65535²`, 2.5e-9 of the square of the largest; f16 has 2.4e-7 (three
-//!   roundings) of the sum of all squares, which is not less. Tokens below half a step vanish: 127 of
-//!   them are 2^-10 of the largest together, where no f16 would have one rounding of it.
+//!   roundings) of the sum of all squares, which is not less. Tokens below half a step vanish: 127
+//!   of them are 2^-10 of the largest together, two of its roundings to f16.
 //! - *Sums* of a unit are exact: each at most `128 · 128 · 255`, and `256 high + low` is less than
 //!   2^31. One rounding to f32 follows.
 //!
@@ -92,10 +93,10 @@
 //! | allowed by the integer pipe | all | all | all | all | all | all | 55 % | 62 % |
 //!
 //! Stalls on memory and on dependent instructions come on top: 16 warps fit a multiprocessor at 128
-//! registers (floats, and turbo2 to turbo4 of one block, with four queries), else 12 at 168, of heads
-//! beyond 128 eight or twelve. With four queries none is spilled. Loads in flight: four groups of 24
-//! bytes per lane (turbo3), 48 KB for 16 warps; 4.3 TB/s at a latency of 700 ns need 23 KB. Counts
-//! of other heads and of eight queries, and what the simulator makes of them:
+//! registers (floats, and turbo2 to turbo4 of one block, with four queries), else 12 at 168, of
+//! heads beyond 128 eight or twelve. With four queries none is spilled. Loads in flight: four
+//! groups of 24 bytes per lane (turbo3), 48 KB for 16 warps; 4.3 TB/s at a latency of 700 ns need
+//! 23 KB. Counts of other heads and of eight queries, and what the simulator makes of them:
 //! docs/benchmarks/2026-12-01-decode-bytes.md.
 //!
 //! # On an H100
@@ -143,12 +144,12 @@ static SOURCE: Source = Source {
     options: &["--device-as-default-execution-space"],
 };
 
-/// Queries that a block processes at a time, at most: two to four times as many columns of
-/// products.
+/// Queries that a block processes at a time, at most.
 pub(super) const MAX_QUERIES: usize = 8;
 /// Queries of a block where no head of a sequence has more.
 const FEW_QUERIES: usize = 4;
-/// Maximum number of rows of a sequence that this kernel serves, in tiles of [`MAX_QUERIES`] queries.
+/// Maximum number of rows of a sequence that this kernel serves, in tiles of [`MAX_QUERIES`]
+/// queries.
 pub(super) const MAX_ROWS: usize = 8;
 /// Tiles that a warp processes at a time: those of a block.
 pub(super) const UNIT: usize = 8;

@@ -1,5 +1,5 @@
-// Folds KV splits of four or eight queries: within a block, split after split, and where several blocks
-// share a sequence. splits.rs describes the order, which gives the same bits either way.
+// Folds KV splits of four or eight queries: within a block, split after split, and where several
+// blocks share a sequence. splits.rs describes the order, which gives the same bits either way.
 //
 // Macros: K_DIM, V_DIM, QUERIES (4 or 8).
 

@@ -8,8 +8,8 @@
 #include "fold.cuh"
 #include "groups.cuh"
 
-// Bytes of the softmax weights of a tile, [QUERIES][16 tokens] in 16 bit; 16 more, so that tiles lie
-// in different banks.
+// Bytes of the softmax weights of a tile, [QUERIES][16 tokens] in 16 bit; 16 more, so that tiles
+// lie in different banks.
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 
 // The levels of codes: the byte codebook of their type, and a level table for trellis types.

@@ -19,13 +19,13 @@
 //!   likewise. A left fold in one order has the same bits in one block and in several; what it
 //!   costs is that it cannot begin in the middle. (A tree of aligned groups could, at the price of
 //!   another level: it would save a part of the partial results below, which are few.)
-//! - **Who: shares.** The splits of all sequences, heads and tiles of four or eight queries, in this
-//!   order, are a list, of which every block has an equal consecutive share; there are as many blocks as
-//!   the device holds at once. A block that has the first split of some columns folds from there
-//!   on, in shared memory, and writes the output if it has all of them. If not, it writes its
-//!   total; blocks that begin in the middle write each split until the columns end, and the last
-//!   one of them to finish folds these to the total, in order. Each block begins in the middle once
-//!   at most, and leaves columns unfinished once at most.
+//! - **Who: shares.** The splits of all sequences, heads and tiles of four or eight queries, in
+//!   this order, are a list, of which every block has an equal consecutive share; there are as many
+//!   blocks as the device holds at once. A block that has the first split of some columns folds
+//!   from there on, in shared memory, and writes the output if it has all of them. If not, it
+//!   writes its total; blocks that begin in the middle write each split until the columns end, and
+//!   the last one of them to finish folds these to the total, in order. Each block begins in the
+//!   middle once at most, and leaves columns unfinished once at most.
 //!
 //! A sequence alone has one split per block. Counted for 132 multiprocessors of four blocks each
 //! and eight KV heads of 128 with four query heads each: rounds that the device needs for a layer
