@@ -8,12 +8,11 @@
 // of x, here in `inputs`, are f16 in whole steps, and `factors` are the factors of their products,
 // besides the unit of the weights.
 //
-// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of SIDE
-// 128: 64 MMAs (m16n8k16) in 275 instructions with q4_0 and q8_0, 91 of them in the integer pipe,
-// 310 to 375 with the other types but the rotated ones (770). A block takes 1,024 clocks of shared
-// memory (96 KB read, 32 KB written) beside 819 of MMAs, a block of SIDE 64 384 beside 205. 128
-// registers, spilled only by the rotated types and q2_K (16 bytes). An H100 takes 270 us for 512
-// rows of [14336, 4096], 222 TFLOP/s.
+// Counted in the machine code for compute capability 9.0 (ptxas 12.8), a warp and a step of SIDE
+// 128: 64 MMAs (m16n8k16) in 309 instructions with q4_0 and q8_0, 105 of them in the integer pipe,
+// 342 with q4_K, 380 with q6_K. A block takes 1,024 clocks of shared memory (96 KB read, 32 KB
+// written) beside 819 of MMAs, a block of SIDE 64 384 beside 205. Up to 128 registers. An H100 took
+// 270 us for 512 rows of [14336, 4096], 222 TFLOP/s, with a block for each tile.
 
 #include "stream_k.cuh"
 

@@ -11,8 +11,8 @@
 // `factors` are those of gemm.cu.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 12.8), instructions of a warp for
-// 64 inputs of its 32 features and 64 rows, of which 32 MMAs: 167 with q4_0 and q8_0, 210 with
-// q4_K, 248 with q6_K; with 32 rows, 16 MMAs, 135, 176 and 200. By these and 6.5 clocks of an MMA,
+// 64 inputs of its 32 features and 64 rows, of which 32 MMAs: 166 with q4_0 and q8_0, 209 with
+// q4_K, 235 with q6_K; with 32 rows, 16 MMAs, 134, 177 and 195. By these and 6.5 clocks of an MMA,
 // a block of 256 features takes 832 clocks of the tensor cores for 64 inputs of 64 rows, more than
 // of issue slots or shared memory, and 540 of issue slots for 32 rows; gemm.cu takes 1,536 of
 // shared memory for either. Up to 128 registers.
