@@ -28,8 +28,8 @@
 //!   rows each.
 //! - **Scales of values** join the softmax weights where a token has one scale per slice of 128
 //!   dims, as in turbo types and heads of 32, 64, 128, 192 and 256. The products of weights and
-//!   scales of a query in a unit are 16-bit fixed point relative to the largest of them, `256 high
-//!   + low` again, and the sums of a unit are exact. Masked tokens have no part in the largest, so
+//!   scales of a query in a unit are 16-bit fixed point relative to the largest of them, in two
+//!   bytes again, and the sums of a unit are exact. Masked tokens have no part in the largest, so
 //!   that bits do not depend on other rows. In other formats scales are multiplied in as f16, two
 //!   tokens at a time. Trellis levels are f16, their weights relative to the largest too.
 //!

@@ -108,7 +108,7 @@ fn compile_all(compiler: &Compiler) {
 }
 
 #[test]
-fn every_kernel_compiles_for_every_target_and_waits_for_the_kernels_before_it() {
+fn every_kernel_compiles_and_waits_for_those_before_it() {
     let folder = std::env::temp_dir().join("kvant-cuda-tests");
     let Some(compiler) = compiler(80, &folder) else { return };
     compile_all(&compiler);

@@ -183,9 +183,9 @@ fn usable_bytes<B: Backend>(device: &B, config: &Config) -> Result<Option<usize>
     Ok(device.free_bytes()?.map(|free| free.saturating_sub(reserved)))
 }
 
-/// Returns the scratch that the experts of a layer take in a step with `n_slots` pairs of a row and an
-/// expert: gates, their products, these in f16, and outputs. Devices round blocks up to powers of
-/// two.
+/// Returns the scratch that the experts of a layer take in a step with `n_slots` pairs of a row and
+/// an expert: gates, their products, these in f16, and outputs. Devices round blocks up to powers
+/// of two.
 fn expert_scratch_bytes(n_slots: usize, n_ff: usize, n_embd: usize) -> usize {
     let [hidden, out] = [n_ff, n_embd].map(|n| n_slots * n * size_of::<f32>());
     [hidden, hidden, hidden / 2, out].map(usize::next_power_of_two).iter().sum()
