@@ -48,9 +48,9 @@
 //! weights before, and every thread folds four queries of one dim into the total that it owns there
 //! (`fold.cuh`): some 110 instructions of a warp. Outputs leave the block when the total is
 //! complete. Where several blocks share columns, the last one to finish joins their results, all
-//! four warps together, with 16 loads of 16 bytes in flight per thread: 43 splits of four queries,
-//! 88 KB, take three waits for memory, where a warp per query with four loads in flight took
-//! eleven. Quads without a query are neither exchanged, written nor joined.
+//! four warps together, with eight loads of 16 bytes in flight per thread: 66 splits of four
+//! queries, 135 KB, take nine waits for memory, where a warp per query took them one by one. Quads
+//! without a query are neither exchanged, written nor joined.
 //!
 //! Addresses of blocks are loaded one unit ahead, and the first keys of a warp are requested before
 //! the queries are prepared.

@@ -283,14 +283,16 @@ __device__ inline void join(const DecodeParams& p, Totals& totals, Joined& joine
         for_all_owned(columns.n, [&](u32 quad, u32 dim) {
             float4 all = totals.out[quad][dim];
             auto part = [&](u32 k) { return __ldcg((const float4*)(c.partial_out + ((size_t)joined.place[k] * QUADS + quad) * (4 * V_DIM) + 4 * dim)); };
-            for (u32 from = 0; from < n; from += 16) {
-                float4 parts[16];
+            // Eight loads in flight. Compilers move a load behind a branch that alone uses it, so
+            // that none may be among the sums.
+            for (u32 from = 0; from < n; from += 8) {
+                float4 parts[8];
 #pragma unroll
-                for (u32 k = 0; k < 16; k++) parts[k] = part(min(from + k, n - 1));
+                for (u32 k = 0; k < 8; k++) parts[k] = part(min(from + k, n - 1));
 #pragma unroll
-                for (u32 k = 0; k < 16; k++) {
-                    if (from + k >= n) break;
-                    all = times_plus(all, four_of(joined.old[from + k], quad), times(parts[k], four_of(joined.split[from + k], quad)));
+                for (u32 k = 0; k < 8; k++) {
+                    float4 next = times_plus(all, four_of(joined.old[from + k], quad), times(parts[k], four_of(joined.split[from + k], quad)));
+                    if (from + k < n) all = next;
                 }
             }
             totals.out[quad][dim] = all;
