@@ -465,7 +465,9 @@ mod tests {
     #[test]
     fn every_function_that_the_device_calls_is_there() {
         let driver = include_str!("../../../crates/cuda/src/driver.rs");
-        let called = driver.split("sys::cu").skip(1).filter_map(|rest| rest.split('(').next());
+        let stream = include_str!("../../../crates/cuda/src/driver/stream.rs");
+        let calls = [driver, stream].into_iter().flat_map(|source| source.split("sys::cu").skip(1));
+        let called = calls.filter_map(|rest| rest.split('(').next());
         let called: Vec<_> = called.map(|rest| format!("cu{rest}")).collect();
         assert!(called.len() > 30, "{called:?}");
         for name in called {
