@@ -53,8 +53,8 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     skipped
 }
 
-/// Compares rows processed one by one and in one step, and rows in one step and in one among rows of
-/// other sequences.
+/// Compares rows processed one by one and in one step, and rows in one step and in one among rows
+/// of other sequences.
 fn rows_have_the_bits_they_have_alone<B: Backend>(
     subject: &DeviceUnderTest<B>,
     shape: Shape,

@@ -99,7 +99,7 @@ const UNSAFE_ROOMS: &[(&str, &str)] = &[
 
 /// Files of those rooms that may; all files of unlisted rooms.
 const UNSAFE_FILES: &[(&str, &[&str])] = &[
-    ("cuda", &["driver.rs", "nvrtc.rs", "recorder.rs", "staging.rs"]),
+    ("cuda", &["driver.rs", "driver/stream.rs", "nvrtc.rs", "recorder.rs", "staging.rs"]),
     ("web", &["file.rs"]),
     ("webgpu", &["imports.rs"]),
 ];

@@ -64,8 +64,8 @@ pub(super) fn block(dtype: DType, n_in: usize, shared_per_block: u32) -> Option<
 pub(super) fn blocks(n_sms: u32, rows: u32, features: u32) -> u32 {
     const MIN_BLOCKS: u32 = 8;
     let max_blocks = (n_sms / rows).max(MIN_BLOCKS).min(features);
-    // The time of a multiprocessor is its rounds of blocks, each 1 / n of a row: least with the most
-    // blocks of some number of rounds.
+    // The time of a multiprocessor is its rounds of blocks, each 1 / n of a row: least with the
+    // most blocks of some number of rounds.
     let most = |rounds: u32| (rounds * n_sms / rows).min(max_blocks);
     let time = |&rounds: &u32| f64::from(rounds) / f64::from(most(rounds));
     let rounds = (1..=(rows * max_blocks).div_ceil(n_sms)).filter(|&rounds| most(rounds) > 0);
