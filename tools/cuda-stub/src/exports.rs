@@ -443,6 +443,10 @@ functions! {
         })
     }
 
+    fn cuStreamWaitEvent(stream: CUstream, _event: CUevent, _flags: c_uint) {
+        counted(Kind::Event, || queue(stream, Kind::Event))
+    }
+
     fn cuEventSynchronize(_event: CUevent) {
         counts::end_step();
         counted(Kind::Wait, || in_context(|| CUresult::CUDA_SUCCESS))
