@@ -15,8 +15,8 @@ impl Model {
     }
 
     /// Returns the bytes that the cache of a session of `tokens` tokens with `plan` allocates:
-    /// [`Plan::n_bytes`] plus the cache of the MTP layer ([`OpenOptions::mtp`]), or of a [draft
-    /// model or draft head](OpenOptions::draft).
+    /// [`Plan::n_bytes`] plus the cache of the [MTP layer](crate::OpenOptions::mtp), or of a [draft
+    /// model or draft head](crate::OpenOptions::draft).
     pub fn kv_bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
         let drafts = self.draft().map_or(0, |draft| {
             let plan = draft::kv_options().plan(&draft.config().kv_shape()).expect("a plan for any model");
