@@ -10,6 +10,7 @@ use hashbrown::{Equivalent, HashMap};
 
 use crate::append::Writes;
 use crate::attend::Splits;
+use crate::matmul::GemmPlans;
 use crate::memory::{Arena, Block};
 use crate::module::{Build, Compiler};
 use crate::plans::Plans;
@@ -32,6 +33,7 @@ pub(crate) struct Context {
     counters: Mutex<Option<Block>>,
     attend_plans: Plans<Splits>,
     append_plans: Plans<Writes>,
+    gemm_plans: GemmPlans,
 }
 
 /// A module, once it is loaded. A thread that loads it holds its lock, and no other.
@@ -109,6 +111,7 @@ impl Context {
             counters: Mutex::default(),
             attend_plans: Plans::default(),
             append_plans: Plans::default(),
+            gemm_plans: GemmPlans::default(),
         }
     }
 
@@ -190,6 +193,11 @@ impl Context {
     /// Returns the plans of appends that the layers of this step share.
     pub fn append_plans(&self) -> &Plans<Writes> {
         &self.append_plans
+    }
+
+    /// Returns the plans of products by shape.
+    pub fn gemm_plans(&self) -> &GemmPlans {
+        &self.gemm_plans
     }
 
     /// Forgets the plans of the step before, as a step begins.

@@ -5,7 +5,7 @@
 //! driver takes microseconds for an allocation and rounds it up to 2 MiB. So pages, and all other
 //! blocks up to 1 MiB, come from *slabs* of equal slots, of a size that the driver's rounding costs
 //! little; larger blocks come from the driver. An unused slab returns to the driver, except one per
-//! size. Large scratch memory is cached for the next op, until the device runs out.
+//! size. Scratch memory is cached for the next op, large blocks until the device runs out.
 //!
 //! All work on a device runs in order, so a block can be reused while kernels that use it are still
 //! queued.
@@ -31,13 +31,14 @@ const MIN_SLOTS: usize = 16;
 const MAX_LOSS: usize = 64;
 /// Minimum capacity of a list of page addresses.
 const MIN_ADDRESSES: usize = 16;
+const NO_SCRATCH: [Vec<DevicePtr>; usize::BITS as usize] = [const { Vec::new() }; usize::BITS as usize];
 
 /// The allocator of device memory.
 pub(crate) struct Arena {
     gpu: Arc<dyn Gpu>,
     classes: Mutex<HashMap<usize, SlabClass>>,
-    /// Unused large scratch blocks, by size.
-    cached_scratch: Mutex<HashMap<usize, Vec<DevicePtr>>>,
+    /// Unused scratch blocks, by the logarithm of their size. Those of up to `max_slot` are slots.
+    cached_scratch: Mutex<[Vec<DevicePtr>; usize::BITS as usize]>,
     /// Size unit of blocks.
     unit: usize,
     /// Maximum block size from slabs, except of pages.
@@ -71,7 +72,7 @@ impl Arena {
         Arc::new(Self {
             gpu,
             classes: Mutex::default(),
-            cached_scratch: Mutex::default(),
+            cached_scratch: Mutex::new(NO_SCRATCH),
             unit: UNIT,
             max_slot: MAX_SLOT,
             max_page_slot: usize::MAX,
@@ -86,7 +87,7 @@ impl Arena {
         Arc::new(Self {
             gpu,
             classes: Mutex::default(),
-            cached_scratch: Mutex::default(),
+            cached_scratch: Mutex::new(NO_SCRATCH),
             unit: 16,
             max_slot: 0,
             max_page_slot: 0,
@@ -120,12 +121,13 @@ impl Arena {
             return self.take(bytes);
         }
         let bytes = bytes.max(UNIT).next_power_of_two();
-        let cached = locked(&self.cached_scratch).get_mut(&bytes).and_then(Vec::pop);
-        match cached {
-            Some(ptr) => Ok(self.block(ptr, bytes, Origin::Scratch)),
-            None if bytes > self.max_slot => Ok(self.block(self.alloc(bytes)?, bytes, Origin::Scratch)),
-            None => self.take(bytes),
-        }
+        let cached = locked(&self.cached_scratch)[bytes.ilog2() as usize].pop();
+        let ptr = match cached {
+            Some(ptr) => ptr,
+            None if bytes > self.max_slot => self.alloc(bytes)?,
+            None => self.take_slot(bytes)?.0,
+        };
+        Ok(self.block(ptr, bytes, Origin::Scratch))
     }
 
     /// Allocates at least `bytes`, from a slab up to `max_slot`.
@@ -135,8 +137,13 @@ impl Arena {
             let block = self.block(self.alloc(bytes)?, bytes, Origin::Driver);
             return Ok(Allocated { block, is_zero: false });
         }
-        let (ptr, is_zero) = locked(&self.classes).entry(bytes).or_default().take(self, bytes)?;
+        let (ptr, is_zero) = self.take_slot(bytes)?;
         Ok(Allocated { block: self.block(ptr, bytes, Origin::Slab), is_zero })
+    }
+
+    /// Takes a slot; returns whether it is zero too.
+    fn take_slot(&self, bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
+        locked(&self.classes).entry(bytes).or_default().take(self, bytes)
     }
 
     fn block(self: &Arc<Self>, ptr: DevicePtr, bytes: usize, origin: Origin) -> Block {
@@ -145,20 +152,25 @@ impl Arena {
 
     /// Allocates from the driver; frees the cached scratch blocks before it fails.
     fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
-        self.gpu.alloc(bytes).or_else(|error| {
-            let cached = std::mem::take(&mut *locked(&self.cached_scratch));
-            if cached.is_empty() {
-                return Err(error);
-            }
-            cached.into_values().flatten().for_each(|ptr| self.gpu.free(ptr));
-            self.gpu.alloc(bytes)
-        })
+        self.gpu
+            .alloc(bytes)
+            .or_else(|error| if self.free_scratch() { self.gpu.alloc(bytes) } else { Err(error) })
+    }
+
+    /// Frees the cached scratch blocks that are no slots; returns whether there are any.
+    fn free_scratch(&self) -> bool {
+        let mut cached = locked(&self.cached_scratch);
+        let slot_sizes = (usize::BITS - self.max_slot.leading_zeros()) as usize;
+        let blocks: Vec<_> = cached[slot_sizes..].iter_mut().flat_map(std::mem::take).collect();
+        drop(cached);
+        blocks.iter().for_each(|&ptr| self.gpu.free(ptr));
+        !blocks.is_empty()
     }
 
     fn release(&self, block: &Block) {
         let Block { ptr, bytes, origin, .. } = *block;
         match origin {
-            Origin::Scratch => locked(&self.cached_scratch).entry(bytes).or_default().push(ptr),
+            Origin::Scratch => locked(&self.cached_scratch)[bytes.ilog2() as usize].push(ptr),
             Origin::Driver => self.gpu.free(ptr),
             Origin::Slab => locked(&self.classes)
                 .get_mut(&bytes)
@@ -177,8 +189,8 @@ impl Drop for Arena {
         // Every block holds the arena, so no slot is in use.
         let slabs =
             locked(&self.classes).values().flat_map(|class| class.slabs.keys().copied()).collect::<Vec<_>>();
-        let cached = std::mem::take(&mut *locked(&self.cached_scratch)).into_values().flatten();
-        slabs.into_iter().chain(cached).for_each(|ptr| self.gpu.free(ptr));
+        slabs.into_iter().for_each(|ptr| self.gpu.free(ptr));
+        self.free_scratch();
     }
 }
 
@@ -275,7 +287,7 @@ enum Origin {
     /// The slabs of its size.
     Slab,
     Driver,
-    /// Large scratch memory, cached for the next op.
+    /// Scratch memory, cached for the next op.
     Scratch,
 }
 

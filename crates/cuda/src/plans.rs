@@ -24,19 +24,37 @@ impl<T> Default for Plans<T> {
 }
 
 impl<T> Plans<T> {
-    /// Returns the plan for `key`, made at its first use.
+    /// Returns the plan for the rows and the memory of these sequences, and for what it depends on
+    /// besides, made at its first use.
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn get<E>(&self, key: PlanKey, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+    pub fn get<'a, E>(
+        &self,
+        of_layer: &[u64],
+        sequences: impl Iterator<Item = &'a KvBatchEntry<'a, CudaPage>> + Clone,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
+        self.get_by(of_layer, sequences.map(words), make)
+    }
+
+    fn get_by<E>(
+        &self,
+        of_layer: &[u64],
+        sequences: impl Iterator<Item = SequenceWords> + Clone,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Arc<T>, E> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, plan)) = known.iter().find(|(of, _)| *of == key) {
+        let is_for =
+            |key: &PlanKey| key.of_layer == of_layer && key.sequences.iter().copied().eq(sequences.clone());
+        if let Some((_, plan)) = known.iter().find(|(key, _)| is_for(key)) {
             return Ok(Arc::clone(plan));
         }
         if known.len() == MAX_PLANS {
             known.remove(0);
         }
         let plan = Arc::new(make()?);
+        let key = PlanKey { of_layer: of_layer.to_vec(), sequences: sequences.collect() };
         known.push((key, Arc::clone(&plan)));
         Ok(plan)
     }
@@ -48,40 +66,32 @@ impl<T> Plans<T> {
 }
 
 /// Everything that a plan depends on.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct PlanKey {
+struct PlanKey {
     of_layer: Vec<u64>,
-    sequences: Vec<[u64; 7]>,
+    sequences: Vec<SequenceWords>,
 }
 
-impl PlanKey {
-    /// A key of the rows and the memory of these sequences, and of what the plan depends on
-    /// besides.
-    pub fn new<'a>(
-        of_layer: Vec<u64>,
-        sequences: impl Iterator<Item = &'a KvBatchEntry<'a, CudaPage>>,
-    ) -> Self {
-        let words = |sequence: &KvBatchEntry<'_, CudaPage>| {
-            let rows = [sequence.rows.first, sequence.rows.n, sequence.rows.start];
-            let [first, n, start] = rows.map(|count| count as u64);
-            let [tail, step_offset] =
-                [sequence.rows.first_tail_tile, sequence.step_offset].map(|count| count as u64);
-            [first, n, start, tail, step_offset, sequence.memory.version(), kv::balance(sequence)]
-        };
-        Self { of_layer, sequences: sequences.map(words).collect() }
-    }
+/// What a plan depends on of a sequence: rows and memory.
+type SequenceWords = [u64; 7];
+
+fn words(sequence: &KvBatchEntry<'_, CudaPage>) -> SequenceWords {
+    let rows = sequence.rows;
+    let [first, n, start] = [rows.first, rows.n, rows.start].map(|count| count as u64);
+    let [tail, step_offset] = [rows.first_tail_tile, sequence.step_offset].map(|count| count as u64);
+    [first, n, start, tail, step_offset, sequence.memory.version(), kv::balance(sequence)]
 }
 
 #[cfg(test)]
 mod tests {
+    use std::iter;
+
     use super::*;
 
     #[test]
     fn a_plan_is_made_once_for_a_key() {
-        let key = |word| PlanKey { of_layer: vec![word], sequences: Vec::new() };
         let (plans, mut made) = (Plans::default(), 0);
         let mut get = |word| {
-            let plan = plans.get(key(word), || {
+            let plan = plans.get_by(&[word], iter::empty(), || {
                 made += 1;
                 if word == 0 { Err("no memory") } else { Ok(word) }
             });

@@ -325,9 +325,13 @@ impl<B: Backend> Decoder<B> {
         step_tile_offsets: &mut Vec<usize>,
     ) -> usize {
         let n_kv = self.kv_layers().max().map_or(0, |last| last + 1);
+        step_tile_offsets.clear();
+        if !parts.iter().any(|part| part.cache.rows(0, part.n).spans_tiles()) {
+            step_tile_offsets.resize(n_kv, 0);
+            return 0;
+        }
         let mut n_bytes = |kv| kv_entries(parts, kv, 0).iter().map(KvBatchEntry::step_bytes).sum::<usize>();
         let mut end = (0..n_kv).map(&mut n_bytes).max().unwrap_or(0);
-        step_tile_offsets.clear();
         for kv in 0..n_kv {
             let is_shared = self.kv_layers().filter(|&of| of == kv).count() > 1;
             step_tile_offsets.push(if is_shared { end } else { 0 });

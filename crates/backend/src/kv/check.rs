@@ -22,21 +22,17 @@ pub(crate) fn check_append<P: Page, B: Buffer>(
 ) -> Result<()> {
     const OP: &str = "kv_append";
     let step_tile_bytes = step_tiles.map_or(0, Page::n_bytes);
-    for layer in of_one_layer(parts).map(|alike| alike[0].layer) {
+    for alike in of_one_layer(parts) {
+        let layer = alike[0].layer;
         BackendError::check_equal(OP, "value heads", expected_value_tensors(layer), layer.v.len())?;
-        common_head_dim(OP, "head size", &layer.k)?;
-        common_head_dim(OP, "head size", &layer.v)?;
-    }
-    for part in parts {
-        for (what, tensors, x) in [("keys", &part.layer.k, k), ("values", &part.layer.v, v)] {
-            let head_dim = tensors.first().map_or(0, |tensor| tensor.spec.head_dim);
-            let n_values = part.rows.range().end * part.layer.k.len() * head_dim;
+        for (what, tensors, x) in [("keys", &layer.k, k), ("values", &layer.v, v)] {
+            let head_dim = common_head_dim(OP, "head size", tensors)?;
+            let n_values = batch_rows(alike) * layer.k.len() * head_dim;
             BackendError::check_at_least(OP, what, n_values, x.n_values())?;
         }
-        check_step_tiles(OP, part, step_tile_bytes)?;
-        check_channel_scales(OP, part)?;
+        check_channel_scales(OP, alike)?;
     }
-    Ok(())
+    parts.iter().try_for_each(|part| check_step_tiles(OP, part, step_tile_bytes))
 }
 
 /// Divides a batch where the layer changes: its sequences usually have the same.
@@ -77,15 +73,12 @@ pub(crate) fn check_attend<P: Page, B: Buffer>(
             BackendError::check_equal(OP, "value head size", p.v_head_dim, v_head_dim)?;
         }
         check_blocks(OP, alike)?;
+        check_channel_scales(OP, alike)?;
     }
-    for part in parts {
-        let rows = part.rows.range().end;
-        BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
-        BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
-        check_step_tiles(OP, part, step_tile_bytes)?;
-        check_channel_scales(OP, part)?;
-    }
-    Ok(())
+    let rows = batch_rows(parts);
+    BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
+    BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
+    parts.iter().try_for_each(|part| check_step_tiles(OP, part, step_tile_bytes))
 }
 
 /// Checks [`Backend::select_tokens`](crate::Backend::select_tokens).
@@ -213,10 +206,16 @@ fn shared_value_dim(op: &'static str, keys: &[KvTensor]) -> Result<usize> {
     Ok(dim)
 }
 
-fn check_channel_scales<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
-    let Some(page) = part.channel_scales else { return Ok(()) };
-    let n_bytes = ChannelScaleLayout::of(part.layer).n_values() * size_of::<f32>();
-    BackendError::check_at_least(op, "bytes of the channel scales", n_bytes, page.n_bytes())
+/// Checks the channel scales of sequences of one layer.
+fn check_channel_scales<P: Page>(op: &'static str, parts: &[KvBatchEntry<'_, P>]) -> Result<()> {
+    let pages = || parts.iter().filter_map(|part| part.channel_scales);
+    if pages().next().is_none() {
+        return Ok(());
+    }
+    let n_bytes = ChannelScaleLayout::of(parts[0].layer).n_values() * size_of::<f32>();
+    let check =
+        |page: &P| BackendError::check_at_least(op, "bytes of the channel scales", n_bytes, page.n_bytes());
+    pages().try_for_each(check)
 }
 
 fn check_step_tiles<P: Page>(

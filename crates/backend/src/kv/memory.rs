@@ -297,6 +297,7 @@ impl TokenSpan {
     }
 
     /// Returns whether the tokens span several tiles, so that they do not all read the same tail.
+    #[inline]
     pub fn spans_tiles(&self) -> bool {
         self.n > 0 && self.start / TILE != (self.end() - 1) / TILE
     }
@@ -349,9 +350,11 @@ impl<P: Page> KvBatchEntry<'_, P> {
     /// does.
     #[inline]
     pub fn step_bytes(&self) -> usize {
-        if !self.rows.spans_tiles() {
-            return 0;
-        }
+        // Most steps decode, and are over here.
+        if self.rows.spans_tiles() { self.step_bytes_of_tiles() } else { 0 }
+    }
+
+    fn step_bytes_of_tiles(&self) -> usize {
         let of_layer = |layer: &KvLayer| {
             let tiles = layer.tensors().map(|tensor| self.step_tiles(tensor).len()).max();
             tiles.unwrap_or(0) * layer.step_tile_bytes

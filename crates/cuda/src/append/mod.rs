@@ -20,7 +20,7 @@
 mod plan;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{
@@ -35,7 +35,6 @@ use crate::kv::{
     self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_SEQUENCES, MemoryParams, Offsets, SpecParams, is_same, small,
 };
 use crate::memory::Block;
-use crate::plans::PlanKey;
 use crate::rope::{HEADS_PER_BLOCK, HeadRope, ROPE_HEADER};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
@@ -205,7 +204,10 @@ pub(crate) fn append(
     let mut queries = ropes.filter(|ropes| ropes.q.is_on());
     // Sequences of one layer share launches.
     for alike in sequences.chunk_by(|a, b| is_same(a.layer, b.layer)) {
-        let (few, many): (Vec<_>, Vec<_>) = alike.iter().partition(|sequence| sequence.rows.n <= FEW_ROWS);
+        let (mut few, mut many) = (Vec::with_capacity(alike.len()), Vec::new());
+        for sequence in alike {
+            if sequence.rows.n <= FEW_ROWS { few.push(sequence) } else { many.push(sequence) }
+        }
         let few = (!few.is_empty()).then_some(&few[..]);
         for sequences in few.into_iter().chain(many.chunks(MAX_SEQUENCES)) {
             let n_kv_heads = sequences[0].layer.k.len();
@@ -253,8 +255,8 @@ impl Writes {
                 last = Some(kind(tensor));
             }
         }
-        let key = PlanKey::new(of_layer, sequences.iter().copied());
-        cx.append_plans().get(key, || Self::new(cx, sequences, heads, step_tiles))
+        let make = || Self::new(cx, sequences, heads, step_tiles);
+        cx.append_plans().get(&of_layer, sequences.iter().copied(), make)
     }
 
     fn new(
@@ -286,6 +288,18 @@ impl Writes {
     }
 }
 
+/// The parameters that all launches have in common: masks and codebooks.
+static TABLES: LazyLock<AppendParams> = LazyLock::new(|| {
+    let mut params = AppendParams::zeroed();
+    let masks = Rotation::kv(turbo::LEN);
+    (params.before, params.after) = (words(masks.before()), words(masks.after()));
+    for (book, (levels, mids)) in BOOKS.iter().zip(params.levels.iter_mut().zip(&mut params.mids)) {
+        levels[..book.centroids().len()].copy_from_slice(book.centroids());
+        mids[..book.mids().len()].copy_from_slice(book.mids());
+    }
+    params
+});
+
 fn launch(
     cx: &Context,
     sequences: &[&KvBatchEntry<'_, CudaPage>],
@@ -297,7 +311,7 @@ fn launch(
     let layer = sequences[0].layer;
     let writes = Writes::of(cx, sequences, &heads, rows.step_tiles)?;
     let list = &writes.plan;
-    let mut params = AppendParams::zeroed();
+    let mut params = *TABLES;
     let tensors = tensors_of(layer, &heads);
     let n_tensors = tensors.clone().count();
     let mut last: Option<(&KvTensorSpec, TensorParams)> = None;
@@ -338,12 +352,6 @@ fn launch(
     let balance = ChannelScaleLayout::of(layer);
     for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
         *to = kv::begin(OP, &from)?;
-    }
-    let masks = Rotation::kv(turbo::LEN);
-    (params.before, params.after) = (words(masks.before()), words(masks.after()));
-    for (book, (levels, mids)) in BOOKS.iter().zip(params.levels.iter_mut().zip(&mut params.mids)) {
-        levels[..book.centroids().len()].copy_from_slice(book.centroids());
-        mids[..book.mids().len()].copy_from_slice(book.mids());
     }
     params.k_rope = k_rope.unwrap_or(HeadRope::zeroed());
     let (first_centre, n_centres) = list.centres();

@@ -276,21 +276,12 @@ pub(crate) struct Rows {
     pub out: DevicePtr,
 }
 
-/// Rows of a sequence that share blocks.
+/// Rows of a sequence that share blocks, and the kernel that serves them.
 #[derive(Clone, Copy)]
 struct Part<'a, 'b> {
     sequence: &'a KvBatchEntry<'b, CudaPage>,
     rows: TokenSpan,
-}
-
-impl<'a, 'b> Part<'a, 'b> {
-    /// Returns all rows of a sequence, or each of few rows apart where no kernel attends with
-    /// several as with each alone: [`large_head`] shares the work of queries by their number.
-    fn of(sequence: &'a KvBatchEntry<'b, CudaPage>, is_large: bool) -> impl Iterator<Item = Self> {
-        let rows = sequence.rows;
-        let step = if is_large && rows.n <= INVARIANT_ROWS { 1 } else { rows.n };
-        (0..rows.n).step_by(step).map(move |first| Self { sequence, rows: slice(rows, first..first + step) })
-    }
+    kernel_kind: KernelKind,
 }
 
 /// Returns some of the rows of a sequence, in the batch that all of them are in.
@@ -315,18 +306,23 @@ pub(crate) fn attend(
         check(p, layer, shared_bytes)?;
         let large_head = large_head::max_tiles(layer, shared_bytes);
         for sequence in alike.iter().filter(|sequence| sequence.rows.n > 0 && p.n_kv_heads > 0) {
-            for part in Part::of(sequence, large_head.is_some()) {
-                sorted.push((KernelKind::of(part.rows, group, layer, large_head, device), part));
+            // Where no kernel attends with several rows as with each alone, few are taken apart:
+            // `large_head` shares the work of queries by their number.
+            let n = sequence.rows.n;
+            let step = if large_head.is_some() && n <= INVARIANT_ROWS { 1 } else { n };
+            for first in (0..n).step_by(step) {
+                let rows = slice(sequence.rows, first..first + step);
+                let kernel_kind = KernelKind::of(rows, group, layer, large_head, device);
+                sorted.push(Part { sequence, rows, kernel_kind });
             }
         }
     }
-    sorted.sort_by_key(|(kernel_kind, _)| *kernel_kind);
+    sorted.sort_by_key(|part| part.kernel_kind);
     // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
-    for alike in sorted.chunk_by(|(kernel_kind, a), (other, b)| {
-        kernel_kind == other && is_same(a.sequence.layer, b.sequence.layer)
-    }) {
-        let (kernel_kind, layer) = (alike[0].0, alike[0].1.sequence.layer);
-        let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
+    for parts in
+        sorted.chunk_by(|a, b| a.kernel_kind == b.kernel_kind && is_same(a.sequence.layer, b.sequence.layer))
+    {
+        let (kernel_kind, layer) = (parts[0].kernel_kind, parts[0].sequence.layer);
         for (head_format, heads) in head_formats(layer)? {
             let n_unpacked_tiles = |part: &Part<'_, '_>| plan::n_visible_tiles(part.rows, layer, heads[0]);
             let is_unpacked = kernel_kind == KernelKind::Warpgroups;
@@ -346,7 +342,7 @@ pub(crate) fn attend(
                     MAX_HEADS
                 };
                 for heads in heads.chunks(max_heads) {
-                    launch(cx, p, kernel_kind, &head_format, heads, parts, rows)?;
+                    launch(cx, p, &head_format, heads, parts, rows)?;
                 }
             }
         }
@@ -446,19 +442,18 @@ fn kernel_params(
 fn launch(
     cx: &Context,
     p: &AttendParams,
-    kernel_kind: KernelKind,
     head_format: &HeadFormat,
     heads: &[usize],
     parts: &[Part<'_, '_>],
     rows: Rows,
 ) -> Result<()> {
-    let [k_dim, v_dim] = head_format.dims;
+    let ([k_dim, v_dim], kernel_kind) = (head_format.dims, parts[0].kernel_kind);
     let mut params = kernel_params(cx, p, head_format, heads, parts[0].sequence.layer, rows)?;
     if kernel_kind == KernelKind::Decode {
         let splits = Splits::of(cx, p, head_format, heads, parts, rows.step_tiles)?;
         return decode::launch(cx, params, head_format, p.soft_cap.is_some(), &splits);
     }
-    let launched = Launched::new(cx, p, kernel_kind, heads, parts, rows.step_tiles)?;
+    let launched = Launched::new(cx, p, heads, parts, rows.step_tiles)?;
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
     let on_partials = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;

@@ -147,7 +147,6 @@ impl Launched {
     pub fn new(
         cx: &Context,
         p: &AttendParams,
-        kernel_kind: KernelKind,
         heads: &[usize],
         parts: &[Part<'_, '_>],
         step_tiles: DevicePtr,
@@ -163,7 +162,7 @@ impl Launched {
             max_unpacked_tiles: 0,
         };
         for part in parts {
-            all.push(cx, p, kernel_kind, heads, *part, step_tiles)?;
+            all.push(cx, p, heads, *part, step_tiles)?;
         }
         small(OP, "shares", all.n_partials)?;
         Ok(all)
@@ -173,9 +172,8 @@ impl Launched {
         &mut self,
         cx: &Context,
         p: &AttendParams,
-        kernel_kind: KernelKind,
         heads: &[usize],
-        Part { sequence, rows }: Part<'_, '_>,
+        Part { sequence, rows, kernel_kind }: Part<'_, '_>,
         step_tiles: DevicePtr,
     ) -> Result<()> {
         let head = heads[0];

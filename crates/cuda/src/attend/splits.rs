@@ -59,7 +59,6 @@ use super::{OP, Part, WARPS, decode, slice};
 use crate::context::MAX_COUNTERS;
 use crate::kv::{MAX_SEQUENCES, small};
 use crate::memory::Block;
-use crate::plans::PlanKey;
 use crate::{Context, DevicePtr};
 
 /// Tiles that the four warps of a block process in one round.
@@ -103,9 +102,10 @@ impl Splits {
         let counts = counts.into_iter().chain(tiles.into_iter().flatten()).map(|count| count as u64);
         let window = layer.window.map_or(u64::MAX, |window| window as u64);
         // Types and sizes decide how many blocks are resident.
-        let of_layer = counts.chain(head_format.words()).chain([window, step_tiles]).collect();
-        let key = PlanKey::new(of_layer, parts.iter().map(|part| part.sequence));
-        cx.attend_plans().get(key, || Self::new(cx, p, head_format, heads, parts, step_tiles))
+        let of_layer: Vec<_> = counts.chain(head_format.words()).chain([window, step_tiles]).collect();
+        let sequences = parts.iter().map(|part| part.sequence);
+        let make = || Self::new(cx, p, head_format, heads, parts, step_tiles);
+        cx.attend_plans().get(&of_layer, sequences, make)
     }
 
     /// Plans the splits of these heads.
@@ -126,7 +126,7 @@ impl Splits {
         let max_splits = (blocks / (p.n_kv_heads * group.div_ceil(decode::MAX_QUERIES))).max(1);
         let sequences = Vec::with_capacity(parts.len());
         let mut all = Self { sequences, listed: None, queries, n: 0, max: 0 };
-        for Part { sequence, rows } in parts {
+        for Part { sequence, rows, .. } in parts {
             for rows in rows_by_tile(*rows) {
                 let rounds = rounds(sequence.layer, rows.start / TILE);
                 let split_rounds = rounds.div_ceil(max_splits);

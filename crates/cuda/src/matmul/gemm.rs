@@ -1,10 +1,14 @@
 //! Compiles and launches the GEMMs: `gemm.cu`, and `hopper.cu` on compute capability 9.0.
 
+use std::sync::{PoisonError, RwLock};
+
+use hashbrown::HashMap;
 use kvant_codec::DType;
 
 use super::operand::STEP;
 use super::{
-    EXPERT_TILES_HEADER, HEADERS, TO_BYTES_HEADER, WEIGHTS_HEADER, constants, number_of, skinny_f16,
+    EXPERT_TILES_HEADER, HEADERS, MAX_MATRICES, TO_BYTES_HEADER, WEIGHTS_HEADER, constants, number_of,
+    skinny_f16,
 };
 use crate::context::MAX_COUNTERS;
 use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
@@ -176,17 +180,17 @@ pub(super) fn builds(dtype: DType) -> impl Iterator<Item = Build> {
 }
 
 /// The products of a launch.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape<'a> {
-    /// Output features of each matrix.
-    pub n_outs: &'a [u32],
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    /// Output features of each matrix, zeros behind the last one.
+    pub n_outs: [u32; MAX_MATRICES],
     pub n_in: u32,
     pub rows: u32,
     /// Tiles of rows, where they are those of experts.
     pub expert_tiles: Option<u32>,
 }
 
-impl Shape<'_> {
+impl Shape {
     fn tiles(&self, of: Tiles) -> u32 {
         let row_tiles = self.expert_tiles.unwrap_or(self.rows.div_ceil(of.rows));
         self.n_outs.iter().map(|n| n.div_ceil(of.features)).sum::<u32>() * row_tiles
@@ -229,7 +233,7 @@ impl Plan {
     }
 
     /// Returns the kernel.
-    pub fn kernel(&self, cx: &Context) -> Result<KernelId, CudaError> {
+    fn kernel(&self, cx: &Context) -> Result<KernelId, CudaError> {
         let Build { source, defines } = self.variant.build();
         let name = if self.variant.kernel == Kernel::Skinny { "skinny_f16" } else { "gemm" };
         cx.kernel_with(source, &defines, name)
@@ -242,12 +246,39 @@ impl Plan {
     }
 }
 
+/// The plans of the products so far, and their kernels: the layers of a model have a few shapes.
+#[derive(Default)]
+pub(crate) struct GemmPlans(RwLock<HashMap<(DType, Shape), (Plan, KernelId)>>);
+
+impl GemmPlans {
+    /// Returns the plan of products, and the kernel.
+    ///
+    /// # Errors
+    /// As [`Context::kernel`].
+    pub(super) fn get(
+        &self,
+        cx: &Context,
+        dtype: DType,
+        shape: Shape,
+    ) -> Result<(Plan, KernelId), CudaError> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(dtype, shape)).copied();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let plan = Plan::new(dtype, shape, cx.gpu().properties());
+        let planned = (plan, plan.kernel(cx)?);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert((dtype, shape), planned);
+        Ok(planned)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::emulator;
 
-    fn plan(dtype: DType, arch: u32, n_sms: u32, n_outs: &[u32], n_in: u32, rows: u32) -> Plan {
+    fn plan(dtype: DType, arch: u32, n_sms: u32, n_out: u32, n_in: u32, rows: u32) -> Plan {
+        let n_outs = [n_out, 0, 0, 0];
         let gpu = GpuProperties { n_sms, ..emulator::properties(arch) };
         Plan::new(dtype, Shape { n_outs, n_in, rows, expert_tiles: None }, &gpu)
     }
@@ -255,7 +286,7 @@ mod tests {
     #[test]
     fn tiles_fit_the_rows() {
         let tiles = |dtype, arch, rows| {
-            let Variant { kernel, tiles, .. } = plan(dtype, arch, 132, &[4096], 4096, rows).variant;
+            let Variant { kernel, tiles, .. } = plan(dtype, arch, 132, 4096, 4096, rows).variant;
             (kernel, tiles.features, tiles.rows)
         };
         let floats = |arch, rows| tiles(DType::F16, arch, rows).2;
@@ -279,20 +310,19 @@ mod tests {
 
     #[test]
     fn blocks_fill_the_device_however_few_tiles_there_are() {
-        let blocks =
-            |arch, n_outs: &[u32], n_in, rows| plan(DType::F16, arch, 132, n_outs, n_in, rows).blocks;
-        assert_eq!(blocks(90, &[4096], 14_336, 64), 132);
-        assert_eq!(blocks(90, &[128], 256, 64), 1);
-        assert_eq!(blocks(90, &[128], 1024, 64), 16);
-        assert_eq!(blocks(80, &[4096], 14_336, 64), 4 * 132);
+        let blocks = |arch, n_out, n_in, rows| plan(DType::F16, arch, 132, n_out, n_in, rows).blocks;
+        assert_eq!(blocks(90, 4096, 14_336, 64), 132);
+        assert_eq!(blocks(90, 128, 256, 64), 1);
+        assert_eq!(blocks(90, 128, 1024, 64), 16);
+        assert_eq!(blocks(80, 4096, 14_336, 64), 4 * 132);
         // Smaller shared memory.
-        assert_eq!(blocks(89, &[4096], 14_336, 64), 2 * 132);
-        assert_eq!(blocks(89, &[4096], 14_336, 128), 132);
+        assert_eq!(blocks(89, 4096, 14_336, 64), 2 * 132);
+        assert_eq!(blocks(89, 4096, 14_336, 128), 132);
     }
 
     #[test]
     fn only_shared_tiles_take_memory() {
-        let bytes = |n_out| plan(DType::F16, 90, 4, &[n_out], 1024, 64).share_bytes;
+        let bytes = |n_out| plan(DType::F16, 90, 4, n_out, 1024, 64).share_bytes;
         assert_eq!([512, 1024, 128].map(bytes), [0, 0, 2 * 4 * 128 * 64 * 4]);
     }
 }

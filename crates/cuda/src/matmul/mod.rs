@@ -66,6 +66,7 @@ mod layout;
 mod operand;
 mod skinny_f16;
 mod skinny_q8;
+pub(crate) use gemm::GemmPlans;
 pub(crate) use layout::{Weights, lay_out_rows, row_bytes, upload};
 pub(crate) use operand::Operand;
 use operand::{Bytes, Sums, TO_BYTES_HEADER};
@@ -475,16 +476,16 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
             (kernel, features, [blocks(features), row_blocks(rows), 1], 32 * WARPS, 0)
         }
         KernelKind::Gemm => {
-            let n_outs: Vec<_> = products.iter().map(|p| p.n_out as u32).collect();
+            let n_outs = std::array::from_fn(|i| products.get(i).map_or(0, |p| p.n_out as u32));
             let expert_tiles = p.expert_slots.map(|slots| slots.n_expert_tiles as u32);
-            let shape = gemm::Shape { n_outs: &n_outs, n_in: params.n_in, rows: params.rows, expert_tiles };
-            let plan = gemm::Plan::new(p.dtype, shape, cx.gpu().properties());
+            let shape = gemm::Shape { n_outs, n_in: params.n_in, rows: params.rows, expert_tiles };
+            let (plan, kernel) = cx.gemm_plans().get(cx, p.dtype, shape)?;
             if plan.share_bytes > 0 {
                 params.counters = cx.counters()?;
                 params.shares = shares.insert(cx.scratch(plan.share_bytes)?).ptr();
             }
             let Launch { grid, block: [threads, ..], shared_bytes } = plan.launch();
-            (plan.kernel(cx)?, plan.variant.tiles.features, grid, threads, shared_bytes)
+            (kernel, plan.variant.tiles.features, grid, threads, shared_bytes)
         }
     };
     params.n_matrices = products.len() as u32;

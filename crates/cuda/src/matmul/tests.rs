@@ -307,8 +307,8 @@ fn blocks_that_share_tiles_add_each_step_once() {
     let n_in = 1504;
     for (arch, dtype, rows, n_outs) in cases {
         let Some(device) = emulator::device(arch) else { return };
-        let widths: Vec<_> = n_outs.iter().map(|&n| n as u32).collect();
-        let shape = Shape { n_outs: &widths, n_in: n_in as u32, rows: rows as u32, expert_tiles: None };
+        let widths = std::array::from_fn(|i| n_outs.get(i).map_or(0, |&n| n as u32));
+        let shape = Shape { n_outs: widths, n_in: n_in as u32, rows: rows as u32, expert_tiles: None };
         let plan = Plan::new(dtype, shape, &emulator::properties(arch));
         assert!(plan.share_bytes > 0, "{arch}, {dtype}, {rows} rows: {plan:?}");
         let x = integers(1, [rows, n_in], DType::Q4_0);

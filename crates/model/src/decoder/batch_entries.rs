@@ -14,16 +14,6 @@ pub(super) enum BatchEntries<T> {
     Many(Vec<T>),
 }
 
-impl<T> FromIterator<T> for BatchEntries<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(entries: I) -> Self {
-        let mut entries = entries.into_iter();
-        match (entries.next(), entries.next()) {
-            (Some(one), None) => Self::One([one]),
-            (first, second) => Self::Many(first.into_iter().chain(second).chain(entries).collect()),
-        }
-    }
-}
-
 impl<T> IntoIterator for BatchEntries<T> {
     type Item = T;
     type IntoIter = std::vec::IntoIter<T>;
@@ -120,5 +110,8 @@ fn with_rows<'a, 's, P: Page, T>(
         first += part.n;
         of(part, rows)
     };
-    parts.iter_mut().map(entry).collect()
+    match parts {
+        [one] => BatchEntries::One([one].map(entry)),
+        many => BatchEntries::Many(many.iter_mut().map(entry).collect()),
+    }
 }
