@@ -11,9 +11,10 @@ speed (kernels, PyTorch's attention for comparison where installed, models), and
 depths up to 131,072 tokens, the suites in every combination). The folder then contains `report.md`,
 a table of steps and their output, and `log.txt`, the same without truncation. A failed step does
 not stop the run; steps beyond the time limit are listed as skipped. On CUDA, `--steps` chooses a
-run of four minutes instead: `truth` (what kernels, memory and batches really take, and the suites),
-`choice` (kernels under each `--variant`, races, steps without graphs) and `record` (whole models by
-depth and by sequences, beside PyTorch and `--rival`); each has a folder of its own. Exits with 1 if a step failed.
+run of four minutes instead: `truth` (what kernels, memory, batches and a first answer really take,
+and the suites), `choice` (kernels under each `--variant`, races, draft tokens, steps without graphs)
+and `record` (whole models by depth and by sequences, beside PyTorch and `--rival`); each has a folder
+of its own. Exits with 1 if a step failed.
 Needs only Python, and the binaries or Cargo, which builds them: on a machine without Cargo pass
 `--kvant`, `--suites` (the binary that `cargo test --release -p kvant-cuda --no-run` names) and
 `--kernels` (`cargo build --release -p kvant-cuda --example bench`).
@@ -34,6 +35,7 @@ import time
 
 FIRST_TYPES = ["f16", "q8_0", "turbo3"]
 OTHER_TYPES = ["f32", "bf16", "q4_0", "turbo4", "turbo2", "turbo3t", "turbo2t"]
+REPEATED = "Write this line ten times: the quick brown fox jumps over the lazy dog while the band plays on."
 QUESTION = ["run", "What is the capital of France?", "--temp", "0", "-n", "24"]
 # Exit code of a command that was stopped.
 STOPPED = 124
@@ -274,9 +276,28 @@ def all_steps(args, kvant, suites, kernels):
     yield from detailed_steps(args, kvant, suites)
 
 
+def first_answer_steps(args, kvant):
+    """Yields a first answer, for which the driver compiles every kernel, and one after it."""
+    caches = str(args.out / "caches")
+    shutil.rmtree(caches, ignore_errors=True)
+    env = {"XDG_CACHE_HOME": caches, "CUDA_CACHE_PATH": caches}
+    answer = [*kvant, *QUESTION, "--device", args.device, "-ctk", "turbo3", "-ctv", "turbo3"]
+    for name in ["with empty caches", "after it"]:
+        yield Step(f"first answer {name}", [answer], 60, env=env)
+
+
+def speculation_steps(args, kvant):
+    """Yields an answer that repeats its text, without draft tokens and with them."""
+    for model in ["bundled", *args.models]:
+        question = ["run", REPEATED, "-m", model, "--temp", "0", "-n", "256", "--ignore-eos", "--device", args.device]
+        for name, drafts in [("without draft tokens", ["--draft-max", "0"]), ("with draft tokens", [])]:
+            yield Step(f"text that repeats, {pathlib.Path(model).name}, {name}", [[*kvant, *question, *drafts]], 40)
+
+
 def truth_steps(args, kvant, suites, kernels):
     """Yields what four minutes tell of kernels, memory, batches and correctness."""
     yield Step("doctor", [[*kvant, "doctor"]], 60)
+    yield from first_answer_steps(args, kvant)
     yield Step("kernels", [[*kernels, args.contexts, "0", "f16,q8_0,turbo4,turbo3,turbo2", "q4_0,q4_K,q6_K"]], 110)
     yield from torch_steps(args)
     turbo3 = ["-ctk", "turbo3", "-ctv", "turbo3"]
@@ -298,6 +319,7 @@ def choice_steps(args, kvant, suites, kernels):
         env = dict([variant.split("=", 1)]) if variant else {}
         yield Step(f"kernels, {variant or 'as they are'}", [[*kernels, args.contexts, "0", "turbo3,turbo4", "q4_0"]], 60, env=env)
     yield from sanitizer_steps(args)
+    yield from speculation_steps(args, kvant)
     turbo3 = ["-ctk", "turbo3", "-ctv", "turbo3"]
     for name, env in [("with graphs", {}), ("without graphs", {"KVANT_CUDA_GRAPH": "0"})]:
         bench = [*synthetic_bench(args, kvant), "-p", "0", "-n", "64", "-r", "2", "--parallel", "1,64", "-d", "2048", *turbo3]
@@ -384,6 +406,7 @@ def main():
     for step in RUNS[args.steps](args, kvant, each, kernels):
         report.run(step)
     (args.out / "cpu.base").unlink(missing_ok=True)
+    shutil.rmtree(args.out / "caches", ignore_errors=True)
     sys.exit(1 if report.failed else 0)
 
 

@@ -1,5 +1,6 @@
 //! GPU micro-benchmark, timed by the device clock: copy bandwidth, attention per KV cache type by
-//! context, products per weight type by rows, and the memory that pages take.
+//! context, products per weight type by rows, the memory that pages take, and the speed at which
+//! they go to the host and back.
 //!
 //! `cargo run --release -p kvant-cuda --example bench -- [contexts] [index] [KV types] [weight
 //! types]`, for example `8192,65536 0 f16,q8_0/turbo3 q4_0`. An omitted type list means all types,
@@ -12,6 +13,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
 
 use kvant_backend::{
     AttendParams, Backend, BackendError, CountedPage, Input, KvBatchEntry, KvLayer, KvMemory, KvTensorSpec,
@@ -35,6 +37,8 @@ const GROUP: usize = 4;
 /// that the last slab, which they fill in part, is a small share.
 const MODEL_LAYERS: usize = 32;
 const PAGE_BYTES: usize = 4 << 30;
+/// Pages that go to the host and back: those of 16,384 tokens.
+const TRANSFERRED_PAGES: usize = 128;
 const DIM: usize = 128;
 /// Tokens per append while a cache is filled.
 const CHUNK: usize = 512;
@@ -60,6 +64,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let info = device.info();
     println!("{}, {}: copies at {:.0} GB/s\n", info.name, info.kernels, bandwidth / 1e9);
     memory(&device, &pairs)?;
+    transfers(&device)?;
     attention(&device, &contexts, &pairs, bandwidth)?;
     matmuls(&device, &weights, bandwidth)?;
     Ok(())
@@ -111,6 +116,23 @@ fn memory(device: &CudaDevice, pairs: &[Pair]) -> Result<()> {
         println!("{:>14} {n:>6} {told:>9.1} {lost:>9.1} ({more:+.1} %)", format!("{k}/{v}"));
     }
     println!();
+    Ok(())
+}
+
+/// Prints how fast pages go to the host and back, as `--kv-ram` moves them.
+fn transfers(device: &CudaDevice) -> Result<()> {
+    let block = layer_of(DType::Turbo3, DType::Turbo3).1.block * MODEL_LAYERS;
+    let mut pages = (0..TRANSFERRED_PAGES).map(|_| device.page(block)).collect::<Result<Vec<_>>>()?;
+    let mut host = vec![0; block];
+    let speed = |started: Instant| (TRANSFERRED_PAGES * block) as f64 / started.elapsed().as_secs_f64() / 1e9;
+    let started = Instant::now();
+    pages.iter().try_for_each(|page| device.read_page(page, &mut host))?;
+    let out = speed(started);
+    let started = Instant::now();
+    pages.iter_mut().try_for_each(|page| device.write_page(page, &host))?;
+    // Writes are queued: this waits for them.
+    device.read_page(&pages[0], &mut host)?;
+    println!("pages of {block} bytes: to the host at {out:.1} GB/s, back at {:.1}\n", speed(started));
     Ok(())
 }
 

@@ -57,13 +57,13 @@ pub struct OpenOptions<'a> {
     pub prefill_precision: PrefillPrecision,
     /// Loads the multi-token prediction (MTP) layer where the file has one. It
     /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer. It
-    /// takes memory, also in the KV cache, and the time of one layer in prefill. CPU only.
+    /// takes memory, also in the KV cache, and the time of one layer in prefill. On the CPU and CUDA.
     pub mtp: bool,
     /// The file of a smaller model with the same vocabulary, or of an EAGLE-3 draft head of this
     /// model (see [`open_file`]). It [drafts](crate::GenerateOptions::draft_max) tokens where
     /// prompt lookup expects fewer, and replaces the MTP layer. It runs on the same device, with
     /// its weights in the file's types and its own KV cache beside that of each session: q8_0, for
-    /// a head f16. CPU only.
+    /// a head f16. On the CPU and CUDA.
     pub draft: Option<Arc<Gguf>>,
     /// LoRA adapters, applied together.
     pub loras: Vec<LoraFile>,

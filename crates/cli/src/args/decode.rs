@@ -24,8 +24,8 @@ pub struct DraftArgs {
     #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
     pub draft_max: Option<usize>,
     /// Draft model for speculative decoding (-md): a smaller model with the same vocabulary, or an
-    /// EAGLE-3 or DFlash head of this model, given as for -m; CPU only. The output is the same with
-    /// it
+    /// EAGLE-3 or DFlash head of this model, given as for -m; on the CPU and on CUDA. The output is
+    /// the same with it
     #[arg(long, value_name = "MODEL", env = "KVANT_MODEL_DRAFT")]
     pub model_draft: Option<String>,
 }
