@@ -1,6 +1,6 @@
 //! Parameters of the ops. Shapes are in brackets, outermost dimension first.
 
-use crate::Candidate;
+use crate::{Candidate, top_k};
 
 /// An RMS normalization: `y = x / sqrt(mean(x²) + eps) * weight` over the last dimension.
 #[derive(Debug)]
@@ -333,4 +333,34 @@ pub struct TopK<'a> {
     pub k: usize,
     /// Receives them, in the order of [`Candidate::rank`]. Its memory is reused.
     pub out: &'a mut Vec<Candidate>,
+}
+
+impl TopK<'_> {
+    /// Answers the rows of which a device does not select as many tokens as they want, more than
+    /// `max_k`, or of which none are wanted; returns the others. `read` reads a row of logits into
+    /// `values`.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn answer_on_host<'a, E>(
+        rows: &'a mut [TopK<'_>],
+        n_vocab: usize,
+        max_k: usize,
+        values: &mut Vec<f32>,
+        mut read: impl FnMut(usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<Vec<TopK<'a>>, E> {
+        let mut on_device = Vec::with_capacity(rows.len());
+        for TopK { row, k, out } in rows {
+            match (*k).min(n_vocab) {
+                0 => out.clear(),
+                k if k <= max_k => on_device.push(TopK { row: *row, k, out }),
+                k => {
+                    values.resize(n_vocab, 0.0);
+                    read(*row, values)?;
+                    top_k(values, k, out);
+                }
+            }
+        }
+        Ok(on_device)
+    }
 }

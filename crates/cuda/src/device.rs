@@ -254,19 +254,9 @@ impl Kernels for CudaDevice {
     }
 
     fn top_k(&self, logits: &CudaBuffer, n_vocab: usize, rows: &mut [TopK<'_>]) -> Result<()> {
-        let mut on_device = Vec::with_capacity(rows.len());
-        for TopK { row, k, out } in rows {
-            match (*k).min(n_vocab) {
-                0 => out.clear(),
-                k @ 1..=top_k::MAX_K => on_device.push(TopK { row: *row, k, out }),
-                k => {
-                    let mut values = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
-                    values.resize(n_vocab, 0.0);
-                    self.read(logits, *row * n_vocab, &mut values)?;
-                    kvant_backend::top_k(&values, k, out);
-                }
-            }
-        }
+        let mut values = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = |row: usize, values: &mut [f32]| self.read(logits, row * n_vocab, values);
+        let mut on_device = TopK::answer_on_host(rows, n_vocab, top_k::MAX_K, &mut values, read)?;
         Ok(top_k::top_k(&self.cx, logits.ptr(), n_vocab, &mut on_device)?)
     }
 
