@@ -1,6 +1,6 @@
 // Prefill attention over quantized tiles, with warpgroup MMAs. hopper.rs describes the method.
 //
-// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (stored values per token, 64 or 128), CAPPED (soft cap on
+// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (stored values per token, 64 to 256), CAPPED (soft cap on
 // the scores), CONSUMERS, PRODUCERS (warpgroups), STAGES (of shared memory), CONSUMER_REGISTERS,
 // PRODUCER_REGISTERS.
 
@@ -67,11 +67,13 @@ __device__ void load_async(const Range& range, u32 i, u16* to, u32 lane) {
 }
 
 // Producer loop: copies all steps, for `n_consumers` consumers; a warp copies some tiles of each.
-// While a step is in flight the next one is issued.
+// While a step is in flight the next one is issued, unless its stage is that of the step which the
+// consumers finish when the one in flight is there.
 __device__ void produce(const Range& range, Stage* stages, u32 n_consumers, u32 lane, u32 warp) {
+    constexpr u32 AHEAD = STAGES > 2;
     u32 steps = range.steps();
 #pragma unroll 1
-    for (u32 step = 0; step <= steps; step++) {
+    for (u32 step = 0; step < steps + AHEAD; step++) {
         if (step < steps) {
             u32 stage = step % STAGES, first = range.begin + STEP * step;
             if (step >= STAGES) barrier_sync(Barriers::emptied(stage), empty_threads(n_consumers));
@@ -82,12 +84,12 @@ __device__ void produce(const Range& range, Stage* stages, u32 n_consumers, u32 
             }
         }
         commit_copies();
-        if (step == 0) continue;
-        wait_copies<1>();
+        if (step < AHEAD) continue;
+        wait_copies<AHEAD>();
         fence_stores();
 #pragma unroll
         for (u32 consumer = 0; consumer < CONSUMERS; consumer++) {
-            if (consumer < n_consumers) barrier_arrive(Barriers::filled((step - 1) % STAGES, consumer), FILL_THREADS);
+            if (consumer < n_consumers) barrier_arrive(Barriers::filled((step - AHEAD) % STAGES, consumer), FILL_THREADS);
         }
     }
 }
@@ -132,12 +134,15 @@ __device__ void issue_scores(StepScores& s, u32 queries, u32 stage) {
     commit_mmas();
 }
 
-// Issues the MMAs that add the weighted values of a step.
+// Issues the MMAs that add the weighted values of a step, of up to 128 dims each.
 __device__ void issue_values(Work<1>& w, const StepWeights& weights, u32 stage) {
-    constexpr u32 KEYS = sizeof(Stage::keys) / 16, NEXT = TILE * V_DIM * sizeof(u16) / 16;
+    constexpr u32 DIMS = V_DIM < 128 ? V_DIM : 128, KEYS = sizeof(Stage::keys) / 16, NEXT = TILE * sizeof(u16) / 16;
 #pragma unroll
     for (u32 t = 0; t < STEP; t++) {
-        multiply<DIM_MAJOR_LAYOUT>((float(&)[V_DIM / 2])w.out, weights[0][t], stage + KEYS + t * NEXT);
+#pragma unroll
+        for (u32 dim = 0; dim < V_DIM; dim += DIMS) {
+            multiply<DIM_MAJOR_LAYOUT>((float(&)[DIMS / 2])w.out[0][dim / 8], weights[0][t], stage + KEYS + (t * V_DIM + dim) * NEXT);
+        }
     }
     commit_mmas();
 }

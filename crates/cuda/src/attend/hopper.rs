@@ -8,12 +8,12 @@
 //! memory is bounded ([`MAX_UNPACKED_BYTES`]): KV heads take turns, and a single head that needs
 //! more uses [`prompt`](super::prompt).
 //!
-//! A block has three consumer warpgroups of 64 queries each and one producer warpgroup that copies.
-//! They iterate over steps of 64 tokens, four tiles of keys and four of values, through three
-//! stages of shared memory.
+//! A block has three consumer warpgroups of 64 queries each, of heads of 256 two, and one producer
+//! warpgroup that copies. They iterate over steps of 64 tokens, four tiles of keys and four of
+//! values, through three stages of shared memory, or two.
 //!
 //! - **Scores** of a step are MMAs of queries and keys in shared memory, `m64n64k16`; **values**
-//!   are added by `m64n128k16` with the softmax weights as left operand, straight from the
+//!   are added by `m64n128k16`, of 256 dims twice, with the softmax weights as left operand, straight from the
 //!   registers of the scores. Both use the orders of `unpack.cuh`: rows of tokens in the 128-byte
 //!   swizzle, rows of dims in the 32-byte swizzle.
 //! - **MMAs run asynchronously.** A consumer issues the values of a step and the scores of the next
@@ -25,7 +25,8 @@
 //!   has its own barrier at which it waits for the producer, and the producer waits at a barrier
 //!   for all consumers before it refills a stage. A fence before that makes copies visible to the
 //!   MMAs.
-//! - **Registers** move from the producer to the consumers, 56 and 152 per thread.
+//! - **Registers** move from the producer to the consumers: 56 and 152 per thread, in heads of 256 88
+//!   and 208, of which 128 are outputs.
 //!
 //! The split of the KV range is that of [`prompt`](super::prompt).
 //!
@@ -35,6 +36,12 @@
 //! 1,536 clocks, and shared memory 1,408: 768 for scores, 384 for values, 256 for arriving data. On
 //! a scheduler, three consumers issue 305 instructions each (and 70 where a maximum rises), counted
 //! in the machine code that ptxas 13.0 makes.
+//!
+//! In heads of 256 a step has 128 queries, and both take 2,048 clocks: shared memory 1,024 for scores,
+//! 512 for values and 512 for arriving data. With two stages, the copy of a step begins when the
+//! values of the one before the last are added: some of its latency shows, where keys and values in
+//! stages of their own would hide it. [`prompt`](super::prompt) reaches 368 TFLOP/s at best, and
+//! unpacks each tile for every block of queries.
 //!
 //! An H100 takes 1.17 to 1.25 ms for 512 tokens of 32 heads at depth 65,536, whatever the type,
 //! 2.25 with [`prompt`](super::prompt); PyTorch's attention of f16 takes 0.83. The first 8,192
@@ -79,36 +86,91 @@ static SOURCE: Source = Source {
     text: include_str!("hopper.cu"),
     headers: &HOPPER_HEADERS,
     constants: || {
-        let warpgroups = [("CONSUMERS", CONSUMERS), ("PRODUCERS", PRODUCERS), ("STAGES", STAGES)];
-        let registers = [("CONSUMER_REGISTERS", REGISTERS[0]), ("PRODUCER_REGISTERS", REGISTERS[1])];
-        let numbers = warpgroups.into_iter().chain(registers).chain([("QUERIES", super::QUERIES)]);
-        numbers.fold(constants(), |constants, (name, n)| constants.whole(name, n))
+        let numbers = [("PRODUCERS", PRODUCERS), ("QUERIES", super::QUERIES)];
+        numbers.into_iter().fold(constants(), |constants, (name, n)| constants.whole(name, n))
     },
     options: &WARPGROUP_OPTIONS,
 };
 
-/// Stored head sizes that the kernels support.
-const DIMS: [usize; 2] = [64, 128];
-/// Consumer warpgroups of a block, and producer warpgroups.
-const CONSUMERS: usize = 3;
+/// Stored sizes of keys and of values that the kernels support.
+const DIMS: [&[usize]; 2] = [&[64, 128, 192, 256], &[64, 128, 256]];
+/// Producer warpgroups of a block.
 const PRODUCERS: usize = 1;
 const WARPGROUP: usize = 128;
-/// Stages of shared memory, one step each.
-const STAGES: usize = 3;
+/// Queries of a consumer warpgroup.
+const CONSUMER_QUERIES: usize = 64;
 /// Tiles of a step.
 const STEP: usize = 4;
 /// Bytes of unpacked tiles at a time: about twice the L2 cache of such a device, and within the
 /// memory that a device leaves free for scratch.
 const MAX_UNPACKED_BYTES: usize = 96 << 20;
-/// Registers per thread of consumers and producers: multiples of 8, whose sum over all threads fits
-/// the register file of a multiprocessor.
-const REGISTERS: [usize; 2] = [152, 56];
-const _: () = assert!((REGISTERS[0] * CONSUMERS + REGISTERS[1] * PRODUCERS) * WARPGROUP <= 1 << 16);
+/// Registers of a multiprocessor.
+const SM_REGISTERS: usize = 1 << 16;
 
-/// Queries of a block.
-pub(super) const QUERIES: usize = 64 * CONSUMERS;
-/// Threads of a block.
-pub(super) const THREADS: u32 = (WARPGROUP * (CONSUMERS + PRODUCERS)) as u32;
+/// The shape of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct BlockShape {
+    /// Consumer warpgroups.
+    consumers: usize,
+    /// Stages of shared memory, one step each.
+    stages: usize,
+    /// Registers per thread of consumers and producers, multiples of 8.
+    registers: [usize; 2],
+}
+
+/// Blocks for heads of up to 192, and for those of 256, whose outputs take twice the registers.
+const BLOCK_SHAPES: [BlockShape; 2] = [
+    BlockShape { consumers: 3, stages: 3, registers: [152, 56] },
+    BlockShape { consumers: 2, stages: 2, registers: [208, 88] },
+];
+
+// Warpgroups divide the registers that the threads begin with.
+const _: () = assert!(BLOCK_SHAPES[0].has_registers() && BLOCK_SHAPES[1].has_registers());
+
+impl BlockShape {
+    /// Returns that of blocks for the heads of a layer.
+    pub fn of(layer: &KvLayer) -> Self {
+        Self::for_dims((0..layer.k.len()).flat_map(|head| dims(layer, head)))
+    }
+
+    fn for_dims(mut dims: impl Iterator<Item = usize>) -> Self {
+        BLOCK_SHAPES[usize::from(dims.any(|dim| dim > 192))]
+    }
+
+    const fn has_registers(&self) -> bool {
+        let warpgroups = self.consumers + PRODUCERS;
+        let at_first = SM_REGISTERS / (WARPGROUP * warpgroups) / 8 * 8;
+        let [consumer, producer] = self.registers;
+        consumer * self.consumers + producer * PRODUCERS <= at_first * warpgroups
+    }
+
+    /// Returns the queries of a block.
+    pub fn queries(self) -> usize {
+        CONSUMER_QUERIES * self.consumers
+    }
+
+    /// Returns the threads of a block.
+    pub fn threads(self) -> u32 {
+        (WARPGROUP * (self.consumers + PRODUCERS)) as u32
+    }
+
+    /// Returns the shared memory of a block for these head sizes: `Shared` of `hopper.cu`.
+    pub fn bytes(self, [k_dim, v_dim]: [usize; 2]) -> usize {
+        let stages = self.stages * STEP * TILE * (k_dim + v_dim);
+        (stages + self.queries() * k_dim) * size_of::<u16>() + self.queries() * VISIBLE_RANGE_BYTES
+    }
+
+    fn defines(self) -> [Define; 4] {
+        let [consumer, producer] = self.registers;
+        let numbers = [
+            ("CONSUMERS", self.consumers),
+            ("STAGES", self.stages),
+            ("CONSUMER_REGISTERS", consumer),
+            ("PRODUCER_REGISTERS", producer),
+        ];
+        numbers.map(|(name, n)| (name, n as u32))
+    }
+}
 
 /// Returns whether these kernels serve the heads of `layer` on compute capability `arch / 10`, and
 /// the tiles that `rows` attend to in one head fit the unpack buffer.
@@ -116,19 +178,17 @@ pub(super) fn supports(rows: TokenSpan, layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
         let dims = dims(layer, head);
         let bytes = plan::n_visible_tiles(rows, layer, head) * unpacked_tile_bytes(dims);
-        dims.iter().all(|dim| DIMS.contains(dim)) && bytes <= MAX_UNPACKED_BYTES
+        has_dims(dims) && bytes <= MAX_UNPACKED_BYTES
     };
     arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)
 }
 
-fn dims(layer: &KvLayer, head: usize) -> [usize; 2] {
-    [layer.k[head].spec.stored_dim(), layer.values(head).spec.stored_value_dim()]
+fn has_dims(dims: [usize; 2]) -> bool {
+    DIMS.iter().zip(&dims).all(|(known, dim)| known.contains(dim))
 }
 
-/// Returns the shared memory of a block for these head sizes: `Shared` of `hopper.cu`.
-pub(super) fn bytes([k_dim, v_dim]: [usize; 2]) -> usize {
-    let stages = STAGES * STEP * TILE * (k_dim + v_dim);
-    (stages + QUERIES * k_dim) * size_of::<u16>() + QUERIES * VISIBLE_RANGE_BYTES
+fn dims(layer: &KvLayer, head: usize) -> [usize; 2] {
+    [layer.k[head].spec.stored_dim(), layer.values(head).spec.stored_value_dim()]
 }
 
 /// Returns the bytes of one unpacked tile of keys and of values of these sizes.
@@ -156,22 +216,24 @@ pub(super) fn kernel(
     cx: &Context,
     head_format: &HeadFormat,
     is_capped: bool,
+    block_shape: BlockShape,
     name: &'static str,
 ) -> Result<KernelId> {
     let types = head_format.specs.map(|spec| spec.dtype.into());
-    Ok(cx.kernel_with(&SOURCE, &defines(types, head_format.dims, is_capped), name)?)
+    Ok(cx.kernel_with(&SOURCE, &defines(types, head_format.dims, is_capped, block_shape), name)?)
 }
 
 /// Returns the macros of a variant; `types` are kernel type numbers.
-fn defines([k, v]: [u32; 2], dims: [usize; 2], is_capped: bool) -> Vec<Define> {
-    [("K_TYPE", k), ("V_TYPE", v)].into_iter().chain(super::defines(dims, is_capped)).collect()
+fn defines([k, v]: [u32; 2], dims: [usize; 2], is_capped: bool, block_shape: BlockShape) -> Vec<Define> {
+    let of_heads = [("K_TYPE", k), ("V_TYPE", v)].into_iter().chain(super::defines(dims, is_capped));
+    of_heads.chain(block_shape.defines()).collect()
 }
 
 /// Returns the variants that are compiled ahead of time.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    let known = super::usual_formats().filter(|format| format.dims.iter().all(|dim| DIMS.contains(dim)));
-    known.map(|UsualFormat { types, dims, is_capped }| Build {
-        source: &SOURCE,
-        defines: defines(types.map(number), dims, is_capped),
+    let known = super::usual_formats().filter(|format| has_dims(format.dims));
+    known.map(|UsualFormat { types, dims, is_capped }| {
+        let block_shape = BlockShape::for_dims(dims.into_iter());
+        Build { source: &SOURCE, defines: defines(types.map(number), dims, is_capped, block_shape) }
     })
 }

@@ -36,7 +36,7 @@
 //! (decoding, and verifying drafts) take [`decode`], which needs no shared memory for tiles, in one
 //! launch for all sequences. Up to 32 queries of more rows use split-KV over blocks and over the
 //! four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps
-//! ([`prompt`]), on compute capability 9.0 in heads of 64 and 128 among three warpgroups
+//! ([`prompt`]), on compute capability 9.0 in heads of 64, 128 and 256 among warpgroups
 //! ([`hopper`]). Heads beyond 256, and shared-KV tensors (MLA), take a kernel whose warps share
 //! outputs too ([`large_head`]).
 //!
@@ -325,7 +325,7 @@ pub(crate) fn attend(
         let (kernel_kind, layer) = (parts[0].kernel_kind, parts[0].sequence.layer);
         for (head_format, heads) in head_formats(layer)? {
             let n_unpacked_tiles = |part: &Part<'_, '_>| plan::n_visible_tiles(part.rows, layer, heads[0]);
-            let is_unpacked = kernel_kind == KernelKind::Warpgroups;
+            let is_unpacked = kernel_kind.unpacks();
             // The buffer of unpacked tiles is bounded.
             let max_parts = if is_unpacked {
                 hopper::sequences_at_once(layer, parts.iter().map(n_unpacked_tiles))
@@ -478,7 +478,9 @@ fn launch(
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
         let kernel = match kernel_kind {
             KernelKind::Prefill(partition) => prompt::kernel(cx, head_format, is_capped, partition, name)?,
-            KernelKind::Warpgroups => hopper::kernel(cx, head_format, is_capped, name)?,
+            KernelKind::Warpgroups(block_shape) => {
+                hopper::kernel(cx, head_format, is_capped, block_shape, name)?
+            }
             KernelKind::LargeHead(tiles) => large_head::kernel(cx, head_format, is_capped, tiles, name)?,
             KernelKind::Decode | KernelKind::Split => {
                 cx.kernel_with(&SOURCE, &defines(head_format.dims, is_capped), name)?
@@ -494,7 +496,9 @@ fn launch(
         KernelKind::Prefill(partition) => {
             ("attend_prefill", partition.threads(), partition.bytes(head_format.dims))
         }
-        KernelKind::Warpgroups => ("attend_prefill", hopper::THREADS, hopper::bytes(head_format.dims)),
+        KernelKind::Warpgroups(block_shape) => {
+            ("attend_prefill", block_shape.threads(), block_shape.bytes(head_format.dims))
+        }
         KernelKind::LargeHead(tiles) => {
             ("attend_large_head", THREADS, large_head::bytes(head_format.dims, tiles))
         }
@@ -506,7 +510,7 @@ fn launch(
         THREADS,
         0,
     )?;
-    if kernel_kind == KernelKind::Warpgroups {
+    if kernel_kind.unpacks() {
         start("unpack_tiles", [launched.max_unpacked_tiles.div_ceil(WARPS), 2, slots], THREADS, 0)?;
     }
     start(name, [splits, blocks, slots], threads, shared_bytes)?;

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TokenSpan};
 use kvant_codec::tile::TILE;
 
+use super::hopper::BlockShape;
 use super::prompt::Partition;
 use super::{OP, Part, QUERIES, WARPS, decode, hopper, prompt};
 use crate::kv::{self, MemoryParams, small};
@@ -22,7 +23,7 @@ pub(super) enum KernelKind {
     /// Prefill: warps share tiles, in blocks of this shape.
     Prefill(Partition),
     /// Prefill on compute capability 9.0: consumer warpgroups share tiles, which producers load.
-    Warpgroups,
+    Warpgroups(BlockShape),
     /// Warps share tiles and outputs; the field counts the 16-query tiles of a block.
     LargeHead(usize),
 }
@@ -44,9 +45,14 @@ impl KernelKind {
         match queries {
             _ if rows.n <= decode::MAX_ROWS => Self::Decode,
             queries if queries <= MAX_SPLIT_QUERIES => Self::Split,
-            _ if hopper::supports(rows, layer, device.arch) => Self::Warpgroups,
+            _ if hopper::supports(rows, layer, device.arch) => Self::Warpgroups(BlockShape::of(layer)),
             _ => Self::Prefill(Partition::of(layer, shared_bytes)),
         }
+    }
+
+    /// Returns whether tiles are unpacked by a launch before.
+    pub fn unpacks(self) -> bool {
+        matches!(self, Self::Warpgroups(_))
     }
 
     pub fn queries_per_block(self) -> usize {
@@ -54,7 +60,7 @@ impl KernelKind {
             Self::Decode => decode::MAX_QUERIES,
             Self::Split => QUERIES,
             Self::Prefill(partition) => partition.queries(),
-            Self::Warpgroups => hopper::QUERIES,
+            Self::Warpgroups(block_shape) => block_shape.queries(),
             Self::LargeHead(tiles) => QUERIES * tiles,
         }
     }
@@ -180,16 +186,13 @@ impl Launched {
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
         let padded = queries.next_multiple_of(kernel_kind.queries_per_block());
         let tiles = max_tiles(p, kernel_kind, rows, sequence.layer, head);
-        let n_unpacked_tiles = if kernel_kind == KernelKind::Warpgroups {
-            n_visible_tiles(rows, sequence.layer, head)
-        } else {
-            0
-        };
+        let n_unpacked_tiles =
+            if kernel_kind.unpacks() { n_visible_tiles(rows, sequence.layer, head) } else { 0 };
         let split_tiles = match kernel_kind {
             KernelKind::Prefill(_) => {
                 prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / kernel_kind.queries_per_block())
             }
-            KernelKind::Warpgroups => {
+            KernelKind::Warpgroups(_) => {
                 let heads = hopper::heads_at_once(sequence.layer, n_unpacked_tiles, p.n_kv_heads);
                 prompt::split_tiles(cx, tiles, heads * padded / kernel_kind.queries_per_block())
             }

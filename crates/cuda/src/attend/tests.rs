@@ -142,8 +142,20 @@ fn warpgroups_share_steps_for_any_number_of_queries() {
             group: 1,
             ..Shape::new(DType::F16, DType::Q8_0)
         },
+        Shape { k_head_dim: 256, v_head_dim: 256, n_kv_heads: 2, ..base },
+        Shape {
+            k_head_dim: 256,
+            v_head_dim: 256,
+            n_kv_heads: 1,
+            group: 3,
+            window: Some(100),
+            soft_cap: Some(2.0),
+            ..Shape::new(DType::Q8_0, DType::F16)
+        },
+        Shape { k_head_dim: 192, n_kv_heads: 1, ..base },
+        Shape { v_head_dim: 256, n_kv_heads: 1, ..Shape::new(DType::Turbo4, DType::Turbo4) },
     ];
-    for (shape, rows) in shapes.into_iter().zip([129, 193, 64, 65]) {
+    for (shape, rows) in shapes.into_iter().zip([129, 193, 64, 65, 129, 43, 193, 128]) {
         let tokens = Tokens::gaussian(shape, TOKENS + rows, 31);
         let mut batch = Batch::fed(&subject, &tokens, TOKENS, TOKENS).unwrap();
         let what = || format!("{shape:?}, {rows} rows after {TOKENS} tokens");
