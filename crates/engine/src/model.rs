@@ -57,7 +57,8 @@ pub struct OpenOptions<'a> {
     pub prefill_precision: PrefillPrecision,
     /// Loads the multi-token prediction (MTP) layer where the file has one. It
     /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer. It
-    /// takes memory, also in the KV cache, and the time of one layer in prefill. On the CPU and CUDA.
+    /// takes memory, also in the KV cache, and the time of one layer in prefill. On the CPU and
+    /// CUDA.
     pub mtp: bool,
     /// The file of a smaller model with the same vocabulary, or of an EAGLE-3 draft head of this
     /// model (see [`open_file`]). It [drafts](crate::GenerateOptions::draft_max) tokens where

@@ -13,7 +13,7 @@
 //! values, through three stages of shared memory, or two.
 //!
 //! - **Scores** of a step are MMAs of queries and keys in shared memory, `m64n64k16`; **values**
-//!   are added by `m64n128k16`, of 256 dims twice, with the softmax weights as left operand, straight from the
+//!   are added by `m64n128k16`, with the softmax weights as left operand, straight from the
 //!   registers of the scores. Both use the orders of `unpack.cuh`: rows of tokens in the 128-byte
 //!   swizzle, rows of dims in the 32-byte swizzle.
 //! - **MMAs run asynchronously.** A consumer issues the values of a step and the scores of the next
@@ -25,8 +25,8 @@
 //!   has its own barrier at which it waits for the producer, and the producer waits at a barrier
 //!   for all consumers before it refills a stage. A fence before that makes copies visible to the
 //!   MMAs.
-//! - **Registers** move from the producer to the consumers: 56 and 152 per thread, in heads of 256 88
-//!   and 208, of which 128 are outputs.
+//! - **Registers** move from the producer to the consumers: 56 and 152 per thread, in heads of 256
+//!   88 and 208, of which 128 are outputs.
 //!
 //! The split of the KV range is that of [`prompt`](super::prompt).
 //!
@@ -37,11 +37,11 @@
 //! a scheduler, three consumers issue 305 instructions each (and 70 where a maximum rises), counted
 //! in the machine code that ptxas 13.0 makes.
 //!
-//! In heads of 256 a step has 128 queries, and both take 2,048 clocks: shared memory 1,024 for scores,
-//! 512 for values and 512 for arriving data. With two stages, the copy of a step begins when the
-//! values of the one before the last are added: some of its latency shows, where keys and values in
-//! stages of their own would hide it. [`prompt`](super::prompt) reaches 368 TFLOP/s at best, and
-//! unpacks each tile for every block of queries.
+//! In heads of 256 a step has 128 queries, and both take 2,048 clocks: shared memory 1,024 for
+//! scores, 512 for values and 512 for arriving data. With two stages, the copy of a step begins
+//! when the values of the one before the last are added: some of its latency shows, which keys and
+//! values in stages of their own would hide. [`prompt`](super::prompt) reaches 368 TFLOP/s at best,
+//! and unpacks each tile for every block of queries.
 //!
 //! An H100 takes 1.17 to 1.25 ms for 512 tokens of 32 heads at depth 65,536, whatever the type,
 //! 2.25 with [`prompt`](super::prompt); PyTorch's attention of f16 takes 0.83. The first 8,192
