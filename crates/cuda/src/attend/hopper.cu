@@ -52,7 +52,13 @@ struct Range {
     __device__ const u16* unpacked(u32 i) const { return visible.is_main(i) ? main_tiles + i * UNPACKED_HALVES : recent_tiles + (i - visible.n_main) * UNPACKED_HALVES; }
 };
 
-using Barriers = StageBarriers<STAGES, CONSUMERS>;
+// Parts of a stage that are filled and emptied together: both sides, or keys and values apart where
+// two stages are all that fit. The next keys then arrive while values of a step are added.
+constexpr u32 PARTS = STAGES > 2 ? 1 : 2;
+using Barriers = StageBarriers<STAGES * PARTS, CONSUMERS>;
+// Returns the part with the keys of a step, and that with its values.
+__device__ u32 keys_part(u32 step) { return step % STAGES * PARTS; }
+__device__ u32 values_part(u32 step) { return keys_part(step) + PARTS - 1; }
 constexpr u32 FILL_THREADS = WARPGROUP * (PRODUCERS + 1);
 __device__ u32 empty_threads(u32 n_consumers) { return WARPGROUP * (PRODUCERS + n_consumers); }
 
@@ -66,30 +72,29 @@ __device__ void load_async(const Range& range, u32 i, u16* to, u32 lane) {
     for (u32 at = 8 * lane; at < TILE * DIM; at += 8 * 32) copy_16(to + at, from + at);
 }
 
-// Producer loop: copies all steps, for `n_consumers` consumers; a warp copies some tiles of each.
-// While a step is in flight the next one is issued, unless its stage is that of the step which the
-// consumers finish when the one in flight is there.
+// Producer loop: copies all steps, part by part, for `n_consumers` consumers; a warp copies some
+// tiles of each. While a part is in flight the next one is issued.
 __device__ void produce(const Range& range, Stage* stages, u32 n_consumers, u32 lane, u32 warp) {
-    constexpr u32 AHEAD = STAGES > 2;
-    u32 steps = range.steps();
+    u32 parts = range.steps() * PARTS;
 #pragma unroll 1
-    for (u32 step = 0; step < steps + AHEAD; step++) {
-        if (step < steps) {
-            u32 stage = step % STAGES, first = range.begin + STEP * step;
-            if (step >= STAGES) barrier_sync(Barriers::emptied(stage), empty_threads(n_consumers));
+    for (u32 part = 0; part <= parts; part++) {
+        if (part < parts) {
+            u32 step = part / PARTS, first = range.begin + STEP * step;
+            Stage& stage = stages[step % STAGES];
+            if (step >= STAGES) barrier_sync(Barriers::emptied(part % (STAGES * PARTS)), empty_threads(n_consumers));
 #pragma unroll
             for (u32 tile = warp; tile < STEP; tile += 4 * PRODUCERS) {
-                load_async<true>(range, first + tile, stages[stage].keys + tile * TILE * K_DIM, lane);
-                load_async<false>(range, first + tile, stages[stage].values + tile * TILE * V_DIM, lane);
+                if (part % PARTS == 0) load_async<true>(range, first + tile, stage.keys + tile * TILE * K_DIM, lane);
+                if (part % PARTS == PARTS - 1) load_async<false>(range, first + tile, stage.values + tile * TILE * V_DIM, lane);
             }
         }
         commit_copies();
-        if (step < AHEAD) continue;
-        wait_copies<AHEAD>();
+        if (part == 0) continue;
+        wait_copies<1>();
         fence_stores();
 #pragma unroll
         for (u32 consumer = 0; consumer < CONSUMERS; consumer++) {
-            if (consumer < n_consumers) barrier_arrive(Barriers::filled((step - AHEAD) % STAGES, consumer), FILL_THREADS);
+            if (consumer < n_consumers) barrier_arrive(Barriers::filled((part - 1) % (STAGES * PARTS), consumer), FILL_THREADS);
         }
     }
 }
@@ -157,20 +162,25 @@ __device__ void consume(const Common& c, const Range& range, const Stage* stages
     float(&scores)[8 * STEP] = (float(&)[8 * STEP])s;
     u32(&operands)[4 * STEP] = (u32(&)[4 * STEP])weights;
     float(&out)[V_DIM / 2] = (float(&)[V_DIM / 2])w.out;
+    // Tells that the part that a step has read may be filled again, for the one that needs it.
+    auto empty = [&](u32 part, u32 step) {
+        if (step + STAGES < steps) barrier_arrive(Barriers::emptied(part), empty_threads(n_consumers));
+    };
     if (steps == 0) return;
-    barrier_sync(Barriers::filled(0, consumer), FILL_THREADS);
+    barrier_sync(Barriers::filled(keys_part(0), consumer), FILL_THREADS);
     pin(scores);
     fence_registers();
     u32 now = descriptor_address(stages[0].keys);
     issue_scores(s, queries, now);
     wait_for_mmas<0>();
     pin(scores);
+    if (PARTS > 1) empty(keys_part(0), 0);
 #pragma unroll 1
     for (u32 step = 0;; step++) {
         apply_soft_cap<1, STEP>(c, s);
         mask_step(c, range, range.begin + STEP * step, s, visible_ranges, lane, warp);
         online_softmax<1, STEP>(w, s, weights);
-        u32 stage = step % STAGES, next = (step + 1) % STAGES;
+        if (PARTS > 1) barrier_sync(Barriers::filled(values_part(step), consumer), FILL_THREADS);
         if (step + 1 == steps) {
             pin(operands), pin(out);
             fence_registers();
@@ -179,17 +189,18 @@ __device__ void consume(const Common& c, const Range& range, const Stage* stages
             pin(out);
             return;
         }
-        barrier_sync(Barriers::filled(next, consumer), FILL_THREADS);
+        barrier_sync(Barriers::filled(keys_part(step + 1), consumer), FILL_THREADS);
         pin(operands), pin(out), pin(scores);
         fence_registers();
         issue_values(w, weights, now);
-        now = descriptor_address(stages[next].keys);
+        now = descriptor_address(stages[(step + 1) % STAGES].keys);
         issue_scores(s, queries, now);
         wait_for_mmas<1>();
         pin(out);
-        if (step + STAGES < steps) barrier_arrive(Barriers::emptied(stage), empty_threads(n_consumers));
+        empty(values_part(step), step);
         wait_for_mmas<0>();
         pin(scores);
+        if (PARTS > 1) empty(keys_part(step + 1), step + 1);
     }
 }
 

@@ -10,7 +10,8 @@
 //!
 //! A block has three consumer warpgroups of 64 queries each, of heads of 256 two, and one producer
 //! warpgroup that copies. They iterate over steps of 64 tokens, four tiles of keys and four of
-//! values, through three stages of shared memory, or two.
+//! values, through three stages of shared memory, of heads of 256 two, where keys and values are
+//! filled apart.
 //!
 //! - **Scores** of a step are MMAs of queries and keys in shared memory, `m64n64k16`; **values**
 //!   are added by `m64n128k16`, with the softmax weights as left operand, straight from the
@@ -38,10 +39,8 @@
 //! in the machine code that ptxas 13.0 makes.
 //!
 //! In heads of 256 a step has 128 queries, and both take 2,048 clocks: shared memory 1,024 for
-//! scores, 512 for values and 512 for arriving data. With two stages, the copy of a step begins
-//! when the values of the one before the last are added: some of its latency shows, which keys and
-//! values in stages of their own would hide. [`prompt`](super::prompt) reaches 368 TFLOP/s at best,
-//! and unpacks each tile for every block of queries.
+//! scores, 512 for values and 512 for arriving data. [`prompt`](super::prompt) reaches 368 TFLOP/s
+//! at best, and unpacks each tile for every block of queries.
 //!
 //! An H100 takes 1.17 to 1.25 ms for 512 tokens of 32 heads at depth 65,536, whatever the type,
 //! 2.25 with [`prompt`](super::prompt); PyTorch's attention of f16 takes 0.83. The first 8,192
