@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
     View keys = keys_of(p.c, slot), values = values_of(p.c, slot);
     u16* tile = shared.tiles[warp];
     u32 last_query = min(first_query + QUERIES, slot.n_queries(p.c)) - 1;
-    VisibleTiles visible = visible_tiles(p.c, slot.sequence, first_query / p.c.group, last_query / p.c.group);
+    VisibleTiles visible = visible_tiles(p.c, slot.sequence, p.c.by_group.quotient(first_query), p.c.by_group.quotient(last_query));
     u32 end = min(visible.n, (split + 1) * slot.sequence.split_tiles);
     Work<1> w;
     for (u32 i = split * slot.sequence.split_tiles + warp; i < end; i += WARPS) {

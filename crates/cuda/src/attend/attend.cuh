@@ -14,6 +14,12 @@ struct Head {
 };
 
 // A sequence.
+// A divisor of whole numbers below 2^31, as divisor.rs describes it.
+struct Divisor {
+    u32 factor, shift;
+    __device__ u32 quotient(u32 n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
 struct Sequence {
     Memory memory;
     const float* balance;  // channel scales of its layer, or null
@@ -31,6 +37,7 @@ struct Sequence {
     u32 split_tiles;   // tiles of each split
     u32 first_unpacked_tile;  // its first unpacked tile, of the first head
     u32 n_unpacked_tiles;     // unpacked tiles of a head: those that any of its rows sees
+    Divisor by_splits;
 };
 
 struct Common {
@@ -52,6 +59,7 @@ struct Common {
     float soft_cap;    // of the scores, times log2 e, if CAPPED
     float cap_rate;    // parameter of `bounded`
     u32 unused;
+    Divisor by_group;
 };
 
 // KV head number `index` of the launch, of one sequence.

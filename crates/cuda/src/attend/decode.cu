@@ -469,10 +469,11 @@ __device__ inline void find_columns(const DecodeParams& p, u32 split, Shared& sh
     auto take = [&](const Sequence& sequence) {
         u32 queries = sequence.rows * group, tiles = (queries + QUERIES - 1) / QUERIES, at = split - sequence.first_partial;
         if (at >= sequence.splits * tiles * p.a.c.n_heads) return;
-        u32 number = at / sequence.splits, first = number % tiles * QUERIES;
+        u32 number = sequence.by_splits.quotient(at), head = number, first = 0;
+        if (tiles > 1) head = number / tiles, first = number % tiles * QUERIES;
         shared.sequence = sequence;
-        u32 first_split = split - at % sequence.splits;
-        shared.columns = {number / tiles, first, min(queries - first, QUERIES), first_split, first_split + sequence.splits, p.block_of(first_split)};
+        u32 first_split = sequence.first_partial + number * sequence.splits;
+        shared.columns = {head, first, min(queries - first, QUERIES), first_split, first_split + sequence.splits, p.block_of(first_split)};
     };
     __syncthreads();
     for (u32 i = threadIdx.x; i < p.n_sequences; i += THREADS) {
@@ -504,7 +505,7 @@ struct Walk {
 // Returns what a column sees. Those beyond the last one, which are 0 and are not stored, see the
 // same.
 __device__ inline VisibleRange visible_range_of(const Common& c, const Sequence& sequence, const Columns& columns, u32 column) {
-    u32 row = (columns.first_query + min(column, columns.n - 1)) / c.group;
+    u32 row = c.by_group.quotient(columns.first_query + min(column, columns.n - 1));
     return {oldest_of(c, sequence, row), sequence.start + row + 1};
 }
 
@@ -522,6 +523,7 @@ __device__ inline void begin_columns(const AttendParams& p, Shared& shared, u32 
 __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 split, u32 end, u32 lane, u32 warp) {
     const AttendParams& a = p.a;
     find_columns(p, split, shared);
+    wait_for_kernel_before();
     const Sequence& sequence = shared.sequence;
     const Columns& columns = shared.columns;
     bool is_begun = split == columns.first_split;
@@ -561,10 +563,11 @@ __device__ inline u32 attend_splits(const DecodeParams& p, Shared& shared, u32 s
 // all sequences, heads and groups of QUERIES queries; splits.rs describes which.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
     __shared__ __align__(16) Shared shared;
-    wait_for_kernel_before();
+    u32 split = p.first_split(blockIdx.x), end = p.first_split(blockIdx.x + 1);
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if constexpr (K_IS_TRELLIS) shared.tables[0].fill(K_TYPE, threadIdx.x, THREADS);
     if constexpr (V_IS_TRELLIS && TABLES > K_IS_TRELLIS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, THREADS);
-    u32 split = p.first_split(blockIdx.x), end = p.first_split(blockIdx.x + 1);
+    // Sequences among the parameters may be read while the kernel before still runs.
+    if (p.listed) wait_for_kernel_before();
     while (split < end) split = attend_splits(p, shared, split, end, lane, warp);
 }

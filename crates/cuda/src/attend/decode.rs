@@ -48,12 +48,13 @@
 //! weights before, and every thread folds four queries of one dim into the total that it owns there
 //! (`fold.cuh`): some 110 instructions of a warp. Outputs leave the block when the total is
 //! complete. Where several blocks share columns, the last one to finish joins their results, all
-//! four warps together, with eight loads of 16 bytes in flight per thread: 66 splits of four
-//! queries, 135 KB, take nine waits for memory, where a warp per query took them one by one. Quads
+//! four warps together, with sixteen loads of 16 bytes in flight per thread: 66 splits of four
+//! queries, 135 KB, take five waits for memory, where a warp per query took them one by one. Quads
 //! without a query are neither exchanged, written nor joined.
 //!
-//! Addresses of blocks are loaded one unit ahead, and the first keys of a warp are requested before
-//! the queries are prepared.
+//! Before the kernel before has ended, a block finds its columns among the parameters, without a
+//! division ([`Divisor`]). Addresses of blocks are loaded one unit ahead, and the first keys of a
+//! warp are requested before the queries are prepared.
 //!
 //! # Error of fixed point
 //!
@@ -94,7 +95,7 @@
 //!
 //! Stalls on memory and on dependent instructions come on top: 16 warps fit a multiprocessor at 128
 //! registers (floats, and turbo2 to turbo4 of one block, with four queries), else 12 at 168, of
-//! heads beyond 128 eight or twelve. With four queries none is spilled. Loads in flight: four
+//! heads beyond 128 eight or twelve. Spills are outside of units. Loads in flight: four
 //! groups of 24 bytes per lane (turbo3), 48 KB for 16 warps; 4.3 TB/s at a latency of 700 ns need
 //! 23 KB. Counts of other heads and of eight queries, and what the simulator makes of them:
 //! docs/benchmarks/2026-12-01-decode-bytes.md.
@@ -120,6 +121,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{KvTensorSpec, Result};
 use kvant_codec::{DType, turbo};
 
+use super::divisor::Divisor;
 use super::splits::{Shares, Splits};
 use super::{HEADERS, KernelParams, OP, THREADS, UsualFormat, constants};
 use crate::kv::{MAX_PARAMS, SpecParams, number};
@@ -164,6 +166,8 @@ struct DecodeParams {
     share: u32,
     longer: u32,
     block_partials: u32,
+    by_share: Divisor,
+    by_longer_share: Divisor,
 }
 
 const _: () = assert!(size_of::<DecodeParams>() <= MAX_PARAMS);
@@ -267,6 +271,8 @@ pub(super) fn launch(
         share: share as u32,
         longer: longer as u32,
         block_partials: block_partials as u32,
+        by_share: Divisor::new(share),
+        by_longer_share: Divisor::new(share + 1),
     };
     let common = &mut params.attend.common;
     (common.partial_out, common.state) = (on_partials.ptr(), on_state.ptr());

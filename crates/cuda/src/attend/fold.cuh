@@ -36,11 +36,13 @@ struct DecodeParams {
     u32 share;
     u32 longer;
     u32 block_partials;      // places of a block for partial results
+    Divisor by_share;
+    Divisor by_longer_share;  // by one more
 
     __device__ u32 first_split(u32 block) const { return block * share + min(block, longer); }
     __device__ u32 block_of(u32 split) const {
         u32 in_longer = longer * (share + 1);
-        return split < in_longer ? split / (share + 1) : longer + (split - in_longer) / share;
+        return split < in_longer ? by_longer_share.quotient(split) : longer + by_share.quotient(split - in_longer);
     }
     // Returns the place of the folded first splits of the last sequence and head that a block
     // begins.
@@ -266,6 +268,7 @@ __device__ inline float list_partials(const Common& c, Joined& joined, u32 place
 // first block first. Called by the whole block. Reads bypass the L1 cache, which does not see the
 // writes of other blocks of the launch.
 __device__ inline void join(const DecodeParams& p, Totals& totals, Joined& joined, const Columns& columns, u32 lane, u32 warp) {
+    constexpr u32 AT_ONCE = 16;
     const Common& c = p.a.c;
     u32 folded_end = p.first_split(columns.first_block + 1), n_partials = columns.end_split - folded_end + 1;
     begin_totals(totals, columns.n);
@@ -283,14 +286,14 @@ __device__ inline void join(const DecodeParams& p, Totals& totals, Joined& joine
         for_all_owned(columns.n, [&](u32 quad, u32 dim) {
             float4 all = totals.out[quad][dim];
             auto part = [&](u32 k) { return __ldcg((const float4*)(c.partial_out + ((size_t)joined.place[k] * QUADS + quad) * (4 * V_DIM) + 4 * dim)); };
-            // Eight loads in flight. Compilers move a load behind a branch that alone uses it, so
-            // that none may be among the sums.
-            for (u32 from = 0; from < n; from += 8) {
-                float4 parts[8];
+            // Loads in flight. Compilers move a load behind a branch that alone uses it, so that
+            // none may be among the sums.
+            for (u32 from = 0; from < n; from += AT_ONCE) {
+                float4 parts[AT_ONCE];
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) parts[k] = part(min(from + k, n - 1));
+                for (u32 k = 0; k < AT_ONCE; k++) parts[k] = part(min(from + k, n - 1));
 #pragma unroll
-                for (u32 k = 0; k < 8; k++) {
+                for (u32 k = 0; k < AT_ONCE; k++) {
                     float4 next = times_plus(all, four_of(joined.old[from + k], quad), times(parts[k], four_of(joined.split[from + k], quad)));
                     if (from + k < n) all = next;
                 }

@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_prefill(co
     fence_stores();
     __syncthreads();
     u32 last_query = min(block_query + BLOCK_QUERIES, n_queries) - 1;
-    VisibleTiles visible = visible_tiles(p.c, slot.sequence, block_query / p.c.group, last_query / p.c.group);
+    VisibleTiles visible = visible_tiles(p.c, slot.sequence, p.c.by_group.quotient(block_query), p.c.by_group.quotient(last_query));
     u32 begin = split * slot.sequence.split_tiles, end = min(visible.n, begin + slot.sequence.split_tiles);
     Range range(p.c, slot, visible, begin, end);
     u32 n_consumers = (last_query - block_query) / MMA_ROWS + 1;

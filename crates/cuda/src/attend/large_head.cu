@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __
         }
     }
     u32 last_query = min(first_query + BLOCK_QUERIES, slot.n_queries(p.c)) - 1;
-    VisibleTiles visible = visible_tiles(p.c, slot.sequence, first_query / p.c.group, last_query / p.c.group);
+    VisibleTiles visible = visible_tiles(p.c, slot.sequence, p.c.by_group.quotient(first_query), p.c.by_group.quotient(last_query));
     u32 end = min(visible.n, (split + 1) * slot.sequence.split_tiles);
     u16* tile = shared.tiles[warp];
     Work w = {};

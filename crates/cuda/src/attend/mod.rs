@@ -63,6 +63,7 @@
 //! f64, and tolerate the sum of these errors.
 
 mod decode;
+mod divisor;
 mod hopper;
 mod large_head;
 mod plan;
@@ -82,6 +83,7 @@ use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::HeadFormat;
+use self::divisor::Divisor;
 use self::plan::{KernelKind, Launched, SequenceParams};
 pub(crate) use self::splits::Splits;
 use crate::constants::Constants;
@@ -173,6 +175,7 @@ struct Common {
     soft_cap: f32,
     cap_rate: f32,
     unused: u32,
+    by_group: Divisor,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -405,7 +408,7 @@ fn kernel_params(
         let (keys, values) = (Offsets::new(OP, &layer.k[head])?, Offsets::new(OP, layer.values(head))?);
         *to = HeadParams { keys, values, kv_head: head as u32, unused: 0 };
     }
-    let masks = Rotation::kv(turbo::LEN);
+    let (masks, group) = (Rotation::kv(turbo::LEN), p.n_heads / p.n_kv_heads);
     let ChannelScaleLayout { query, out, out_shift, .. } = ChannelScaleLayout::of(layer);
     let out = if head_format.is_shared_kv { query.clone() } else { out };
     let begin = |values| kv::begin(OP, values);
@@ -417,7 +420,8 @@ fn kernel_params(
             values: head_format.specs[1],
             counters: cx.counters()?,
             n_heads: heads.len() as u32,
-            group: (p.n_heads / p.n_kv_heads) as u32,
+            group: group as u32,
+            by_group: Divisor::new(group),
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
             soft_cap,
             cap_rate,

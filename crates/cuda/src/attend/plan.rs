@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TokenSpan};
 use kvant_codec::tile::TILE;
 
+use super::divisor::Divisor;
 use super::hopper::BlockShape;
 use super::prompt::Partition;
 use super::{OP, Part, QUERIES, WARPS, decode, hopper, prompt};
@@ -86,6 +87,7 @@ pub(super) struct SequenceParams {
     split_tiles: u32,
     first_unpacked_tile: u32,
     n_unpacked_tiles: u32,
+    by_splits: Divisor,
 }
 
 impl SequenceParams {
@@ -120,10 +122,10 @@ impl SequenceParams {
 
     /// The same rows with `splits` of `split_tiles` each, from number `first` of the launch on.
     pub fn with_splits(self, first: usize, splits: usize, split_tiles: usize) -> Result<Self> {
-        let splits = splits as u32;
         Ok(Self {
             first_partial: small(OP, "splits", first)?,
-            splits,
+            splits: splits as u32,
+            by_splits: Divisor::new(splits),
             split_tiles: split_tiles as u32,
             ..self
         })

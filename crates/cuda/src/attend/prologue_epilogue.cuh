@@ -30,8 +30,8 @@ struct AttendParams {
 
 // Returns the row of query i of a KV head: query head i % group of its group, of row i / group.
 __device__ inline size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
-    u32 row = slot.sequence.first_row + i / p.c.group, head = slot.head.kv_head * p.c.group + i % p.c.group;
-    return (size_t)row * p.n_query_heads + head;
+    u32 row = p.c.by_group.quotient(i), head = slot.head.kv_head * p.c.group + i - row * p.c.group;
+    return (size_t)(slot.sequence.first_row + row) * p.n_query_heads + head;
 }
 
 // Returns the channel scales of a KV head of a sequence, of `dim` values; null without them.

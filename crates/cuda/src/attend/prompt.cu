@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_prefill(co
     if (split >= slot.sequence.splits || block_query >= n_queries) return;
     load_queries(p.c, slot, block_query, BLOCK_QUERIES, BLOCK_THREADS, shared.queries, shared.visible_ranges);
     u32 last_query = min(block_query + BLOCK_QUERIES, n_queries) - 1;
-    VisibleTiles visible = visible_tiles(p.c, slot.sequence, block_query / p.c.group, last_query / p.c.group);
+    VisibleTiles visible = visible_tiles(p.c, slot.sequence, p.c.by_group.quotient(block_query), p.c.by_group.quotient(last_query));
     u32 begin = split * slot.sequence.split_tiles, end = min(visible.n, begin + slot.sequence.split_tiles);
     Range range = {keys_of(p.c, slot), values_of(p.c, slot), visible, end};
     const u16* queries = shared.queries + warp_query * K_DIM;

@@ -301,7 +301,7 @@ struct VisibleRange {
 
     __device__ VisibleRange() {}
     __device__ VisibleRange(const Common& c, const Slot& slot, u32 query) {
-        u32 row = min(query, slot.n_queries(c) - 1) / c.group;
+        u32 row = c.by_group.quotient(min(query, slot.n_queries(c) - 1));
         end = slot.sequence.start + row + 1;
         window = min(max(window_of(c, slot.sequence, row) * TILE, oldest(c)), end);
     }
