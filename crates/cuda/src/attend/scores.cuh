@@ -137,6 +137,29 @@ __host__ __device__ constexpr u32 groups_ahead(u32 type) {
     return type == Q8_0 || (HAS_FEW_REGISTERS && is_trellis(type)) ? 2 : 4;
 }
 
+// The sums of a block of other codes, as f16.
+struct HalfSums {
+    float sums[QUADS][4][4];
+
+    __device__ void clear() {
+        for (u32 quad = 0; quad < QUADS; quad++) {
+            for_rows([&](auto i, auto r) { sums[quad][i.value][r.value] = 0.0f; });
+        }
+    }
+    __device__ float get(u32 quad, u32 i, u32 r) const { return sums[quad][i][r]; }
+};
+
+template <bool HAS_BYTES>
+struct KeySums : ByteSums {};
+template <>
+struct KeySums<false> : HalfSums {};
+
+// Groups of keys that are loaded together, at most.
+__host__ __device__ constexpr u32 keys_ahead(u32 type) {
+    if (has_bytes(type)) return groups_ahead(type);
+    return is_trellis(type) ? 4 : groups_ahead(type) / (HAS_FEW_REGISTERS ? 2 : 1);
+}
+
 // Adds the products of a group of keys.
 template <u32 TYPE>
 __device__ inline void add_products(ByteSums& sums, const Group<TYPE>& group, const Levels& levels, const Queries& queries, u32 chunk, u32 lane) {
@@ -152,39 +175,26 @@ __device__ inline void add_products(ByteSums& sums, const Group<TYPE>& group, co
     });
 }
 
+template <u32 TYPE>
+__device__ inline void add_products(HalfSums& sums, const Group<TYPE>& group, const Levels& levels, const Queries& queries, u32 chunk, u32 lane) {
+    HalfOperands b[QUADS];
+    queries.load_halves(b, chunk, lane);
+    for_four([&](auto i) {
+        u32 rows[4], later[4];
+        code_fragment<i.value>(group, levels, lane, rows);
+        code_fragment<i.value + 4>(group, levels, lane, later);
+        for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(sums.sums[quad][i.value], rows, later);
+    });
+}
+
 // Adds the scores of the `DIMS` dims of one block, which begin with chunk `first_chunk`, as
 // `add_scores` does.
 template <u32 TYPE, u32 DIMS>
-__device__ inline void add_byte_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
-                                       const Queries& queries, u32 first_chunk, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, groups_ahead(TYPE));
-    ByteSums sums;
-    sums.clear();
-    Scales scales;
-    scales.load(block);
-#pragma unroll 1
-    for (u32 first = 0; first < CHUNKS; first += AHEAD) {
-        Group<TYPE> groups[AHEAD];
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) add_products(sums, groups[c], levels, queries, first_chunk + first + c, lane);
-    }
-#pragma unroll
-    for (u32 quad = 0; quad < QUADS; quad++) {
-        float unit = mine ? queries.unit[4 * quad + lane % 4] : 0.0f;
-        for_rows([&](auto i, auto r) {
-            scores[quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * unit * sums.get(quad, i.value, r.value);
-        });
-    }
-}
-
-// The same for other codes, as f16.
-template <u32 TYPE, u32 DIMS>
-__device__ inline void add_half_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
+__device__ inline void add_block_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
                                         const Queries& queries, u32 first_chunk, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, is_trellis(TYPE) ? 4 : groups_ahead(TYPE) / (HAS_FEW_REGISTERS ? 2 : 1));
-    float sums[QUADS][4][4] = {};
+    constexpr u32 CHUNKS = DIMS / 16, AHEAD = min_of(CHUNKS, keys_ahead(TYPE));
+    KeySums<has_bytes(TYPE)> sums;
+    sums.clear();
     Scales scales;
     scales.load(block);
     Group<TYPE> last;
@@ -197,30 +207,17 @@ __device__ inline void add_half_scores(float scores[QUADS][4][4], const u8* bloc
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) {
             if constexpr (is_trellis(TYPE)) groups[c].set_predecessor(last), last = groups[c];
-            HalfOperands b[QUADS];
-            queries.load_halves(b, first_chunk + first + c, lane);
-            for_four([&](auto i) {
-                u32 rows[4], later[4];
-                code_fragment<i.value>(groups[c], levels, lane, rows);
-                code_fragment<i.value + 4>(groups[c], levels, lane, later);
-                for (u32 quad = 0; quad < QUADS; quad++) b[quad].multiply_rows(sums[quad][i.value], rows, later);
-            });
+            add_products(sums, groups[c], levels, queries, first_chunk + first + c, lane);
         }
     }
-    float step = mine ? levels.book.step : 0.0f;
 #pragma unroll
     for (u32 quad = 0; quad < QUADS; quad++) {
+        float unit = 0.0f;
+        if (mine) unit = has_bytes(TYPE) ? queries.unit[4 * quad + lane % 4] : levels.book.step;
         for_rows([&](auto i, auto r) {
-            scores[quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * step * sums[quad][i.value][r.value];
+            scores[quad][i.value][r.value] += scales.get<i.value + row_of(r.value)>() * unit * sums.get(quad, i.value, r.value);
         });
     }
-}
-
-template <u32 TYPE, u32 DIMS>
-__device__ inline void add_block_scores(float scores[QUADS][4][4], const u8* block, bool mine, const Levels& levels,
-                                        const Queries& queries, u32 first_chunk, u32 lane) {
-    if constexpr (has_bytes(TYPE)) add_byte_scores<TYPE, DIMS>(scores, block, mine, levels, queries, first_chunk, lane);
-    else add_half_scores<TYPE, DIMS>(scores, block, mine, levels, queries, first_chunk, lane);
 }
 
 // Adds the scores of the 128 tokens of a unit: scores[quad][i][r] of lane (g, t) is that of token i
