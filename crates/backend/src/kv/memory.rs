@@ -350,7 +350,7 @@ impl<P: Page> KvBatchEntry<'_, P> {
     /// does.
     #[inline]
     pub fn step_bytes(&self) -> usize {
-        // Most steps decode, and are over here.
+        // A decode step stays within a tile.
         if self.rows.spans_tiles() { self.step_bytes_of_tiles() } else { 0 }
     }
 
