@@ -63,6 +63,7 @@ list! {
     "embed": ops::embed::run,
     "project": ops::project::run,
     "gated_ffn": ops::gated_ffn::run,
+    "dense_ffn": ops::dense_ffn::run,
     "activate": ops::gated_ffn::activate,
     "situ": ops::situ::run,
     "expert_ffn": ops::moe_ffn::run,

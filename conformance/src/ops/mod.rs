@@ -6,6 +6,7 @@ pub mod attend;
 pub mod attend_all;
 pub mod batch_invariance;
 pub mod buffers;
+pub mod dense_ffn;
 pub mod embed;
 pub mod extremes;
 pub mod gate_rows;

@@ -6,7 +6,7 @@
 //! documented otherwise.
 
 use crate::device::{
-    Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
+    Buffer, ExpertWeights, Experts, FfnWeights, Input, Matrix, Output, Page, Result, Router, WeightSource,
 };
 use crate::kv::{batch_rows, check_append};
 use crate::{
@@ -111,6 +111,25 @@ pub(crate) fn check_gated_ffn<B: Backend>(
     BackendError::check_equal(OP, "input features of `up`", gate.n_in(), up.n_in())?;
     BackendError::check_equal(OP, "output features of `up`", gate.n_out(), up.n_out())?;
     check_output(OP, input.rows, up, y)
+}
+
+/// Checks [`Backend::dense_ffn`].
+pub(crate) fn check_dense_ffn<B: Backend>(
+    [x, hidden]: [&B::Buffer; 2],
+    rows: usize,
+    norm: Option<Norm<'_, B::Buffer>>,
+    FfnWeights { gate, up, down, bias, .. }: FfnWeights<'_, B>,
+    to: Option<&B::Buffer>,
+) -> Result<()> {
+    check_gated_ffn(&Input::<B> { x, norm, first_row: 0, rows }, gate, up, hidden)?;
+    const OP: &str = "dense_ffn";
+    BackendError::check_equal(OP, "input features of `down`", up.n_out(), down.n_in())?;
+    BackendError::check_equal(OP, "output features of `down`", gate.n_in(), down.n_out())?;
+    check_output(OP, rows, down, to.unwrap_or(x))?;
+    match bias {
+        Some(bias) => BackendError::check_equal(OP, "length of the bias", down.n_out(), bias.n_values()),
+        None => Ok(()),
+    }
 }
 
 /// Checks [`Backend::moe_ffn`].

@@ -162,6 +162,28 @@ pub struct Output<'a, B: Backend> {
     pub accumulate: bool,
 }
 
+/// The weights of a dense feed-forward layer.
+pub struct FfnWeights<'a, B: Backend> {
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Gate projection, `[n_ff, n]`; if it is `up` itself, a device may multiply once.
+    pub gate: &'a B::Matrix,
+    /// Up projection, `[n_ff, n]`.
+    pub up: &'a B::Matrix,
+    /// Down projection to the hidden size, `[n, n_ff]`.
+    pub down: &'a B::Matrix,
+    /// Bias of down, `[n]`.
+    pub bias: Option<&'a B::Buffer>,
+}
+
+impl<B: Backend> Clone for FfnWeights<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for FfnWeights<'_, B> {}
+
 /// The weights of a mixture-of-experts (MoE) feed-forward layer.
 pub struct ExpertWeights<'a, B: Backend> {
     /// Activation of the gates.

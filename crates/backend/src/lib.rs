@@ -29,8 +29,8 @@ mod table;
 
 pub use bytes::SharedBytes;
 pub use device::{
-    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
-    PageTable, Result, Router, WeightSource,
+    Buffer, DeviceInfo, ExpertWeights, Experts, FfnWeights, Input, KernelChoice, KernelTime, Matrix, Output,
+    Page, PageTable, Result, Router, WeightSource,
 };
 pub use error::BackendError;
 pub use input_squares::{ColumnSquares, InputSquares};

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use crate::check::{
     check_add_normed, check_apply, check_attend_all, check_broken_row, check_copy, check_copy_columns,
-    check_embed, check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn, check_layer_norm,
-    check_matrix, check_project, check_project_each, check_read, check_rope, check_rope_append,
-    check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch, check_write, check_xielu,
+    check_dense_ffn, check_embed, check_expert_ffn, check_experts, check_gate_rows, check_gated_ffn,
+    check_layer_norm, check_matrix, check_project, check_project_each, check_read, check_rope,
+    check_rope_append, check_rows_alike, check_scale, check_soft_cap, check_top_k, check_watch, check_write,
+    check_xielu,
 };
 use crate::device::{
-    Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, KernelTime, Matrix, Output, Page,
-    Result, Router, WeightSource,
+    Buffer, DeviceInfo, ExpertWeights, Experts, FfnWeights, Input, KernelChoice, KernelTime, Matrix, Output,
+    Page, Result, Router, WeightSource,
 };
 use crate::error::{no_pools, no_selection, no_stage};
 use crate::host_ops::{self, Pointwise};
@@ -140,6 +141,30 @@ ops! {
         y: &mut Self::Buffer,
     ) -> Result<()>
         where check_gated_ffn(&input, gate, up, y);
+
+    /// Computes `x += W_down (a(W_gate n) * (W_up n)) + bias` for the first `rows` rows of `x`
+    /// `[rows, n]`, `n = norm(x)` (when `norm` is given) and a the activation of `weights`. With
+    /// `to`, writes the sum to it, `[rows, n]`, and leaves `x` unchanged.
+    ///
+    /// Equals [`Backend::gated_ffn`] into `hidden` `[rows, n_ff]`, then `project`. What `hidden`
+    /// holds afterwards is up to the device: one that multiplies f16 may gate while it rounds.
+    fn dense_ffn(
+        &self,
+        x: &mut Self::Buffer,
+        rows: usize,
+        norm: Option<Norm<'_, Self::Buffer>>,
+        weights: FfnWeights<'_, Self>,
+        hidden: &mut Self::Buffer,
+        to: Option<&mut Self::Buffer>,
+    ) -> Result<()>
+        where check_dense_ffn([x, hidden], rows, norm, weights, to.as_deref()) => {
+        let FfnWeights { activation, gate, up, down, bias } = weights;
+        let input = Input { x: &*x, norm, first_row: 0, rows };
+        Kernels::gated_ffn(self, input, activation, gate, up, hidden)?;
+        let input = Input { x: &*hidden, norm: None, first_row: 0, rows };
+        let (y, accumulate) = to.map_or((x, true), |to| (to, false));
+        Kernels::project(self, input, &mut [Output { w: down, bias, y, accumulate }])
+    };
 
     /// Computes `y = a(g) y` for the first `len` values of `y` and of `gates`, `a` the activation:
     /// [`Backend::gated_ffn`] of products that were computed before.

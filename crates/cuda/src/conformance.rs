@@ -86,6 +86,7 @@ tests! {
     embed: 80,
     project: 80,
     gated_ffn: 90,
+    dense_ffn: 90,
     activate: 80,
     situ: 90,
     expert_ffn: 80,

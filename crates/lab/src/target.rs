@@ -186,7 +186,7 @@ impl Device {
             guards: guards.map(Case::Product).to_vec(),
             edges: edges.map(edge).to_vec(),
             far: None,
-            suites: &["project", "matrix", "gated_ffn"],
+            suites: &["project", "matrix", "gated_ffn", "dense_ffn"],
             files: self.product_files,
         }
     }

@@ -200,6 +200,7 @@ tests! {
     embed,
     project,
     gated_ffn,
+    dense_ffn,
     activate,
     situ,
     expert_ffn,

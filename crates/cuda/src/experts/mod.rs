@@ -14,12 +14,13 @@ use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, RouterScore
 use kvant_codec::DType;
 
 use crate::constants::Constants;
+use crate::gate::PendingGate;
 use crate::half::HALF_HEADER;
 use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, SlotTile, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
 use crate::top_k::RANK_HEADER;
-use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
+use crate::{Context, CudaError, DevicePtr, Launch, Source};
 
 /// The kernels of this op besides its matrix products.
 pub(crate) static SOURCE: Source = Source {
@@ -200,20 +201,22 @@ pub(crate) fn moe_ffn(
         }),
         ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y)
     };
-    if gate.dtype == up.dtype && matmul::has_gate(cx, gate.dtype, [rows, n]) {
+    let mut gates = None;
+    let pending = if gate.dtype == up.dtype && matmul::has_gate(cx, gate.dtype, [rows, n]) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
         let both = MatmulArgs { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
         matmul::matmul(cx, &mut input, &both)?;
+        None
     } else if std::ptr::eq(gate, up) && layer.biases.is_none() {
         matmul::matmul(cx, &mut input, &product(up, None, hidden.ptr(), n_used))?;
-        gate::gate(cx, activation, hidden.ptr(), hidden.ptr(), slots * n_ff)?;
+        Some(PendingGate { g: hidden.ptr(), activation })
     } else {
-        let gates = floats(slots * n_ff)?;
-        matmul::matmul(cx, &mut input, &product(gate, of_gate, gates.ptr(), n_used))?;
+        let g = gates.insert(floats(slots * n_ff)?).ptr();
+        matmul::matmul(cx, &mut input, &product(gate, of_gate, g, n_used))?;
         matmul::matmul(cx, &mut input, &product(up, of_up, hidden.ptr(), n_used))?;
-        gate::gate(cx, activation, gates.ptr(), hidden.ptr(), slots * n_ff)?;
-    }
-    let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
+        Some(PendingGate { g, activation })
+    };
+    let mut input = Operand::gated(hidden.ptr(), [slots, n_ff], pending);
     matmul::matmul(cx, &mut input, &product(down, of_down, expert_out.ptr(), 1))?;
     let launch = Launch::each("combine", rows * n, THREADS)?;
     let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);

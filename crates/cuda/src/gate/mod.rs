@@ -51,6 +51,14 @@ pub(crate) fn number(activation: Activation) -> u32 {
     }
 }
 
+/// A gate that is yet to be applied to values.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PendingGate {
+    /// As many as the values.
+    pub g: DevicePtr,
+    pub activation: Activation,
+}
+
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct KernelParams {
@@ -65,8 +73,7 @@ struct KernelParams {
 /// Computes `u *= a(g)` for `n` values.
 pub(crate) fn gate(
     cx: &Context,
-    activation: Activation,
-    g: DevicePtr,
+    PendingGate { g, activation }: PendingGate,
     u: DevicePtr,
     n: usize,
 ) -> Result<(), CudaError> {
@@ -217,7 +224,7 @@ mod tests {
         for activation in all.into_iter().chain([Activation::NormalCdf]).chain(limited) {
             for n in [0, 1, 255, 256, 257, g.len()] {
                 let (on_g, on_u) = (emulator::upload(&cx, &g[..n]), emulator::upload(&cx, &u[..n]));
-                gate(&cx, activation, on_g.ptr(), on_u.ptr(), n).unwrap();
+                gate(&cx, PendingGate { g: on_g.ptr(), activation }, on_u.ptr(), n).unwrap();
                 for (i, got) in emulator::download(&cx, &on_u).into_iter().enumerate() {
                     let (g, u) = (f64::from(g[i]), f64::from(u[i]));
                     let [rate, limit] = Activation::BOUNDED.map(f64::from);
@@ -262,7 +269,7 @@ mod tests {
             if activation == Activation::NormalCdf {
                 let g = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0];
                 let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &[3.0; 5]));
-                gate(&cx, activation, on_g.ptr(), on_u.ptr(), 5).unwrap();
+                gate(&cx, PendingGate { g: on_g.ptr(), activation }, on_u.ptr(), 5).unwrap();
                 let got = emulator::download(&cx, &on_u);
                 assert!(got[0].is_nan() && got[1..] == [3.0, 0.0, 3.0, 0.0], "{got:?}");
                 continue;
@@ -270,14 +277,14 @@ mod tests {
             if activation == Activation::Bounded || limited.contains(&activation) {
                 let (g, u) = ([f32::NAN, 1.0, 200.0, 7.0], [1.0, f32::NAN, 200.0, 7.0]);
                 let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &u));
-                gate(&cx, activation, on_g.ptr(), on_u.ptr(), 4).unwrap();
+                gate(&cx, PendingGate { g: on_g.ptr(), activation }, on_u.ptr(), 4).unwrap();
                 let got = emulator::download(&cx, &on_u);
                 assert!(got[0].is_nan() && got[1].is_nan() && got[2] == got[3], "{got:?}");
                 continue;
             }
             let g = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0];
             let (on_g, on_u) = (emulator::upload(&cx, &g), emulator::upload(&cx, &[1.0; 5]));
-            gate(&cx, activation, on_g.ptr(), on_u.ptr(), 5).unwrap();
+            gate(&cx, PendingGate { g: on_g.ptr(), activation }, on_u.ptr(), 5).unwrap();
             let got = emulator::download(&cx, &on_u);
             let of_negative = if activation == Activation::Relu { got[2] == 0.0 } else { got[2].is_nan() };
             assert!(got[0].is_nan() && got[1] == f32::INFINITY && of_negative, "{got:?}");

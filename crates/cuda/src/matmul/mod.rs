@@ -441,6 +441,9 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(),
     );
     let number = number_of(p.dtype);
     let dtype = ("TYPE", number);
+    if !matches!(kernel_kind, KernelKind::Gemm) {
+        x.apply_gate(cx)?;
+    }
     let mut params = params(cx, x, p, kernel_kind)?;
     let mut shares = None;
     let n_sms = cx.gpu().properties().n_sms;

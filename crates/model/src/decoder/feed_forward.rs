@@ -11,7 +11,7 @@
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Backend, ExpertWeights, Gate, Heads, Input, Norm, Output, Router};
+use kvant_backend::{Backend, ExpertWeights, FfnWeights, Gate, Heads, Input, Norm, Output, Router};
 
 use super::{Activations, Branch, Decoder, Product, Residual, StepContext, normalize};
 use crate::weights::{Beside, Experts, FeedForward, LatentSpace, Layer};
@@ -27,6 +27,15 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let rows = step.rows;
+        if let Some(weights) = self.fused(layer, spec) {
+            let norm = self.norm(&layer.ffn_norm);
+            let Activations { hidden, x, spare, .. } = &mut *step.act;
+            let Some(after) = self.after_norm(&layer.ffn_after) else {
+                return Ok(step.backend.dense_ffn(x, rows, norm, weights, hidden, None)?);
+            };
+            step.backend.dense_ffn(x, rows, norm, weights, hidden, Some(&mut *spare))?;
+            return Ok(step.backend.add_normed(x, spare, rows, after)?);
+        }
         if let Some(ffn) = &layer.ffn {
             self.activate(step, index, ffn)?;
             if let Some(by) = spec.experts.and_then(|experts| experts.shared_scale) {
@@ -52,6 +61,21 @@ impl<B: Backend> Decoder<B> {
                 self.add(step.backend, branch, Residual { x, spare, low, rows })
             }
         }
+    }
+
+    /// Returns the weights of a layer whose feed-forward layer is one op: a dense one after an RMS
+    /// norm of its own, or none, with nothing between its products but the gate.
+    fn fused<'a>(&self, layer: &'a Layer<B>, spec: &LayerSpec) -> Option<FfnWeights<'a, B>> {
+        let ffn = layer.ffn.as_ref()?;
+        let has_other_input = layer.rwkv.is_some() || spec.norms.shared || spec.norms.kind == NormKind::Layer;
+        let has_other_gate = spec.xielu.is_some() || spec.sparsity.is_some();
+        let [of_products, of_down] = [ffn.is_apart(), ffn.low_rank[1].is_some()];
+        if has_other_input || has_other_gate || of_products || of_down || spec.experts.is_some() {
+            return None;
+        }
+        let FeedForward { gate, up, down, biases: [.., bias], .. } = ffn;
+        let (gate, bias) = (gate.as_ref().unwrap_or(up), bias.as_ref());
+        Some(FfnWeights { activation: spec.activation, gate, up, down, bias })
     }
 
     /// Computes the activations of the dense feed-forward layer, or of the shared expert.
