@@ -7,6 +7,9 @@
 // sequence; a warp takes every fourth token. A tile that leaves the tail ring and the new one that
 // takes its slot belong to one chain. Blocks beyond those apply RoPE to the queries, one warp per
 // head. A preceding kernel sets the centres of blocks.
+//
+// A decode step waits for the slowest warp of each layer, which has one row, so the loads of a row
+// come before what needs them, and the grid has the work's own axes, without divisions.
 
 #include "encode.cuh"
 #include "rope.cuh"
@@ -76,11 +79,9 @@ struct AppendParams {
     u32 first_head;
     u32 n_kv_heads;
     u32 head_dims[2];
-    u32 chains;                   // blocks for each tensor of each sequence
     // offsets in the channel scales: factors on keys, on values, and shifts of values
     u32 balance_at[3];
     u32 first_centre;             // in the list
-    u32 n_tensors;                // of this launch
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
@@ -153,7 +154,8 @@ struct Target {
     bool is_key;
 };
 
-// Four values of a new row from `at` on: after norm, RoPE, channel scales, clamping and padding.
+// A new row, after norm, RoPE, channel scales, clamping and padding. One that is not new has no norm,
+// whose factor takes a wait for the row.
 struct Row {
     const HeadRope* rope;     // null without RoPE and norm
     const float* values;
@@ -163,10 +165,10 @@ struct Row {
     float factor;
     u32 head_dim;
 
-    __device__ Row(const AppendParams& p, const Target& t, u32 row, u32 lane) {
+    __device__ Row(const AppendParams& p, const Target& t, bool is_new, u32 row, u32 lane) {
         head_dim = p.head_dims[t.is_key ? 0 : 1];
         values = (t.is_key ? p.k : p.v) + ((size_t)row * p.n_kv_heads + t.head) * head_dim;
-        rope = t.is_key && p.k_rope.is_on ? &p.k_rope : nullptr;
+        rope = is_new && t.is_key && p.k_rope.is_on ? &p.k_rope : nullptr;
         angles = rope ? rope->angles + (size_t)row * rope->n_rot : nullptr;
         u32 column = t.head * head_dim;
         scale = balance_head(t.sequence.balance, p.balance_at[t.is_key ? 0 : 1], column);
@@ -175,16 +177,37 @@ struct Row {
     }
 
     __device__ Quad four(u32 at) const {
-        Quad q;
-        for (u32 i = 0; i < 4; i++) {
-            float value = 0.0f;
-            if (at + i < head_dim) {
-                value = rope ? rope_value(*rope, values, at + i, factor, angles) : values[at + i];
-                if (scale) value = __fmul_rn(value, scale[at + i]);
-                if (shift) value = __fadd_rn(value, shift[at + i]);
+        Quad q = loaded(values, at, 0.0f), by = loaded(scale, at, 1.0f), shifts = loaded(shift, at, 0.0f);
+        if (rope) {
+            Quad other, cosines, sines, gain = loaded(rope->weight, at, 1.0f), other_gain;
+            bool is_first[4], is_rotated[4];
+            for (u32 i = 0; i < 4; i++) {
+                u32 partner, pair;
+                is_rotated[i] = at + i < rope->n_rot;
+                is_first[i] = pair_of(*rope, at + i, partner, pair);
+                other.x[i] = is_rotated[i] ? values[partner] : 0.0f;
+                cosines.x[i] = is_rotated[i] ? angles[2 * pair] : 0.0f;
+                sines.x[i] = is_rotated[i] ? angles[2 * pair + 1] : 0.0f;
+                other_gain.x[i] = is_rotated[i] && rope->weight ? rope->weight[partner] : 1.0f;
             }
-            q.x[i] = clamped(value, HALF_MAX);
+            for (u32 i = 0; i < 4; i++) {
+                float a = normed(*rope, q.x[i], factor, gain.x[i]), b = normed(*rope, other.x[i], factor, other_gain.x[i]);
+                float2 both = rotated(is_first[i] ? a : b, is_first[i] ? b : a, cosines.x[i], sines.x[i]);
+                q.x[i] = !is_rotated[i] ? a : is_first[i] ? both.x : both.y;
+            }
         }
+        for (u32 i = 0; i < 4; i++) {
+            if (scale) q.x[i] = __fmul_rn(q.x[i], by.x[i]);
+            if (shift) q.x[i] = __fadd_rn(q.x[i], shifts.x[i]);
+            q.x[i] = clamped(q.x[i], HALF_MAX);
+        }
+        return q;
+    }
+
+    // Returns four values of a list `[head_dim]`, or `otherwise` where there are none.
+    __device__ Quad loaded(const float* list, u32 at, float otherwise) const {
+        Quad q;
+        for (u32 i = 0; i < 4; i++) q.x[i] = list && at + i < head_dim ? list[at + i] : otherwise;
         return q;
     }
 };
@@ -212,9 +235,9 @@ __device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, c
     u32 dim = t.s.spec.dim;
     if (tail_tile) {
         Quad q;
-        for (u32 i = 0; i < 4; i++) {
-            q.x[i] = at + i < dim ? from_half(tail_tile[float_index(t.s.as_keys, slot, at + i, dim)]) : 0.0f;
-        }
+        u16 halves[4];
+        for (u32 i = 0; i < 4; i++) halves[i] = at + i < dim ? tail_tile[float_index(t.s.as_keys, slot, at + i, dim)] : 0;
+        for (u32 i = 0; i < 4; i++) q.x[i] = from_half(halves[i]);
         return q;
     }
     Quad q = row.four(at);
@@ -259,7 +282,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
     }
     for (u32 slot = from + warp; slot < end; slot += WARPS) {
         bool is_new = slot >= first_new;
-        Row row(p, t, t.sequence.first_row + w.first_row + (is_new ? slot - first_new : 0), lane);
+        Row row(p, t, is_new, t.sequence.first_row + w.first_row + (is_new ? slot - first_new : 0), lane);
         for (u32 span = 0; span < dim; span += SPAN) {
             u32 at = span + 4 * lane;
             Dims block = block_at(type, dim, at);
@@ -270,10 +293,12 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
                 store_floats(type, t.s.as_keys, tile, slot, dim, at, q);
                 continue;
             }
-            for (u32 i = 0; i < 4; i++) {
-                if (centre && at < dim) q.x[i] = __fsub_rn(q.x[i], from_half(centre[at + i]));
-                q.x[i] = __fmul_rn(q.x[i], s.alpha);
+            if (centre && at < dim) {
+                u16 centres[4];
+                for (u32 i = 0; i < 4; i++) centres[i] = centre[at + i];
+                for (u32 i = 0; i < 4; i++) q.x[i] = __fsub_rn(q.x[i], from_half(centres[i]));
             }
+            for (u32 i = 0; i < 4; i++) q.x[i] = __fmul_rn(q.x[i], s.alpha);
             u8 four[4];
             u16 scale;
             if (is_trellis(type)) {
@@ -319,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
         for (u32 i = warp; i < c.rows; i += WARPS) {
             u32 tile = c.tile + i / TILE, token = c.tile * TILE + i;
             bool is_new = token >= c.start;
-            Row row(p, target, sequence.first_row + (is_new ? token - c.start : 0), lane);
+            Row row(p, target, is_new, sequence.first_row + (is_new ? token - c.start : 0), lane);
             const u16* tail = is_new ? nullptr : (const u16*)tile_at(sequence.memory, s.spec, s.at, tile, IN_TAIL);
             Quad q = gather(p, target, row, tail, i % TILE, span + 4 * lane, lane);
             for (u32 e = 0; e < 4; e++) rows[i][4 * lane + e] = q.x[e];
@@ -334,23 +359,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
     }
 }
 
+// Grid: sequences, then as many more as RoPE of the queries needs; KV tensors; chains.
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
     extern __shared__ u8 shared[];
     wait_for_kernel_before();
-    u32 tile_blocks = p.n_sequences * p.n_tensors * p.chains;
-    if (blockIdx.x >= tile_blocks) {
-        u32 head = (blockIdx.x - tile_blocks) * WARPS + threadIdx.x / 32, dim = p.head_dims[0];
+    u32 number = blockIdx.y, chain = blockIdx.z;
+    if (blockIdx.x >= p.n_sequences) {
+        u32 block = ((blockIdx.x - p.n_sequences) * gridDim.z + chain) * gridDim.y + number;
+        u32 head = block * WARPS + threadIdx.x / 32, dim = p.head_dims[0];
         if (head >= p.rows * p.n_query_heads) return;
         rope_head(p.q_rope, p.q + (size_t)head * dim, dim, head / p.n_query_heads, threadIdx.x % 32);
         return;
     }
-    u32 chain = blockIdx.x % p.chains, number = blockIdx.x / p.chains % p.n_tensors;
-    AppendSequence sequence = sequence_of(p, blockIdx.x / p.chains / p.n_tensors);
+    AppendSequence sequence = sequence_of(p, blockIdx.x);
     const AppendTensor& s = p.tensors[number];
     uint4 listed_plan = listed(p, sequence.plans + s.plan);
     Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};
     if (chain >= plan.chains) return;
-    Target target = {s, sequence, plan.step_tiles, p.first_head + number % p.n_heads, number < p.n_heads};
+    bool is_key = number < p.n_heads;
+    Target target = {s, sequence, plan.step_tiles, p.first_head + (is_key ? number : number - p.n_heads), is_key};
     for (u32 index = chain;;) {
         uint4 listed_write = listed(p, plan.first + index);
         Write write = {listed_write.x, listed_write.y, listed_write.z, listed_write.w};

@@ -9,8 +9,8 @@
 // Thresholds and sums of the search for a step size, by codebook, in the units of kvant-codec's
 // `step`.
 constexpr u32 HALF_LEVELS = MAX_LEVELS / 2;
-__constant__ int THRESHOLDS[N_BOOKS][STEPS][HALF_LEVELS] = STEP_THRESHOLDS;
-__constant__ int UPPER_LEVELS[N_BOOKS][HALF_LEVELS] = STEP_LEVELS;
+__constant__ u32 THRESHOLDS[N_BOOKS][STEPS][HALF_LEVELS] = STEP_THRESHOLDS;
+__constant__ u32 UPPER_LEVELS[N_BOOKS][HALF_LEVELS] = STEP_LEVELS;
 // Levels of turbo2t and turbo3t by the last six bits of the code sequence.
 __constant__ int TRELLIS_LEVELS[2][TRELLIS_WINDOWS] = TRELLIS_TABLES;
 
@@ -49,35 +49,55 @@ __device__ u16 scale_of(double norm, double coded) {
     return norm == 0.0 ? 0 : to_half(clamped((float)(norm / coded), HALF_MAX));
 }
 
-// Returns the factor on a block's values of unit variance that selects the best step size, among
-// those of kvant-codec's `step`. The sums are integers, so that they do not depend on the order.
-// Called by a whole warp.
-__device__ float step_factor(u32 book, u32 dims, const float z[4]) {
-    u32 n_upper = 2u << book;
-    int magnitudes[4];
-    for (int i = 0; i < 4; i++) magnitudes[i] = (int)__fmul_rn(fabsf(z[i]), STEP_ONE);
+// Returns the sum over the lanes of a block of `dims`, which are contiguous. Called by a whole warp.
+__device__ u32 block_sum(u32 v, u32 dims) {
+    // One block has the whole warp.
+    if (dims == SPAN) return __reduce_add_sync(~0u, v);
+    for (u32 lanes = 1; lanes < 32; lanes *= 2) {
+        u32 more = __shfl_xor_sync(~0u, v, lanes);
+        if (lanes < dims / 4) v += more;
+    }
+    return v;
+}
+
+// Returns the best step size, among those of kvant-codec's `step`, for the magnitudes of a block. The
+// sums are integers, so that they do not depend on the order. Called by a whole warp.
+template <u32 BOOK>
+__device__ u32 best_step(u32 dims, const u32 magnitudes[4]) {
+    // Sums are below 2^45 and 2^37. In three words each part has room for 32 lanes.
+    constexpr u32 LOW_BITS = 26, LOW = (1u << LOW_BITS) - 1, ALONG_BITS = 20;
     u32 best = 0;
     double best_along = 0.0, best_square = 1.0;
+#pragma unroll
     for (u32 k = 0; k < STEPS; k++) {
-        u32 indices[4] = {};
-        for (u32 m = 0; m + 1 < n_upper; m++) {
-            for (int i = 0; i < 4; i++) indices[i] += magnitudes[i] >= THRESHOLDS[book][k][m];
-        }
-        long long along = 0, square = 0;
+        unsigned long long along = 0;
+        u32 square = 0;
         for (int i = 0; i < 4; i++) {
-            int level = UPPER_LEVELS[book][indices[i]];
-            along += (long long)level * magnitudes[i];
-            square += (long long)level * level;
+            u32 level = UPPER_LEVELS[BOOK][0];
+            for (u32 m = 0; m + 1 < 2u << BOOK; m++) {
+                if (magnitudes[i] >= THRESHOLDS[BOOK][k][m]) level = UPPER_LEVELS[BOOK][m + 1];
+            }
+            along += (unsigned long long)level * magnitudes[i];
+            square += level * level;
         }
-        for (u32 lanes = 1; lanes < 32; lanes *= 2) {
-            long long more = __shfl_xor_sync(~0u, along, lanes), more_square = __shfl_xor_sync(~0u, square, lanes);
-            if (lanes < dims / 4) along += more, square += more_square;
-        }
-        double product = __dmul_rn((double)along, (double)along);
-        if (__dmul_rn(product, best_square) > __dmul_rn(best_along, (double)square)) {
-            best = k, best_along = product, best_square = (double)square;
+        u32 along_low = block_sum((u32)along & LOW, dims), square_low = block_sum(square & LOW, dims);
+        u32 high = block_sum((u32)(along >> LOW_BITS) | square >> LOW_BITS << ALONG_BITS, dims);
+        double along_sum = (double)(((unsigned long long)(high & ((1u << ALONG_BITS) - 1)) << LOW_BITS) + along_low);
+        double square_sum = (double)(((unsigned long long)(high >> ALONG_BITS) << LOW_BITS) + square_low);
+        double product = __dmul_rn(along_sum, along_sum);
+        if (__dmul_rn(product, best_square) > __dmul_rn(best_along, square_sum)) {
+            best = k, best_along = product, best_square = square_sum;
         }
     }
+    return best;
+}
+
+// Returns the factor on a block's values of unit variance that selects the best step size. Called by
+// a whole warp.
+__device__ float step_factor(u32 book, u32 dims, const float z[4]) {
+    u32 magnitudes[4];
+    for (int i = 0; i < 4; i++) magnitudes[i] = (u32)__fmul_rn(fabsf(z[i]), STEP_ONE);
+    u32 best = book == 0 ? best_step<0>(dims, magnitudes) : book == 1 ? best_step<1>(dims, magnitudes) : best_step<2>(dims, magnitudes);
     return __fdiv_rn((float)STEP_UNIT, (float)(FIRST_STEP + best));
 }
 

@@ -101,14 +101,13 @@ struct AppendParams {
     first_head: u32,
     n_kv_heads: u32,
     head_dims: [u32; 2],
-    chains: u32,
     balance_at: [u32; 3],
     first_centre: u32,
-    n_tensors: u32,
     before: [u32; 4],
     after: [u32; 4],
     levels: [[f32; MAX_LEVELS]; BOOKS.len()],
     mids: [[f32; MAX_LEVELS]; BOOKS.len()],
+    unused: [u32; 2],
 }
 
 const _: () = assert!(size_of::<AppendParams>() <= MAX_PARAMS);
@@ -341,14 +340,11 @@ fn launch(
         None => params.inline_entries[..list.entries().len()].copy_from_slice(list.entries()),
     }
     (params.k, params.v) = (rows.k, rows.v);
-    params.n_sequences = sequences.len() as u32;
     params.n_heads = heads.len() as u32;
     params.first_head = heads.start as u32;
     params.n_kv_heads = small(OP, "heads", layer.k.len())?;
-    params.n_tensors = n_tensors as u32;
     let head_dim = |tensors: &[KvTensor]| tensors.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
-    params.chains = list.max_chains();
     let balance = ChannelScaleLayout::of(layer);
     for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
         *to = kv::begin(OP, &from)?;
@@ -361,20 +357,23 @@ fn launch(
         let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes: 0 };
         cx.launch(cx.kernel(&SOURCE, "centres")?, launch, &params)?;
     }
-    let mut blocks = sequences.len() * n_tensors * list.max_chains() as usize;
+    // The sequences, each with a block per tensor and chain, then the query heads in as many.
+    let per_sequence = n_tensors * list.max_chains().max(1) as usize;
+    let mut n_groups = if list.max_chains() > 0 { sequences.len() } else { 0 };
+    params.n_sequences = n_groups as u32;
     if let Some(ropes) = queries {
         (params.q_rope, params.q) = (ropes.q, ropes.queries);
         (params.rows, params.n_query_heads) = (ropes.rows as u32, ropes.n_query_heads as u32);
         let n_heads = small(OP, "query heads", ropes.rows * ropes.n_query_heads)?;
-        blocks += n_heads.div_ceil(HEADS_PER_BLOCK) as usize;
+        n_groups += (n_heads.div_ceil(HEADS_PER_BLOCK) as usize).div_ceil(per_sequence);
     }
-    if blocks == 0 {
+    if n_groups == 0 {
         return Ok(());
     }
     let dim = tensors.map(|tensor| tensor.spec.stored_dim()).max().unwrap_or(0);
     // At most codes `[16][dim]` and scales `[16][dim / 32]`.
     let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
-    let grid = [small(OP, "blocks", blocks)?, 1, 1];
+    let grid = [small(OP, "blocks", n_groups)?, n_tensors as u32, list.max_chains().max(1)];
     let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes };
     Ok(cx.launch(cx.kernel(&SOURCE, "append")?, launch, &params)?)
 }
