@@ -57,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
     Slot slot(p.c, blockIdx.z);
     if (split >= slot.sequence.splits || first_query >= slot.n_queries(p.c)) return;
     load_queries(p.c, slot, first_query, QUERIES, THREADS, shared.queries, shared.visible_ranges);
+    finish_copies();
     __syncthreads();
 
     View keys = keys_of(p.c, slot), values = values_of(p.c, slot);

@@ -13,13 +13,13 @@ struct Head {
     u32 unused;
 };
 
-// A sequence.
 // A divisor of whole numbers below 2^31, as divisor.rs describes it.
 struct Divisor {
     u32 factor, shift;
     __device__ u32 quotient(u32 n) const { return (__umulhi(n, factor) + n) >> shift; }
 };
 
+// A sequence.
 struct Sequence {
     Memory memory;
     const float* balance;  // channel scales of its layer, or null

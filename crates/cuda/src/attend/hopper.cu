@@ -236,6 +236,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_prefill(co
     u32 n_queries = slot.n_queries(p.c);
     if (split >= slot.sequence.splits || block_query >= n_queries) return;
     load_queries(p.c, slot, block_query, BLOCK_QUERIES, BLOCK_THREADS, shared.queries, shared.visible_ranges);
+    finish_copies();
     fence_stores();
     __syncthreads();
     u32 last_query = min(block_query + BLOCK_QUERIES, n_queries) - 1;

@@ -168,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_large_head(const __
     Slot slot(p.c, blockIdx.z);
     if (split >= slot.sequence.splits || first_query >= slot.n_queries(p.c)) return;
     copy_queries(p.c, slot, first_query, BLOCK_QUERIES, THREADS, shared.queries);
+    finish_copies();
     __syncthreads();
 
     View keys = keys_of(p.c, slot), values = SHARED_KV ? keys_of(p.c, slot) : values_of(p.c, slot);

@@ -284,12 +284,13 @@ __device__ void prefetch_tile(const Tile& tile, u32 lane) {
     }
 }
 
-// Copies `n` prepared queries to shared memory, with `threads` threads.
+// Copies `n` prepared queries to shared memory, with `threads` threads. They are available after
+// `finish_copies`.
 __device__ void copy_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* to) {
     const u16* from = c.queries + slot.query(first) * K_DIM;
     for (u32 i = threadIdx.x; i < n * (K_DIM / 8); i += threads) {
         u32 query = i / (K_DIM / 8), dim = i % (K_DIM / 8) * 8;
-        *(uint4*)(to + token_major(K_DIM, query, dim)) = *(const uint4*)(from + query * K_DIM + dim);
+        copy_eight(to + token_major(K_DIM, query, dim), from + query * K_DIM + dim);
     }
 }
 

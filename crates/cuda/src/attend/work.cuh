@@ -32,7 +32,8 @@ struct Work {
 template <u32 SIXTEENS, u32 TILES>
 using Scores = float[SIXTEENS][TILES][2][4];
 
-// Copies `n` prepared queries and their masks to shared memory, with `threads` threads.
+// Copies `n` prepared queries and their masks to shared memory, with `threads` threads. They are
+// available after `finish_copies`.
 __device__ void load_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* queries, VisibleRange* visible_ranges) {
     copy_queries(c, slot, first, n, threads, queries);
     for (u32 i = threadIdx.x; i < n; i += threads) visible_ranges[i] = VisibleRange(c, slot, first + i);

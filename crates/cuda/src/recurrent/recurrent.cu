@@ -19,6 +19,9 @@ struct ConvParams {
     unsigned unused;
 };
 
+// Rows whose loads wait for memory together.
+constexpr unsigned ROWS_AT_ONCE = 8;
+
 // One thread per channel. Past inputs are in registers, the latest last.
 extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_constant__ ConvParams p) {
     wait_for_kernel_before();
@@ -31,15 +34,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_co
         weights[j] = j < before ? 0.0f : p.kernel[(size_t)(j - before) * n + c];
         entered[j] = j <= before ? 0.0f : p.state[(size_t)(j - before - 1) * n + c];
     }
-    for (unsigned row = p.first_row; row < p.first_row + p.rows; row++) {
-        const float* x = p.x + (size_t)row * n * (p.is_gated ? 3 : 1) + c;
+    for (unsigned first = 0; first < p.rows; first += ROWS_AT_ONCE) {
+        float inputs[ROWS_AT_ONCE], gates[ROWS_AT_ONCE];
 #pragma unroll
-        for (unsigned j = 1; j < MAX_TAPS; j++) entered[j - 1] = j <= before ? 0.0f : entered[j];
-        entered[MAX_TAPS - 1] = p.is_gated ? x[0] * x[2 * n] : x[0];
-        float sum = bias;
+        for (unsigned k = 0; k < ROWS_AT_ONCE; k++) {
+            bool is_here = first + k < p.rows, is_gated = is_here && p.is_gated;
+            const float* x = p.x + (size_t)(p.first_row + first + k) * n * (p.is_gated ? 3 : 1) + c;
+            float factor = is_gated ? x[2 * n] : 1.0f;
+            inputs[k] = is_here ? x[0] : 0.0f, gates[k] = is_gated ? x[n] : 1.0f;
+            if (is_gated) inputs[k] *= factor;
+        }
 #pragma unroll
-        for (unsigned j = 0; j < MAX_TAPS; j++) sum += weights[j] * entered[j];
-        p.y[(size_t)row * n + c] = p.is_gated ? sum * x[n] : sum / (1.0f + expf(-sum));
+        for (unsigned k = 0; k < ROWS_AT_ONCE; k++) {
+            if (first + k >= p.rows) break;
+#pragma unroll
+            for (unsigned j = 1; j < MAX_TAPS; j++) entered[j - 1] = j <= before ? 0.0f : entered[j];
+            entered[MAX_TAPS - 1] = inputs[k];
+            float sum = bias;
+#pragma unroll
+            for (unsigned j = 0; j < MAX_TAPS; j++) sum += weights[j] * entered[j];
+            p.y[(size_t)(p.first_row + first + k) * n + c] = p.is_gated ? sum * gates[k] : sum / (1.0f + expf(-sum));
+        }
     }
 #pragma unroll
     for (unsigned j = 1; j < MAX_TAPS; j++) {
@@ -79,6 +94,15 @@ enum class Rule { GatedDeltaNet, KimiDelta, Mamba2 };
 
 __device__ inline float softplus(float x) { return (x > 0.0f ? x : 0.0f) + log1pf(expf(-fabsf(x))); }
 
+// What a thread reads of a row, one row ahead: a row takes less time than a load from memory.
+template <bool DECAYS_PER_DIM>
+struct RowInputs {
+    // dims of a thread
+    static constexpr unsigned OWN = (K_DIM + THREADS - 1) / THREADS;
+    float query_key[2][OWN], steps[DECAYS_PER_DIM ? OWN : 1];
+    float step, of_rule, value;
+};
+
 // A block has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
 template <Rule RULE>
 __device__ inline void linear_attention(const LinearAttentionParams& p) {
@@ -92,24 +116,43 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
     unsigned k_head = p.is_tiled ? head % p.n_k_heads : head / (p.n_v_heads / p.n_k_heads);
     size_t n_qk = (size_t)2 * p.n_k_heads * K_DIM, n_out = (size_t)p.n_v_heads * p.v_dim;
     float* state = p.state + (size_t)blockIdx.x * K_DIM * COLUMNS + column;
+    size_t at = (size_t)blockIdx.x * COLUMNS + column;
+    using Inputs = RowInputs<DECAYS_PER_DIM>;
+    auto load = [&](unsigned row) {
+        Inputs inputs = {};
+        const float* qkv = p.qkv + row * (n_qk + n_out);
+        for (unsigned n = 0; n < Inputs::OWN; n++) {
+            unsigned i = threadIdx.x + THREADS * n;
+            if (i >= K_DIM) break;
+            for (unsigned side = 0; side < 2; side++) inputs.query_key[side][n] = qkv[(size_t)(side * p.n_k_heads + k_head) * K_DIM + i];
+            if (DECAYS_PER_DIM) inputs.steps[n] = p.step[((size_t)row * p.n_v_heads + head) * K_DIM + i];
+        }
+        if (!DECAYS_PER_DIM) inputs.step = p.step[(size_t)row * p.n_v_heads + head];
+        if (IS_DELTA) inputs.of_rule = p.of_rule[(size_t)row * p.n_v_heads + head];
+        inputs.value = qkv[n_qk + at];
+        return inputs;
+    };
+    Inputs next = load(p.first_row);
+    float rate = p.rate[head], bias = DECAYS_PER_DIM ? 0.0f : p.bias[head], skip = IS_DELTA ? 0.0f : p.of_rule[head];
     float s[K_DIM / EACH];
 #pragma unroll
     for (unsigned m = 0; m < K_DIM / EACH; m++) s[m] = state[(column_lane + EACH * m) * COLUMNS];
     for (unsigned row = p.first_row; row < p.first_row + p.rows; row++) {
-        const float* qkv = p.qkv + row * (n_qk + n_out);
-        const float* of[2] = {qkv + (size_t)k_head * K_DIM, qkv + (size_t)(p.n_k_heads + k_head) * K_DIM};
+        Inputs inputs = next;
+        if (row + 1 < p.first_row + p.rows) next = load(row + 1);
         float squares[2] = {0.0f, 0.0f};
         // Other threads may still read the last row's query and key.
         __syncthreads();
-        for (unsigned i = threadIdx.x; i < K_DIM; i += THREADS) {
+        for (unsigned n = 0; n < Inputs::OWN; n++) {
+            unsigned i = threadIdx.x + THREADS * n;
+            if (i >= K_DIM) break;
             for (unsigned side = 0; side < 2; side++) {
-                float x = of[side][i];
+                float x = inputs.query_key[side][n];
                 query_key[side][i] = x;
                 squares[side] += x * x;
             }
             if (DECAYS_PER_DIM) {
-                size_t dim = (size_t)head * K_DIM + i;
-                float step = p.step[(size_t)row * p.n_v_heads * K_DIM + dim] + p.bias[dim], rate = p.rate[head];
+                float step = inputs.steps[n] + p.bias[(size_t)head * K_DIM + i];
                 decays[i] = expf(p.bound == 0.0f ? rate * softplus(step) : p.bound / (1.0f + expf(-rate * step)));
             }
         }
@@ -122,13 +165,12 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
         }
         float step = 0.0f, decay = 1.0f;
         if (!DECAYS_PER_DIM) {
-            step = softplus(p.step[(size_t)row * p.n_v_heads + head] + p.bias[head]);
-            decay = expf(p.rate[head] * step);
+            step = softplus(inputs.step + bias);
+            decay = expf(rate * step);
         }
-        size_t at = (size_t)blockIdx.x * COLUMNS + column;
-        float value = qkv[n_qk + at], change = value * step, past = 0.0f;
+        float value = inputs.value, change = value * step, past = 0.0f;
         if (IS_DELTA) {
-            float write = 1.0f / (1.0f + expf(-p.of_rule[(size_t)row * p.n_v_heads + head]));
+            float write = 1.0f / (1.0f + expf(-inputs.of_rule));
             float predicted = 0.0f;
 #pragma unroll
             for (unsigned m = 0; m < K_DIM / EACH; m++) {
@@ -138,7 +180,7 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
             }
             change = (value - decay * add_over_column(predicted)) * write;
         } else {
-            past = p.of_rule[head] * value;
+            past = skip * value;
         }
         float sum = 0.0f;
 #pragma unroll
