@@ -1,7 +1,11 @@
 //! The PTX interpreter as a [`Gpu`], for tests: it runs the PTX that a driver would load.
 
-use std::fmt::Display;
+use std::collections::hash_map::DefaultHasher;
+use std::fmt::{Display, Write as _};
+use std::fs::{self, File};
+use std::hash::{Hash, Hasher};
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvant_ptx::{Grid, Machine, Module};
@@ -22,6 +26,36 @@ struct State {
     modules: Vec<Module>,
     kernels: Vec<(ModuleId, String)>,
     recording: Recording,
+    trace: Option<Trace>,
+}
+
+/// Environment variable with a folder for the PTX that runs and the path of each launch through it,
+/// which `tools/gpu-report/waits.py` reads.
+const TRACE: &str = "KVANT_PTX_TRACE";
+
+/// The folder, and the names of the modules' PTX in it.
+struct Trace {
+    folder: PathBuf,
+    modules: Vec<String>,
+}
+
+impl Trace {
+    /// Writes the PTX of the next module.
+    fn load(&mut self, ptx: &str) {
+        let mut hasher = DefaultHasher::new();
+        ptx.hash(&mut hasher);
+        let name = format!("{:016x}.ptx", hasher.finish());
+        fs::write(self.folder.join(&name), ptx).expect("a folder that can be written");
+        self.modules.push(name);
+    }
+
+    /// Adds a launch: kernel and PTX, and the lines that its first thread has executed.
+    fn launch(&self, module: ModuleId, kernel: &str, path: &[usize]) {
+        let mut text = format!("{kernel} {}", self.modules[module.0]);
+        path.iter().for_each(|line| write!(text, " {line}").expect("a string grows"));
+        let file = File::options().append(true).create(true).open(self.folder.join("paths.txt"));
+        file.and_then(|mut file| writeln!(file, "{text}")).expect("a folder that can be written");
+    }
 }
 
 /// What a thread records: it runs at once, but what a driver refuses meanwhile is refused.
@@ -41,12 +75,14 @@ impl Recording {
 impl Emulator {
     /// Creates an emulated device of compute capability `arch / 10`: 80, 89 or 90.
     pub fn new(arch: u32) -> Arc<Self> {
-        let state = State {
-            machine: Machine::new(),
-            modules: Vec::new(),
-            kernels: Vec::new(),
-            recording: Recording::default(),
-        };
+        let trace =
+            std::env::var_os(TRACE).map(|folder| Trace { folder: folder.into(), modules: Vec::new() });
+        let mut machine = Machine::new();
+        if trace.is_some() {
+            machine.follow_paths();
+        }
+        let (modules, kernels) = (Vec::new(), Vec::new());
+        let state = State { machine, modules, kernels, recording: Recording::default(), trace };
         let properties = properties(arch);
         Arc::new(Self { properties, state: Mutex::new(state) })
     }
@@ -216,6 +252,9 @@ impl Gpu for Emulator {
         state.recording.check_off("load")?;
         let module = state.machine.load(ptx).map_err(|error| failed("load", error))?;
         state.modules.push(module);
+        if let Some(trace) = &mut state.trace {
+            trace.load(ptx);
+        }
         Ok(ModuleId(state.modules.len() - 1))
     }
 
@@ -229,7 +268,7 @@ impl Gpu for Emulator {
     }
 
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError> {
-        let State { machine, modules, kernels, recording } = &mut *self.state();
+        let State { machine, modules, kernels, recording, trace } = &mut *self.state();
         recording.launches += usize::from(recording.is_on);
         let (module, name) = &kernels[kernel.0];
         let shared_bytes = launch.shared_bytes as usize;
@@ -238,7 +277,11 @@ impl Gpu for Emulator {
             return Err(failed("launch", format!("{all_bytes} bytes of shared memory")));
         }
         let grid = Grid { blocks: launch.grid, threads: launch.block, shared_bytes };
-        machine.launch(&modules[module.0], name, grid, params).map_err(|fault| failed("launch", fault))
+        let ran = machine.launch(&modules[module.0], name, grid, params);
+        if let Some(trace) = trace {
+            trace.launch(*module, name, machine.path());
+        }
+        ran.map_err(|fault| failed("launch", fault))
     }
 
     fn timed(&self, _: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {

@@ -157,6 +157,8 @@ pub struct Machine {
     global: Global,
     /// Whether the last launch ran its last block first: kernels must not rely on an order.
     reverses_blocks: bool,
+    follows_paths: bool,
+    path: Vec<usize>,
 }
 
 impl Default for Machine {
@@ -168,7 +170,7 @@ impl Default for Machine {
 impl Machine {
     /// Creates a machine without allocations.
     pub fn new() -> Self {
-        Self { global: Global::new(), reverses_blocks: true }
+        Self { global: Global::new(), reverses_blocks: true, follows_paths: false, path: Vec::new() }
     }
 
     /// Allocates `bytes` of memory that counts as never written, aligned to 256 bytes.
@@ -250,6 +252,17 @@ impl Machine {
         Ok(Module { kernels: parse::kernels(ptx, &symbols)? })
     }
 
+    /// From now on notes what the first thread of the first block of a launch executes.
+    pub fn follow_paths(&mut self) {
+        self.follows_paths = true;
+    }
+
+    /// Returns the lines of the PTX that the first thread of the first block of the last launch has
+    /// executed; none without [`Machine::follow_paths`].
+    pub fn path(&self) -> &[usize] {
+        &self.path
+    }
+
     /// Runs a kernel, block after block, every other launch in reverse order. `params` is its
     /// parameters, contiguous in the layout of the PTX.
     ///
@@ -265,6 +278,7 @@ impl Machine {
         if let Some(what) = grid.beyond_limits(found) {
             return Err(fault(what));
         }
+        self.path.clear();
         let mut budget = MAX_INSTRUCTIONS;
         let n: u64 = grid.blocks.iter().map(|&n| u64::from(n)).product();
         self.reverses_blocks = !self.reverses_blocks;
@@ -282,14 +296,17 @@ impl Machine {
                 arrived: Vec::new(),
                 pending_wgmma: Vec::new(),
                 registers: Vec::new(),
+                path: (self.follows_paths && index == [0; 3]).then(Vec::new),
             };
-            block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
+            let ran = block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),
                 block: index,
                 thread: failed.thread,
                 line: failed.line,
                 what: failed.what,
-            })
+            });
+            self.path.extend(block.path.into_iter().flatten());
+            ran
         });
         self.global.end_launch();
         ran

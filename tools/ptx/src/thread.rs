@@ -21,6 +21,8 @@ pub(crate) struct Block<'a> {
     pub pending_wgmma: Vec<PendingWgmma>,
     /// Registers per thread of each warpgroup.
     pub registers: Vec<u32>,
+    /// The lines that the first thread executes, if they are asked for.
+    pub path: Option<Vec<usize>>,
 }
 
 /// Geometry of a launch, and the index of the block.
@@ -164,6 +166,11 @@ impl Thread {
         global.begin_thread(self.has_waited);
         loop {
             let inst = &kernel.insts[self.pc];
+            if self.moment.thread == 0
+                && let Some(path) = &mut block.path
+            {
+                path.push(inst.line);
+            }
             if *budget == 0 {
                 return Err("it does not end: too many instructions".to_owned());
             }
