@@ -23,7 +23,7 @@ import re
 
 # Clocks until the result is there, by the beginning of the instruction; others take OTHER.
 LATENCY = {
-    "ld.global": 500, "atom": 700, "ld": 30, "shfl": 25, "redux": 25, "vote": 12, "bar": 30, "mma": 33, "wgmma": 33,
+    "ld": 500, "atom": 700, "ld.param": 30, "ld.const": 30, "ld.shared": 30, "ld.local": 30, "shfl": 25, "redux": 25, "vote": 12, "bar": 30, "mma": 33, "wgmma": 33,
     "div.rn.f64": 150, "sqrt.rn.f64": 150, "rcp.rn.f64": 150, "div": 50, "rem": 120, "div.u": 120, "div.s": 120,
     "sqrt": 40, "rcp": 40, "ex2": 40, "cvt": 12,
 }  # fmt: skip

@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
     uint4 listed_centre = listed(p, p.first_centre + blockIdx.x);
     Centre c = {listed_centre.x, listed_centre.y, listed_centre.z, listed_centre.w};
     AppendSequence sequence = sequence_of(p, c.plan / MAX_KINDS);
-    const AppendTensor& s = p.tensors[blockIdx.y];
+    AppendTensor s = p.tensors[blockIdx.y];
     if (!s.spec.centres || s.plan != c.plan % MAX_KINDS) return;
     Target target = {s, sequence, {}, p.first_head + blockIdx.y % p.n_heads, blockIdx.y < p.n_heads};
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = s.spec.dim;
@@ -372,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_consta
         return;
     }
     AppendSequence sequence = sequence_of(p, blockIdx.x);
-    const AppendTensor& s = p.tensors[number];
+    AppendTensor s = p.tensors[number];
     uint4 listed_plan = listed(p, sequence.plans + s.plan);
     Plan plan = {listed_plan.x, listed_plan.y, {listed_plan.z, listed_plan.w}};
     if (chain >= plan.chains) return;

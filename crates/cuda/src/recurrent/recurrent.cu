@@ -133,6 +133,11 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
         return inputs;
     };
     Inputs next = load(p.first_row);
+    float biases[Inputs::OWN];
+    for (unsigned n = 0; n < Inputs::OWN && DECAYS_PER_DIM; n++) {
+        unsigned i = threadIdx.x + THREADS * n;
+        biases[n] = i < K_DIM ? p.bias[(size_t)head * K_DIM + i] : 0.0f;
+    }
     float rate = p.rate[head], bias = DECAYS_PER_DIM ? 0.0f : p.bias[head], skip = IS_DELTA ? 0.0f : p.of_rule[head];
     float s[K_DIM / EACH];
 #pragma unroll
@@ -152,7 +157,7 @@ __device__ inline void linear_attention(const LinearAttentionParams& p) {
                 squares[side] += x * x;
             }
             if (DECAYS_PER_DIM) {
-                float step = inputs.steps[n] + p.bias[(size_t)head * K_DIM + i];
+                float step = inputs.steps[n] + biases[n];
                 decays[i] = expf(p.bound == 0.0f ? rate * softplus(step) : p.bound / (1.0f + expf(-rate * step)));
             }
         }
