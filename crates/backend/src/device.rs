@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::RouterScores;
-use crate::ops::Backend;
+use crate::ops::{Backend, Kernels};
 use crate::{Activation, BackendError, Norm, Routing, SharedBytes};
 
 /// A result with a [`BackendError`].
@@ -183,6 +183,22 @@ impl<B: Backend> Clone for FfnWeights<'_, B> {
 }
 
 impl<B: Backend> Copy for FfnWeights<'_, B> {}
+
+/// Computes [`Backend::dense_ffn`] as its two unfused ops.
+pub(crate) fn dense_ffn<K: Kernels>(
+    device: &K,
+    x: &mut K::Buffer,
+    rows: usize,
+    norm: Option<Norm<'_, K::Buffer>>,
+    FfnWeights { activation, gate, up, down, bias }: FfnWeights<'_, K>,
+    hidden: &mut K::Buffer,
+    to: Option<&mut K::Buffer>,
+) -> Result<()> {
+    Kernels::gated_ffn(device, Input { x: &*x, norm, first_row: 0, rows }, activation, gate, up, hidden)?;
+    let input = Input { x: &*hidden, norm: None, first_row: 0, rows };
+    let (y, accumulate) = to.map_or((x, true), |to| (to, false));
+    Kernels::project(device, input, &mut [Output { w: down, bias, y, accumulate }])
+}
 
 /// The weights of a mixture-of-experts (MoE) feed-forward layer.
 pub struct ExpertWeights<'a, B: Backend> {

@@ -13,7 +13,7 @@ use crate::check::{
 };
 use crate::device::{
     Buffer, DeviceInfo, ExpertWeights, Experts, FfnWeights, Input, KernelChoice, KernelTime, Matrix, Output,
-    Page, Result, Router, WeightSource,
+    Page, Result, Router, WeightSource, dense_ffn,
 };
 use crate::error::{no_pools, no_selection, no_stage};
 use crate::host_ops::{self, Pointwise};
@@ -132,39 +132,18 @@ ops! {
     /// two outputs, then `a(g) * u`. Where `gate` is `up` itself, a device may multiply once. A
     /// device without [token selection](DeviceInfo::selects_tokens) returns an error for
     /// [`Activation::Situ`], as do the other ops with an activation.
-    fn gated_ffn(
-        &self,
-        input: Input<'_, Self>,
-        activation: Activation,
-        gate: &Self::Matrix,
-        up: &Self::Matrix,
-        y: &mut Self::Buffer,
-    ) -> Result<()>
+    fn gated_ffn(&self, input: Input<'_, Self>, activation: Activation, gate: &Self::Matrix,
+        up: &Self::Matrix, y: &mut Self::Buffer) -> Result<()>
         where check_gated_ffn(&input, gate, up, y);
 
     /// Computes `x += W_down (a(W_gate n) * (W_up n)) + bias` for the first `rows` rows of `x`
-    /// `[rows, n]`, `n = norm(x)` (when `norm` is given) and a the activation of `weights`. With
-    /// `to`, writes the sum to it, `[rows, n]`, and leaves `x` unchanged.
-    ///
-    /// Equals [`Backend::gated_ffn`] into `hidden` `[rows, n_ff]`, then `project`. What `hidden`
-    /// holds afterwards is up to the device: one that multiplies f16 may gate while it rounds.
-    fn dense_ffn(
-        &self,
-        x: &mut Self::Buffer,
-        rows: usize,
-        norm: Option<Norm<'_, Self::Buffer>>,
-        weights: FfnWeights<'_, Self>,
-        hidden: &mut Self::Buffer,
-        to: Option<&mut Self::Buffer>,
-    ) -> Result<()>
-        where check_dense_ffn([x, hidden], rows, norm, weights, to.as_deref()) => {
-        let FfnWeights { activation, gate, up, down, bias } = weights;
-        let input = Input { x: &*x, norm, first_row: 0, rows };
-        Kernels::gated_ffn(self, input, activation, gate, up, hidden)?;
-        let input = Input { x: &*hidden, norm: None, first_row: 0, rows };
-        let (y, accumulate) = to.map_or((x, true), |to| (to, false));
-        Kernels::project(self, input, &mut [Output { w: down, bias, y, accumulate }])
-    };
+    /// `[rows, n]`, `n = norm(x)` (when `norm` is given); or writes the sum to `to`, `[rows, n]`, and
+    /// leaves `x` unchanged. Equals [`Backend::gated_ffn`] into `hidden` `[rows, n_ff]`, then
+    /// `project`; `hidden` holds anything afterwards, as a device may gate while it rounds to f16.
+    fn dense_ffn(&self, x: &mut Self::Buffer, rows: usize, norm: Option<Norm<'_, Self::Buffer>>,
+        weights: FfnWeights<'_, Self>, hidden: &mut Self::Buffer, to: Option<&mut Self::Buffer>) -> Result<()>
+        where check_dense_ffn([x, hidden], rows, norm, weights, to.as_deref())
+        => { dense_ffn(self, x, rows, norm, weights, hidden, to) };
 
     /// Computes `y = a(g) y` for the first `len` values of `y` and of `gates`, `a` the activation:
     /// [`Backend::gated_ffn`] of products that were computed before.

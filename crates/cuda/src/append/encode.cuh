@@ -49,7 +49,8 @@ __device__ u16 scale_of(double norm, double coded) {
     return norm == 0.0 ? 0 : to_half(clamped((float)(norm / coded), HALF_MAX));
 }
 
-// Returns the sum over the lanes of a block of `dims`, which are contiguous. Called by a whole warp.
+// Returns the sum over the lanes of a block of `dims`, which are contiguous. Called by a whole
+// warp.
 __device__ u32 block_sum(u32 v, u32 dims) {
     // One block has the whole warp.
     if (dims == SPAN) return __reduce_add_sync(~0u, v);
@@ -60,8 +61,8 @@ __device__ u32 block_sum(u32 v, u32 dims) {
     return v;
 }
 
-// Returns the best step size, among those of kvant-codec's `step`, for the magnitudes of a block. The
-// sums are integers, so that they do not depend on the order. Called by a whole warp.
+// Returns the best step size, among those of kvant-codec's `step`, for the magnitudes of a block.
+// The sums are integers, so that they do not depend on the order. Called by a whole warp.
 template <u32 BOOK>
 __device__ u32 best_step(u32 dims, const u32 magnitudes[4]) {
     // Sums are below 2^45 and 2^37. In three words each part has room for 32 lanes.
@@ -92,8 +93,8 @@ __device__ u32 best_step(u32 dims, const u32 magnitudes[4]) {
     return best;
 }
 
-// Returns the factor on a block's values of unit variance that selects the best step size. Called by
-// a whole warp.
+// Returns the factor on a block's values of unit variance that selects the best step size. Called
+// by a whole warp.
 __device__ float step_factor(u32 book, u32 dims, const float z[4]) {
     u32 magnitudes[4];
     for (int i = 0; i < 4; i++) magnitudes[i] = (u32)__fmul_rn(fabsf(z[i]), STEP_ONE);

@@ -106,7 +106,7 @@ __device__ void load(const float* row, unsigned i, unsigned step, unsigned n, fl
 }
 
 // Returns the exponent of the power of two that divides the row of this block. `magnitude` is the
-// largest that a thread has seen, before the row is multiplied by `factor`; `warps` is shared memory.
+// largest that a thread has seen, before the row is multiplied by `factor`; `warps` is shared.
 // Magnitudes compare as integers; NaN is above infinity.
 __device__ int row_exponent(u32 magnitude, float factor, u32* warps) {
     for (unsigned step = 1; step < 32; step *= 2) magnitude = max(magnitude, __shfl_xor_sync(~0u, magnitude, step));
@@ -193,8 +193,8 @@ struct GatedHalvesParams {
     float limit;     // of the activation
 };
 
-// Rounds a(g) u. Each thread keeps its part of the row in `kept` between the passes, so that g and u
-// are read once and a(g) u is written as f16 alone.
+// Rounds a(g) u. Each thread keeps its part of the row in `kept` between the passes, so that g and
+// u are read once and a(g) u is written as f16 alone.
 template <bool ALIGNED>
 __device__ void gate_row(const GatedHalvesParams& p, float4* kept, u32* magnitudes) {
     constexpr unsigned STEP = 4 * GATING_THREADS;

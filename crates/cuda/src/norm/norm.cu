@@ -14,8 +14,8 @@ struct NormParams {
     float eps;
 };
 
-// Values of a thread whose loads wait for memory together: stores between them would keep them apart,
-// as the compiler cannot tell that they write elsewhere.
+// Values of a thread whose loads wait for memory together: stores between them would keep them
+// apart, as the compiler cannot tell that they write elsewhere.
 constexpr unsigned AT_ONCE = 4;
 
 // Loads values i, i + THREADS, .. of a row of `cols`, zeros beyond its end.

@@ -51,7 +51,7 @@ __device__ inline void rope_head(const HeadRope& t, float* x, unsigned dim, unsi
     unsigned n_pairs = t.n_rot / 2;
     float factor = norm_factor(t, x, dim, lane);
     __syncwarp();
-    // Stores come after the loads of all pairs, which they could overwrite for all the compiler knows.
+    // Stores come after the loads of all pairs, as the compiler cannot tell that they are apart.
     for (unsigned first = lane; first < n_pairs; first += 32 * AT_ONCE) {
         float a[AT_ONCE], b[AT_ONCE], c[AT_ONCE], s[AT_ONCE], a_gain[AT_ONCE], b_gain[AT_ONCE];
         for (unsigned e = 0; e < AT_ONCE; e++) {
