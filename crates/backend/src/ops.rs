@@ -137,7 +137,7 @@ ops! {
         where check_gated_ffn(&input, gate, up, y);
 
     /// Computes `x += W_down (a(W_gate n) * (W_up n)) + bias` for the first `rows` rows of `x`
-    /// `[rows, n]`, `n = norm(x)` (when `norm` is given); or writes the sum to `to`, `[rows, n]`, and
+    /// `[rows, n]`, `n = norm(x)` (when `norm` is given); or writes the sum to `to` `[rows, n]` and
     /// leaves `x` unchanged. Equals [`Backend::gated_ffn`] into `hidden` `[rows, n_ff]`, then
     /// `project`; `hidden` holds anything afterwards, as a device may gate while it rounds to f16.
     fn dense_ffn(&self, x: &mut Self::Buffer, rows: usize, norm: Option<Norm<'_, Self::Buffer>>,

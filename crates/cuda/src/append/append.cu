@@ -154,8 +154,8 @@ struct Target {
     bool is_key;
 };
 
-// A new row, after norm, RoPE, channel scales, clamping and padding. One that is not new has no norm,
-// whose factor takes a wait for the row.
+// A new row, after norm, RoPE, channel scales, clamping and padding. One that is not new has no
+// norm, whose factor takes a wait for the row.
 struct Row {
     const HeadRope* rope;     // null without RoPE and norm
     const float* values;
