@@ -135,7 +135,7 @@ impl CudaDevice {
     }
 
     /// Queues the products of a gated feed-forward layer: `up x` into `y`, with the gate where a
-    /// kernel applies it at once; else `gate x` into `gates`, or `y` too where the matrices are one.
+    /// kernel applies it at once; else `gate x` into `gates`, or `y` where the matrices are one.
     /// Returns the gate that is left to apply.
     fn gated_products(
         &self,
