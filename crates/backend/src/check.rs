@@ -91,10 +91,7 @@ pub(crate) fn check_project<B: Backend>(input: &Input<'_, B>, outputs: &[Output<
     check_input(OP, input, n_in)?;
     for Output { w, bias, y, .. } in outputs {
         BackendError::check_equal(OP, "input features of the weights", n_in, w.n_in())?;
-        check_output(OP, input.rows, *w, *y)?;
-        if let Some(bias) = bias {
-            BackendError::check_equal(OP, "length of the bias", w.n_out(), bias.n_values())?;
-        }
+        check_biased_output(OP, input.rows, *w, *bias, *y)?;
     }
     Ok(())
 }
@@ -125,11 +122,7 @@ pub(crate) fn check_dense_ffn<B: Backend>(
     const OP: &str = "dense_ffn";
     BackendError::check_equal(OP, "input features of `down`", up.n_out(), down.n_in())?;
     BackendError::check_equal(OP, "output features of `down`", gate.n_in(), down.n_out())?;
-    check_output(OP, rows, down, to.unwrap_or(x))?;
-    match bias {
-        Some(bias) => BackendError::check_equal(OP, "length of the bias", down.n_out(), bias.n_values()),
-        None => Ok(()),
-    }
+    check_biased_output(OP, rows, down, bias, to.unwrap_or(x))
 }
 
 /// Checks [`Backend::moe_ffn`].
@@ -353,6 +346,18 @@ fn check_input<B: Backend>(op: &'static str, input: &Input<'_, B>, n_in: usize) 
 fn check_norm<B: Buffer>(op: &'static str, norm: Option<Norm<'_, B>>, len: usize) -> Result<()> {
     let weight = norm.map_or(len, |norm| norm.weight.n_values());
     BackendError::check_equal(op, "length of the norm's weight", len, weight)
+}
+
+fn check_biased_output<B: Buffer>(
+    op: &'static str,
+    rows: usize,
+    w: &impl Matrix,
+    bias: Option<&B>,
+    y: &B,
+) -> Result<()> {
+    check_output(op, rows, w, y)?;
+    let n_biases = bias.map_or(w.n_out(), Buffer::n_values);
+    BackendError::check_equal(op, "length of the bias", w.n_out(), n_biases)
 }
 
 fn check_output(op: &'static str, rows: usize, w: &impl Matrix, y: &impl Buffer) -> Result<()> {

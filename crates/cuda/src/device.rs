@@ -14,7 +14,6 @@ use crate::context::on_all_cores;
 use crate::driver::Driver;
 use crate::gate::PendingGate;
 use crate::matmul::{MatmulArgs, Operand};
-use crate::memory::Block;
 use crate::norm::NormParts;
 use crate::nvrtc::Nvrtc;
 use crate::rope::HeadRope;
@@ -132,34 +131,6 @@ impl CudaDevice {
         let builds = crate::builds::builds(self.cx.gpu().properties().arch);
         on_all_cores(&builds, |build| self.cx.compile(build))?;
         Ok(builds.len())
-    }
-
-    /// Queues the products of a gated feed-forward layer: `up x` into `y`, with the gate where a
-    /// kernel applies it at once; else `gate x` into `gates`, or `y` where the matrices are one.
-    /// Returns the gate that is left to apply.
-    fn gated_products(
-        &self,
-        op: &'static str,
-        x: &mut Operand,
-        activation: Activation,
-        [gate, up]: [&CudaMatrix; 2],
-        y: DevicePtr,
-        gates: &mut Option<Block>,
-    ) -> Result<Option<PendingGate>> {
-        BackendError::check_activation(op, activation)?;
-        let up_product = matmul_args(op, up, y)?;
-        if gate.dtype() == up.dtype() && matmul::has_gate(&self.cx, gate.dtype(), [x.rows, x.n_in]) {
-            let both = MatmulArgs { up: Some((up_product.w, activation)), ..matmul_args(op, gate, y)? };
-            matmul::matmul(&self.cx, x, &both)?;
-            return Ok(None);
-        }
-        if std::ptr::eq(gate, up) {
-            matmul::matmuls(&self.cx, x, &[up_product])?;
-            return Ok(Some(PendingGate { g: y, activation }));
-        }
-        let g = gates.insert(self.cx.scratch(bytes(x.rows * up.n_out()))?).ptr();
-        matmul::matmuls(&self.cx, x, &[matmul_args(op, gate, g)?, up_product])?;
-        Ok(Some(PendingGate { g, activation }))
     }
 }
 
@@ -355,8 +326,11 @@ impl Kernels for CudaDevice {
         up: &CudaMatrix,
         y: &mut CudaBuffer,
     ) -> Result<()> {
+        const OP: &str = "gated_ffn";
+        BackendError::check_activation(OP, activation)?;
         let (mut x, mut gates) = (operand(&input, gate.n_in()), None);
-        match self.gated_products("gated_ffn", &mut x, activation, [gate, up], y.ptr(), &mut gates)? {
+        let products = [matmul_args(OP, gate, y.ptr())?, matmul_args(OP, up, y.ptr())?];
+        match matmul::gated_products(&self.cx, &mut x, products, activation, &mut gates)? {
             Some(pending) => Ok(gate::gate(&self.cx, pending, y.ptr(), x.rows * up.n_out())?),
             None => Ok(()),
         }
@@ -373,9 +347,11 @@ impl Kernels for CudaDevice {
     ) -> Result<()> {
         const OP: &str = "dense_ffn";
         let FfnWeights { activation, gate, up, down, bias } = weights;
+        BackendError::check_activation(OP, activation)?;
         let (mut gates, hidden) = (None, hidden.ptr());
         let mut input = Operand::new(x.ptr(), [rows, gate.n_in()], norm.map(norm_parts));
-        let pending = self.gated_products(OP, &mut input, activation, [gate, up], hidden, &mut gates)?;
+        let products = [matmul_args(OP, gate, hidden)?, matmul_args(OP, up, hidden)?];
+        let pending = matmul::gated_products(&self.cx, &mut input, products, activation, &mut gates)?;
         let mut input = Operand::gated(hidden, [rows, up.n_out()], pending);
         let (y, accumulate) = to.map_or((x, true), |to| (to, false));
         let plain = matmul_args(OP, down, y.ptr())?;

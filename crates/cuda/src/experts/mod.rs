@@ -14,7 +14,6 @@ use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, RouterScore
 use kvant_codec::DType;
 
 use crate::constants::Constants;
-use crate::gate::PendingGate;
 use crate::half::HALF_HEADER;
 use crate::matmul::{self, EXPERT_TILES_HEADER, ExpertSlots, MatmulArgs, Operand, SlotTile, Weights};
 use crate::memory::Block;
@@ -202,20 +201,8 @@ pub(crate) fn moe_ffn(
         ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y)
     };
     let mut gates = None;
-    let pending = if gate.dtype == up.dtype && matmul::has_gate(cx, gate.dtype, [rows, n]) {
-        let gate = product(gate, of_gate, hidden.ptr(), n_used);
-        let both = MatmulArgs { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
-        matmul::matmul(cx, &mut input, &both)?;
-        None
-    } else if std::ptr::eq(gate, up) && layer.biases.is_none() {
-        matmul::matmul(cx, &mut input, &product(up, None, hidden.ptr(), n_used))?;
-        Some(PendingGate { g: hidden.ptr(), activation })
-    } else {
-        let g = gates.insert(floats(slots * n_ff)?).ptr();
-        matmul::matmul(cx, &mut input, &product(gate, of_gate, g, n_used))?;
-        matmul::matmul(cx, &mut input, &product(up, of_up, hidden.ptr(), n_used))?;
-        Some(PendingGate { g, activation })
-    };
+    let products = [(gate, of_gate), (up, of_up)].map(|(w, bias)| product(w, bias, hidden.ptr(), n_used));
+    let pending = matmul::gated_products(cx, &mut input, products, activation, &mut gates)?;
     let mut input = Operand::gated(hidden.ptr(), [slots, n_ff], pending);
     matmul::matmul(cx, &mut input, &product(down, of_down, expert_out.ptr(), 1))?;
     let launch = Launch::each("combine", rows * n, THREADS)?;

@@ -60,12 +60,14 @@ use crate::half::HALF_HEADER;
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
+mod gated;
 mod gemm;
 mod gemv;
 mod layout;
 mod operand;
 mod skinny_f16;
 mod skinny_q8;
+pub(crate) use gated::gated_products;
 pub(crate) use gemm::GemmPlans;
 pub(crate) use layout::{Weights, lay_out_rows, row_bytes, upload};
 pub(crate) use operand::Operand;
@@ -312,7 +314,7 @@ pub(crate) fn kernel_names(dtype: DType) -> &'static str {
 }
 
 /// Returns whether products of `rows` rows of `n_in` inputs with this weight type fuse a gate.
-pub(crate) fn has_gate(cx: &Context, dtype: DType, [rows, n_in]: [usize; 2]) -> bool {
+fn has_gate(cx: &Context, dtype: DType, [rows, n_in]: [usize; 2]) -> bool {
     let shared_per_block = cx.gpu().properties().shared_per_block;
     is_quantized(dtype) && rows < MIN_GEMM_ROWS && gemv::block(dtype, n_in, shared_per_block).is_some()
 }
